@@ -1,0 +1,59 @@
+# The user's verbs. Settings: make bench SCHEDULE=colocate_sync MODEL=tiny SEEDS=3 ITERATIONS=60 ARGS="engine.slots=32"
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) $(if $(ENGINE),engine=$(ENGINE)) \
+	$(if $(TASK),task=$(TASK)) $(if $(BACKEND),backend=$(BACKEND)) $(if $(SEEDS),seeds=$(SEEDS)) \
+	$(if $(ITERATIONS),iterations=$(ITERATIONS)) $(if $(DEVICES),cluster.devices=$(DEVICES)) \
+	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
+
+.PHONY: help setup bench list doctor ui test lint unit perf clean
+
+help:
+	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= FORCE=1 ARGS=\"setting=value\""
+	@echo "make list    what can be chosen"
+	@echo "make doctor  is this machine fit, and what does each missing thing mean"
+	@echo "make ui      MLflow on what was written (PORT=5000)"
+	@echo "make test    lint, types and tests"
+	@echo "make perf    benchmarks of the harness itself"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml .ci/constraints.txt
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (about three minutes the first time)"
+	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(RUN) -m pip install --quiet --disable-pip-version-check torch
+	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(RUN) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+bench: $(STAMP)
+	@$(RUN) -m harness bench $(SETTINGS)
+
+list: $(STAMP)
+	@$(RUN) -m harness list
+
+doctor: $(STAMP)
+	@$(RUN) -m harness doctor
+
+ui: $(STAMP)
+	@$(RUN) -m harness ui $(if $(PORT),port=$(PORT))
+
+lint: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+unit: $(STAMP)
+	$(RUN) -m pytest tests/unit
+
+test: lint
+	$(RUN) -m pytest
+
+perf: $(STAMP)
+	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_rollout
+	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_overhead
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""What every schedule shares: data plane, weight sync, roles, runtimes, metrics. Names no schedule and no engine."""

@@ -1,0 +1,166 @@
+"""The narrow waist: what roles ask of engines, and the records that travel between them.
+
+Engines implement these protocols and import nothing else of the harness; roles and schedules use them and know no
+engine. Array shapes are in brackets; `L` is the number of response tokens of one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.transfer_queue import Ragged
+
+PauseMode = Literal["keep", "wait", "abort"]
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Clock(Protocol):
+    """The runtime's time. Seconds since the run began; a virtual clock jumps, a real one passes."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. The draw itself is keyed by (run seed, sample id, position), never by engine or time."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One response, with the policy version that sampled each token.
+
+    tokens: int64 [L], the stop token included where one ended it; log_probs: float32 [L], log-probability of each
+    sampled token under the distribution it was drawn from; versions: int32 [L]. Times are seconds on the run's clock.
+    """
+
+    sample_id: int
+    tokens: np.ndarray
+    log_probs: np.ndarray
+    versions: np.ndarray
+    finish_reason: FinishReason
+    started_at: float
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sample to generate. prompt: int64 [P]. `partial` is an aborted completion to go on from, losing no token."""
+
+    sample_id: int
+    prompt: np.ndarray
+    partial: Completion | None = None
+
+
+class RolloutEngine(Protocol):
+    """One replica that samples responses with continuous batching and streams each out as it finishes."""
+
+    slots: int
+    """How many samples it generates at a time."""
+    version: int
+    """The policy version whose weights it holds."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; they start as slots become free, in order, unless paused."""
+
+    async def finished(self) -> list[Completion]:
+        """Wait until at least one sample is done, and return all that are done and were not returned before."""
+
+    @property
+    def running(self) -> int:
+        """Samples that hold a slot."""
+
+    @property
+    def waiting(self) -> int:
+        """Samples submitted that hold no slot yet."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating. keep: running samples stay as they are; wait: start nothing new and let the running ones
+        finish first; abort: running and waiting samples are returned by `finished` with reason "abort"."""
+
+    def drop_cache(self) -> None:
+        """Forget the KV cache; running samples recompute it from their tokens when generation resumes."""
+
+    async def resume(self) -> None:
+        """Generate again, under whatever weights are loaded now."""
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace all weights by (name, full tensor) pairs; the engine must be paused or idle.
+
+        If the iterable raises, the engine refuses to generate until a complete set has been loaded.
+        """
+
+    def sleep(self) -> None:
+        """Give the device back: release the KV cache and move the weights to the host. Paused or idle engines only."""
+
+    def wake(self) -> None:
+        """Take the device again; does nothing where the engine is awake."""
+
+    async def close(self) -> None: ...
+
+
+class LogProbEngine(Protocol):
+    """A policy that scores tokens and samples none."""
+
+    def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        """Log-probability of every response token, at the sampling temperature: float32, lengths of `responses`."""
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """As `RolloutEngine.load_weights`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """One micro-batch. prompts, responses, behaviour_log_probs, versions: a value per token; advantages: float32 [k].
+
+    old_log_probs come with the version that computed them (int32 [k]); both and ref_log_probs may be absent.
+    """
+
+    prompts: Ragged
+    responses: Ragged
+    behaviour_log_probs: Ragged
+    versions: Ragged
+    advantages: np.ndarray
+    ref_log_probs: Ragged | None = None
+    old_log_probs: Ragged | None = None
+    old_versions: np.ndarray | None = None
+
+
+class TrainEngine(Protocol):
+    """One rank of the training world. Every rank makes the same calls in the same order."""
+
+    def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+        """Forward and backward of a micro-batch; gradients of the summed token losses add up. Returns the sums of
+        `harness.rl.diagnostics`."""
+
+    def step(self) -> dict[str, float]:
+        """Divide the gradients by the tokens of all ranks since the last step, clip, and update. {"grad_norm": ...}"""
+
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        """Weights by the names that rollout engines know, as tensors or DTensors; tied weights once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One stretch of work of one device, for the timeline. Seconds on the run's clock."""
+
+    role: str
+    engine: str
+    kind: str
+    start: float
+    end: float
+    version: int
+    iteration: int

@@ -1,0 +1,120 @@
+"""Types and ranges of settings: what is wrong is told in one line, as it was typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.config import ConfigError, JobConfig, job_config
+from harness.runner.compose import compose_job, plain
+
+
+@pytest.fixture(scope="module")
+def tree() -> dict[str, Any]:
+    """A configuration that is fine, as a tree."""
+    return plain(compose_job([]))
+
+
+def changed(tree: dict[str, Any], setting: str, value: object) -> dict[str, Any]:
+    above, _, name = setting.rpartition(".")
+    return tree | ({above: tree[above] | {name: value}} if above else {name: value})
+
+
+def test_a_configuration_read_back_from_its_plain_values_is_the_same(tree: dict[str, Any]) -> None:
+    assert plain(job_config(tree)) == tree
+
+
+def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[str, Any]) -> None:
+    assert job_config(changed(tree, "schedule.colour", "red")).schedule.options["colour"] == "red"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "told"),
+    [
+        ("iterations", "abc", "iterations=abc is no whole number"),
+        ("iterations", 1.5, "iterations=1.5 is no whole number"),
+        ("iterations", True, "iterations=true is no whole number"),
+        ("iterations", None, "iterations=null is no whole number"),
+        ("iterations", 0, "iterations=0 is too small; use at least 1"),
+        ("iterations", -3, "iterations=-3 is too small"),
+        ("warmup_iterations", -1, "warmup_iterations=-1 is too small; use at least 0"),
+        ("max_tokens", 0, "max_tokens=0 is too small"),
+        ("smoke", "maybe", "smoke=maybe is neither true nor false"),
+        ("backend", "quantum", "backend=quantum is unknown; choose 'auto', 'real', 'virtual' or 'paced'"),
+        ("experiment", "a/b", "experiment=a/b cannot name a folder"),
+        ("experiment", "..", "experiment=.. cannot name a folder"),
+        ("experiment", "", "experiment= cannot name a folder"),
+        ("model.name", "../x", "model.name=../x cannot name a folder"),
+        ("model.layers", 0, "model.layers=0 is too small"),
+        ("model.dtype", "int8", "model.dtype=int8 is unknown; choose 'float32' or 'bfloat16'"),
+        ("engine.slots", -1, "engine.slots=-1 is too small"),
+        ("algorithm.batch_groups", 0, "algorithm.batch_groups=0 is too small"),
+        ("algorithm.group_size", 1, "algorithm.group_size=1 is too small; use at least 2"),
+        ("algorithm.learning_rate", -1.0, "algorithm.learning_rate=-1.0 is too small"),
+        ("algorithm.learning_rate", float("nan"), "algorithm.learning_rate=NaN is not finite"),
+        ("algorithm.learning_rate", "fast", "algorithm.learning_rate=fast is no number"),
+        ("algorithm.temperature", 0, "algorithm.temperature=0 is too small; use a number above 0"),
+        ("algorithm.top_p", 1.5, "algorithm.top_p=1.5 is too large; use at most 1"),
+        ("algorithm.betas", [0.9], "algorithm.betas.1=[0.9] is incomplete"),
+        ("algorithm.betas", [0.9, 1.0], "algorithm.betas.1=1.0 is too large; use a number below 1"),
+        ("algorithm.correction", "magic", "algorithm.correction=magic is unknown; choose 'none', 'clip' or 'tis'"),
+        ("algorithm.lr", 1, "algorithm.lr=1 is no setting; `make list` shows"),
+        ("cluster.devices", 0, "cluster.devices=0 is too small"),
+        ("cluster.wait_timeout_s", float("inf"), "cluster.wait_timeout_s=Infinity is not finite"),
+        ("cluster.memory_gib", 0, "cluster.memory_gib=0 is too small"),
+        ("schedule.split", 3, "schedule.split=3 is no set of settings"),
+        ("schedule.split", {"rollout": True}, "schedule.split.rollout=true is no share; give a number"),
+        ("schedule.split", {"rollout": 1.5}, "schedule.split.rollout=1.5 is no share; give a number"),
+        ("model", 5, "model=5 is no set of settings"),
+        ("seeds", 0, "seeds=0 gives no seeds; use a number >= 1"),
+        ("seeds", -2, "seeds=-2 gives no seeds"),
+        ("seeds", [], "seeds=[] gives no seeds"),
+        ("seeds", [1, 1], "seeds=[1, 1] gives no seeds; use a number >= 1, or different numbers"),
+        ("seeds", [-1], "seeds=[-1] gives no seeds"),
+        ("seeds", "abc", "seeds=abc gives no seeds; use how many (seeds=3) or which (seeds=[3,4])"),
+        ("seeds", True, "seeds=true gives no seeds"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_to_use(tree: dict[str, Any], setting: str, value: object, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job_config(changed(tree, setting, value))
+    assert str(caught.value).startswith(told)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_setting_is_named(tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="^iterations=.* is incomplete"):
+        job_config({name: value for name, value in tree.items() if name != "iterations"})
+
+
+def test_a_text_with_braces_is_told_as_it_is(tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^backend=\{0\} is unknown"):
+        job_config(changed(tree, "backend", "{0}"))
+
+
+def test_seeds_are_how_many_or_which(tree: dict[str, Any]) -> None:
+    def seeds(given: object) -> tuple[int, ...]:
+        return job_config(changed(tree, "seeds", given)).seed_list
+
+    assert (seeds(3), seeds([3, 4]), seeds([7])) == ((0, 1, 2), (3, 4), (7,))
+
+
+def test_whole_numbers_do_for_real_ones(tree: dict[str, Any]) -> None:
+    config = job_config(changed(tree, "cluster.wait_timeout_s", 30))
+    assert config.cluster.wait_timeout_s == 30.0 and isinstance(config, JobConfig)
+
+
+@given(
+    st.sampled_from(
+        ["iterations", "seeds", "smoke", "backend", "engine.slots", "algorithm.betas", "algorithm.clip_low"]
+    ),
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5) | st.lists(st.integers(-2, 2)),
+)
+def test_any_value_is_taken_or_told_in_one_line(tree: dict[str, Any], setting: str, value: object) -> None:
+    try:
+        job_config(changed(tree, setting, value))
+    except ConfigError as error:
+        assert str(error).startswith(setting) and "\n" not in str(error).replace(str(value), "")

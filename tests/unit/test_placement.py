@@ -1,0 +1,126 @@
+"""A split over devices: every role gets its share, or one line says why not."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.config import ConfigError
+from harness.placement import DEVICE_ROLES, Placement, place
+
+SHARED = {"actor_fwd": "actor", "reference": "actor"}
+
+
+def refused(split: dict[str, int | str], devices: int, roles: tuple[str, ...] = DEVICE_ROLES) -> str:
+    with pytest.raises(ConfigError) as caught:
+        place(split, devices, roles)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_numbers_percentages_and_the_rest_are_laid_out_side_by_side() -> None:
+    placed = place({"rollout": "50%", "actor": "rest", "actor_fwd": 1, "reference": "actor_fwd"}, 8)
+    assert placed == Placement({"rollout": (0, 1, 2, 3), "actor": (4, 5, 6), "actor_fwd": (7,), "reference": (7,)})
+    assert placed.pools == {"rollout": (0, 1, 2, 3), "actor": (4, 5, 6), "actor_fwd+reference": (7,)}
+    assert placed.total == 8 and placed.roles_on(7) == ["actor_fwd", "reference"]
+
+
+def test_a_number_is_devices_and_no_percentage() -> None:
+    assert len(place({"rollout": 5, "actor": "rest", **SHARED}, 8).devices["rollout"]) == 5
+
+
+def test_every_role_can_share_one_pool() -> None:
+    placed = place({"actor": "rest", "rollout": "actor", **SHARED}, 3)
+    assert set(placed.devices.values()) == {(0, 1, 2)} and list(placed.pools) == ["rollout+actor+actor_fwd+reference"]
+
+
+def test_sharing_goes_along_a_chain() -> None:
+    placed = place({"rollout": 1, "actor": 1, "actor_fwd": "actor", "reference": "actor_fwd"}, 2)
+    assert placed.devices["reference"] == placed.devices["actor_fwd"] == placed.devices["actor"] == (1,)
+
+
+def test_sharing_in_a_circle_is_refused() -> None:
+    assert "shares in a circle" in refused({"rollout": "actor", "actor": "rollout", **SHARED}, 2)
+    assert "shares in a circle" in refused({"rollout": 1, "actor": "actor", **SHARED}, 2)
+
+
+def test_a_role_that_the_job_does_not_have_takes_no_device() -> None:
+    placed = place({"rollout": 1, "actor": 1, "reference": 2}, 2, ("rollout", "actor"))
+    assert placed.devices == {"rollout": (0,), "actor": (1,)}
+
+
+def test_a_small_percentage_is_still_one_device() -> None:
+    assert place({"rollout": "1%", "actor": "rest", **SHARED}, 2).devices == {
+        "rollout": (0,),
+        "actor": (1,),
+        "actor_fwd": (1,),
+        "reference": (1,),
+    }
+
+
+def test_a_split_over_too_few_devices_says_how_many_it_takes() -> None:
+    told = refused({"rollout": 5, "actor": "rest", **SHARED}, 2)
+    assert told == (
+        "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set DEVICES=6 or make the split smaller"
+    )
+    place({"rollout": 5, "actor": "rest", **SHARED}, 6)
+
+
+def test_a_split_that_no_number_of_devices_satisfies_does_not_advise_one() -> None:
+    assert refused({"rollout": "100%", "actor": "rest", **SHARED}, 4).endswith("the job has 4; make the split smaller")
+
+
+@pytest.mark.parametrize("share", [0, -1, "0%", "101%", "-5%", "%", "half", "1.5%", "", "³%"])
+def test_what_is_no_share_is_refused_by_value(share: int | str) -> None:
+    assert refused({"rollout": share, "actor": 1, **SHARED}, 4).startswith(
+        f"schedule.split.rollout={share} is no share"
+    )
+
+
+def test_a_role_that_is_unknown_missing_or_greedy_is_named() -> None:
+    assert refused({"critic": 1, "rollout": 1, "actor": 1, **SHARED}, 4).startswith("schedule.split.critic: no such")
+    assert refused({"rollout": 1, **SHARED}, 4).startswith("schedule.split.actor is missing")
+    assert "only one role can take the rest" in refused({"rollout": "rest", "actor": "rest", **SHARED}, 4)
+
+
+shares = st.integers(1, 6) | st.integers(1, 100).map(lambda percent: f"{percent}%")
+
+
+@given(
+    st.permutations(DEVICE_ROLES),
+    st.lists(shares, min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(1, 24),
+    st.randoms(use_true_random=False),
+)
+def test_a_split_is_laid_out_without_gap_or_overlap_or_refused(
+    order: list[str], own: list[int | str], rest: bool, devices: int, random: Random
+) -> None:
+    owners = order[: len(own)]
+    split: dict[str, int | str] = dict(zip(owners, own, strict=True))
+    if rest:
+        split[owners[0]] = "rest"
+    for number, role in enumerate(order[len(own) :]):  # shares with any that came before it: chains, but no circles
+        split[role] = random.choice(order[: len(own) + number])
+    try:
+        placed = place(split, devices)
+    except ConfigError as error:
+        assert f"the job has {devices}" in str(error)
+        return
+    pools = list(placed.pools.values())
+    assert sorted(device for pool in pools for device in pool) == list(range(placed.total))
+    assert 0 < placed.total <= devices
+    assert set(placed.devices) == set(DEVICE_ROLES) and all(placed.devices.values())
+    assert len(pools) == len(owners)
+    for role, share in split.items():
+        if share == "rest":
+            assert placed.total == devices
+        elif isinstance(share, int):
+            assert len(placed.devices[role]) == share
+        elif share in DEVICE_ROLES:
+            assert placed.devices[role] == placed.devices[share]
+        else:
+            assert len(placed.devices[role]) == max(1, devices * int(share[:-1]) // 100)
