@@ -1,0 +1,179 @@
+"""What the cells of the queue hold: dense and ragged columns, their schema, and the micro-batch that a reader gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = NDArray[np.int64]
+Dense = np.ndarray
+"""[rows, *shape]: one value (or one array of a fixed shape) a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different lengths, packed back to back without padding.
+
+    values: any dtype [sum(lengths)]; lengths: int64 [rows]. Raises ValueError where the two do not fit together.
+    """
+
+    values: np.ndarray
+    lengths: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        lengths = as_integers(self.lengths, "lengths")
+        object.__setattr__(self, "lengths", lengths)
+        if self.values.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != self.values.size:
+            raise ValueError(
+                f"a ragged column needs 1-D values of sum(lengths) items: values are {list(self.values.shape)}, "
+                f"lengths sum to {int(lengths.sum())}"
+            )
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[np.ndarray], dtype: DTypeLike | None = None) -> Ragged:
+        """Pack one 1-D array a row; dtype is that of the rows unless given (needed where there are none)."""
+        packed = np.concatenate(rows) if len(rows) else np.empty(0)
+        values = packed if dtype is None else packed.astype(dtype, copy=False)
+        return cls(values, np.fromiter((len(row) for row in rows), np.int64, len(rows)))
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """int64 [rows + 1]: row i is values[offsets[i]:offsets[i + 1]]."""
+        offsets = np.zeros(self.lengths.size + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return offsets
+
+    def __len__(self) -> int:
+        return self.lengths.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.lengths.nbytes
+
+    def row(self, i: int) -> np.ndarray:
+        """The values of row i [lengths[i]], a view."""
+        start = int(self.lengths[:i].sum())
+        return self.values[start : start + int(self.lengths[i])]
+
+    def rows(self) -> list[np.ndarray]:
+        """Every row, as views."""
+        return np.split(self.values, self.offsets[1:-1]) if len(self) else []
+
+    def take(self, rows: NDArray[np.integer] | Sequence[int]) -> Ragged:
+        """A copy of these rows, in this order; indices count from 0."""
+        return gather([self], [(0, start, stop) for start, stop in runs(np.asarray(rows, np.int64))])
+
+    @staticmethod
+    def concatenate(parts: Sequence[Ragged]) -> Ragged:
+        """All rows of the parts, one after the other, copied."""
+        return gather(parts, [(i, 0, len(part)) for i, part in enumerate(parts)])
+
+
+Column = Dense | Ragged
+
+
+def gather(parts: Sequence[Ragged], slices: Sequence[tuple[int, int, int]]) -> Ragged:
+    """The rows [start, stop) of part p for every (p, start, stop), copied into one ragged column.
+
+    Copies whole runs of rows: an index per item would cost more than the items themselves.
+    """
+    offsets = {p: parts[p].offsets for p in {p for p, _, _ in slices}}
+    values = [parts[p].values[offsets[p][start] : offsets[p][stop]] for p, start, stop in slices]
+    lengths = [parts[p].lengths[start:stop] for p, start, stop in slices]
+    if not values:
+        return Ragged(parts[0].values[:0].copy(), np.empty(0, np.int64))
+    return Ragged(np.concatenate(values), np.concatenate(lengths))
+
+
+def runs(indices: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Cut indices where they do not go up by one: the (start, stop) of each stretch."""
+    if not indices.size:
+        return []
+    cuts = np.flatnonzero(np.diff(indices) != 1)
+    starts = indices[np.concatenate(([0], cuts + 1))].tolist()
+    ends = indices[np.concatenate((cuts, [-1]))].tolist()
+    return [(start, end + 1) for start, end in zip(starts, ends, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """What a column holds. dtype: a NumPy dtype name; shape: of one row of a dense column (() = a scalar)."""
+
+    dtype: str
+    ragged: bool = False
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype).name)
+        if self.ragged and self.shape:
+            raise ValueError(f"a ragged column has no shape: {self.shape}")
+
+    def check(self, name: str, rows: int, column: Column) -> None:
+        """Raise ValueError that names the column unless it has this dtype, this shape and this many rows."""
+        if isinstance(column, Ragged) is not self.ragged or not isinstance(column, Ragged | np.ndarray):
+            wanted = "a Ragged" if self.ragged else "an ndarray"
+            raise ValueError(f"column {name!r} takes {wanted}, not a {type(column).__name__}")
+        values = column.values if isinstance(column, Ragged) else column
+        if values.dtype != self.dtype:
+            raise ValueError(f"column {name!r} holds {self.dtype}, not {values.dtype}: cast it before the put")
+        if isinstance(column, np.ndarray) and column.shape != (rows, *self.shape):
+            raise ValueError(f"column {name!r} must be {[rows, *self.shape]} for {rows} rows, not {list(column.shape)}")
+        if len(column) != rows:
+            raise ValueError(f"column {name!r} has {len(column)} rows for {rows} row ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch in a reader's hands; its arrays are the reader's own, writable.
+
+    rows: int64 [k], the sample ids in hand-out order; columns: those that the task reads, k rows each; lease: what
+    `acknowledge` takes. k may be 0 for a data-parallel rank whose share of a short batch is empty.
+    """
+
+    partition: str
+    rows: Rows
+    columns: Mapping[str, Column] = field(repr=False)
+    lease: int
+
+    def __len__(self) -> int:
+        return self.rows.size
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in self.columns.values())
+
+    def dense(self, name: str) -> Dense:
+        """A dense column [k, *shape]; TypeError if it is ragged."""
+        column = self.columns[name]
+        if isinstance(column, Ragged):
+            raise TypeError(f"column {name!r} is ragged: use ragged({name!r})")
+        return column
+
+    def ragged(self, name: str) -> Ragged:
+        """A ragged column of k rows; TypeError if it is dense."""
+        column = self.columns[name]
+        if not isinstance(column, Ragged):
+            raise TypeError(f"column {name!r} is dense: use dense({name!r})")
+        return column
+
+    def torch(self, name: str) -> torch.Tensor:
+        """The column without a copy: dense [k, *shape], ragged the packed values [sum(ragged(name).lengths)]."""
+        import torch
+
+        column = self.columns[name]
+        return torch.from_numpy(column.values if isinstance(column, Ragged) else column)
+
+
+def as_integers(values: Iterable[int] | np.ndarray, what: str) -> Rows:
+    """int64 [n] of a sequence of integers; ValueError for anything else."""
+    array = values if isinstance(values, np.ndarray) else np.array(list(values))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{what} must be a list of integers, not {array.dtype} {list(array.shape)}")
+    return array.astype(np.int64, copy=False)

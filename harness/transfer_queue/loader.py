@@ -1,0 +1,88 @@
+"""Micro-batches of a task as a PyTorch data set, or as a plain iterable, synchronous or not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+from torch.utils.data import IterableDataset
+
+from harness.transfer_queue.columns import Batch
+from harness.transfer_queue.queue import TransferQueue
+
+
+class StreamingDataLoader(IterableDataset[Batch]):
+    """The micro-batches of one task until its partition is exhausted (or, without one, until the queue is closed and
+    empty), `epochs` times each.
+
+    `async for batch in loader` inside an event loop; `for batch in loader` in a thread or process without one, also as
+    `torch.utils.data.DataLoader(loader, batch_size=None)` with num_workers=0. Both raise what `get` raises.
+
+    Replay: with epochs > 1, batches are kept as they stream by until `window_rows` rows are held (None: the whole
+    partition), then the window is given epochs - 1 times more, in the same order and without asking the queue, and
+    the next one begins. So fewer than window_rows + count rows are held, and with None those of the partition.
+
+    A batch is acknowledged when the one after it is asked for: what a dead consumer was at goes out again, what it
+    only meant to replay does not.
+    """
+
+    def __init__(
+        self,
+        queue: TransferQueue,
+        task: str,
+        count: int,
+        *,
+        consumer: str = "0",
+        rank: int = 0,
+        minimum: int | None = None,
+        partition: str | None = None,
+        timeout_s: float | None = None,
+        epochs: int = 1,
+        window_rows: int | None = None,
+    ) -> None:
+        if epochs < 1 or (window_rows is not None and window_rows < 1):
+            raise ValueError(f"epochs and window_rows must be at least 1, not {epochs} and {window_rows}")
+        self._queue = queue
+        self._task, self._count, self._minimum = task, count, minimum
+        self._consumer, self._rank = consumer, rank
+        self._partition, self._timeout_s = partition, timeout_s
+        self._epochs, self._window_rows = epochs, window_rows
+
+    def set_partition(self, partition: str | None) -> None:
+        """What the next iteration reads; one that is under way goes on with its own."""
+        self._partition = partition
+
+    async def __aiter__(self) -> AsyncIterator[Batch]:
+        partition = self._partition
+        window: list[Batch] = []
+        while (batch := await self._get(partition)) is not None:
+            yield batch
+            await self._queue.acknowledge(batch.lease)
+            if self._epochs > 1:
+                window.append(batch)
+            if self._window_rows is not None and sum(map(len, window)) >= self._window_rows:
+                for again in window * (self._epochs - 1):
+                    yield again
+                window = []
+        for again in window * (self._epochs - 1):
+            yield again
+
+    def __iter__(self) -> Iterator[Batch]:
+        stream = aiter(self)
+        with self._queue.portal() as run:
+            while (batch := run(_next(stream))) is not None:
+                yield batch
+
+    async def _get(self, partition: str | None) -> Batch | None:
+        return await self._queue.get(
+            self._task,
+            self._count,
+            consumer=self._consumer,
+            rank=self._rank,
+            minimum=self._minimum,
+            partition=partition,
+            timeout_s=self._timeout_s,
+        )
+
+
+async def _next(stream: AsyncIterator[Batch]) -> Batch | None:
+    return await anext(stream, None)

@@ -1,0 +1,59 @@
+"""What a queue is told once, when it is made: its columns, the tasks that read them, and how much it may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.transfer_queue.columns import ColumnSpec
+from harness.transfer_queue.policies import POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """One kind of reader; each row is handed out to it once.
+
+    columns: what it reads, all of which must be written before a row is ready for it.
+    policy: a key of `policies.POLICIES`.
+    ranks: data-parallel ranks that share each micro-batch out among them.
+    whole_groups: a group is handed out whole, to one rank.
+    lease_s: seconds a reader has to acknowledge; then its rows go out again. None: a row is consumed when handed out.
+    """
+
+    columns: tuple[str, ...]
+    policy: str = "fifo"
+    ranks: int = 1
+    whole_groups: bool = False
+    lease_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSpec:
+    """Raises ValueError with the offending value for anything that cannot work.
+
+    capacity_rows: rows that may live in the queue at a time, over all partitions (None = no cap). DESIGN section 5:
+    B * n * (ceil(eta) + 1).
+    """
+
+    columns: Mapping[str, ColumnSpec]
+    tasks: Mapping[str, TaskSpec]
+    capacity_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.capacity_rows is not None and self.capacity_rows < 1:
+            raise ValueError(f"capacity_rows must be at least 1, not {self.capacity_rows}")
+        for name, task in self.tasks.items():
+            self._check(name, task)
+
+    def _check(self, name: str, task: TaskSpec) -> None:
+        if isinstance(task.columns, str) or not task.columns or len(set(task.columns)) < len(task.columns):
+            raise ValueError(f"task {name!r} must read one or more different columns, not {task.columns!r}")
+        unknown = sorted(set(task.columns) - set(self.columns))
+        if unknown:
+            raise ValueError(f"task {name!r} reads unknown columns {unknown}; the schema has {sorted(self.columns)}")
+        if task.policy not in POLICIES:
+            raise ValueError(f"task {name!r} has unknown policy {task.policy!r}; there are {sorted(POLICIES)}")
+        if task.ranks < 1:
+            raise ValueError(f"task {name!r} needs at least one rank, not {task.ranks}")
+        if task.lease_s is not None and task.lease_s <= 0:
+            raise ValueError(f"task {name!r} needs a lease of more than 0 seconds, not {task.lease_s}")

@@ -1,0 +1,175 @@
+"""The queue in a Ray actor, written and read by other actors."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue.loader import StreamingDataLoader
+from harness.transfer_queue.ray_backend import RayQueue
+
+pytestmark = [
+    # Ray leaves files, sockets and its log handles to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
+]
+
+SPEC = QueueSpec(
+    columns={"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")},
+    tasks={
+        "score": TaskSpec(("tokens",), policy="ready"),
+        "train": TaskSpec(("tokens", "reward"), whole_groups=True, lease_s=60),
+    },
+    capacity_rows=1024,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def queue() -> Iterator[RayQueue]:
+    queue = RayQueue.start(SPEC)
+    yield queue
+    queue.stop()
+
+
+def tokens(rows: Any) -> Ragged:
+    return Ragged.from_rows([np.full(int(row) % 5 + 1, row, np.int64) for row in rows])
+
+
+class Writer:
+    async def write(self, queue: RayQueue, partition: str, rows: list[int], size: int) -> None:
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            await queue.put(partition, some, {"tokens": tokens(some)})
+
+
+class Scorer:
+    async def score(self, queue: RayQueue, partition: str) -> int:
+        seen = 0
+        while (batch := await queue.get("score", 8, minimum=1, partition=partition)) is not None:
+            sums = [float(row.sum()) for row in batch.ragged("tokens").rows()]
+            await queue.put(partition, batch.rows, {"reward": np.array(sums, np.float32)})
+            seen += len(batch)
+        return seen
+
+
+async def test_two_actors_stream_through_the_queue_to_a_third_reader(queue: RayQueue) -> None:
+    rows = list(range(64))
+    await queue.create_partition("train_0", rows, group_size=4)
+    scorer, writer = ray.remote(num_cpus=0)(Scorer).remote(), ray.remote(num_cpus=0)(Writer).remote()
+    scored = scorer.score.remote(queue, "train_0")
+    written = writer.write.remote(queue, "train_0", rows[::-1], 6)
+    got: list[int] = []
+    async for batch in StreamingDataLoader(queue, "train", 16, partition="train_0", timeout_s=60):
+        got += batch.rows.tolist()
+        expected = tokens(batch.rows)
+        assert np.array_equal(batch.ragged("tokens").values, expected.values)
+        assert batch.dense("reward").tolist() == [float(row.sum()) for row in expected.rows()]
+        batch.torch("tokens")[:] = 0  # the reader's own memory
+    assert got == rows
+    assert await scored == 64
+    await written
+    await queue.clear("train_0")
+    assert (await queue.describe())["bytes"] == 0
+
+
+async def test_errors_arrive_as_what_they_are(queue: RayQueue) -> None:
+    await queue.create_partition("train_0", range(4), group_size=2)
+    with pytest.raises(ValueError, match="holds float32, not float64") as value_error:
+        await queue.put("train_0", range(4), {"reward": np.zeros(4)})
+    assert type(value_error.value) is ValueError
+    with pytest.raises(TimeoutError, match="task 'train' waits for 2 rows.*{'tokens': 4, 'reward': 4}") as time_out:
+        await queue.get("train", 2, timeout_s=0.01)
+    assert type(time_out.value) is TimeoutError
+    await queue.put("train_0", range(4), {"reward": np.zeros(4, np.float32), "tokens": tokens(range(4))})
+    batch = await queue.get("train", 2, consumer="dead")
+    assert batch is not None
+    await queue.release("dead")
+    with pytest.raises(LeaseExpired):
+        await queue.acknowledge(batch.lease)
+    await queue.close()
+    with pytest.raises(QueueClosed):
+        await queue.create_partition("train_1", [9])
+
+
+async def test_waiting_readers_keep_nobody_out(queue: RayQueue) -> None:
+    await queue.create_partition("train_0", range(1024))
+    waiting = [asyncio.ensure_future(queue.get("score", 2, consumer=str(i))) for i in range(512)]
+    await until(queue, lambda told: told["waiting_gets"]["score"] == 512)
+    for start in range(0, 1024, 256):
+        some = range(start, start + 256)
+        await queue.put("train_0", some, {"tokens": tokens(some)})
+    batches = await asyncio.gather(*waiting)
+    assert sorted(row for batch in batches if batch is not None for row in batch.rows.tolist()) == list(range(1024))
+
+
+async def test_a_cancelled_get_takes_nothing(queue: RayQueue) -> None:
+    await queue.create_partition("train_0", range(4))
+    parked = asyncio.ensure_future(queue.get("score", 4))
+    await until(queue, lambda told: told["waiting_gets"]["score"] == 1)
+    parked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await parked
+    await queue.put("train_0", range(4), {"tokens": tokens(range(4))})
+    answered = asyncio.ensure_future(queue.get("score", 2, timeout_s=60))
+    await asyncio.sleep(0)  # it is sent; from here on this loop does not see its answer
+    while ray.get(queue.actor.describe.remote())["open_leases"] < 1:
+        pass
+    answered.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answered
+    batch = await queue.get("score", 4, timeout_s=60)
+    assert batch is not None and batch.rows.tolist() == [0, 1, 2, 3]
+
+
+def test_a_process_without_an_event_loop_iterates(queue: RayQueue) -> None:
+    with queue.portal() as run:
+        run(queue.create_partition("train_0", range(6)))
+        run(queue.put("train_0", range(6), {"tokens": tokens(range(6))}))
+    copy = pickle.loads(pickle.dumps(queue))
+    batches = list(StreamingDataLoader(copy, "score", 4, partition="train_0", timeout_s=60))
+    assert [batch.rows.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5]]
+
+
+async def until(queue: RayQueue, seen: Callable[[Mapping[str, Any]], bool]) -> None:
+    """The queue is asked until it is so: what runs in another process cannot be stepped."""
+    async with asyncio.timeout(60):
+        while not seen(await queue.describe()):
+            pass
+
+
+@ray.remote(num_cpus=0)
+def hold(queue: RayQueue) -> None:
+    with queue.portal() as run:
+        run(queue.get("train", 4, consumer="dead", partition="train_0"))
+        run(queue.get("train", 4, consumer="dead", partition="train_0"))  # waits for ever
+
+
+async def test_the_rows_of_a_killed_consumer_go_out_again(queue: RayQueue) -> None:
+    await queue.create_partition("train_0", range(4), group_size=4)
+    await queue.put("train_0", range(4), {"reward": np.zeros(4, np.float32), "tokens": tokens(range(4))})
+    dead = hold.remote(queue)
+    await until(queue, lambda told: told["open_leases"] == 1)
+    ray.cancel(dead, force=True)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        await dead
+    await queue.release("dead")
+    batch = await queue.get("train", 4, consumer="alive", timeout_s=60)
+    assert batch is not None and batch.rows.tolist() == [0, 1, 2, 3]
