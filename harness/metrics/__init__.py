@@ -1,0 +1,1 @@
+"""Staleness, ledger, timeline, and the files a run writes."""

@@ -1,0 +1,89 @@
+"""One iteration's object in metrics.jsonl: known names only, each said once (DESIGN section 7)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+METRIC_NAMES = frozenset(
+    {
+        "time/iteration_s",
+        "time/generate_s",
+        "time/wait_for_samples_s",
+        "time/reference_s",
+        "time/old_log_prob_s",
+        "time/advantages_s",
+        "time/update_actor_s",
+        "time/weight_sync_s",
+        "time/weight_sync_exposed_s",
+        "throughput/samples_per_s",
+        "throughput/tokens_per_s",
+        "throughput/tokens_per_s_per_device",
+        "throughput/fraction_of_bound",
+        "staleness/mean",
+        "staleness/max",
+        "staleness/in_flight_mean",
+        "staleness/in_queue_mean",
+        "staleness/span_max",
+        "reward/mean",
+        "reward/exact_match",
+        "response_length/mean",
+        "response_length/p99",
+        "policy/kl_ref",
+        "policy/entropy",
+        "policy/clip_fraction",
+        "policy/ratio_max",
+        "policy/mismatch_kl",
+        "queue/depth_samples",
+        "ledger/admitted",
+        "ledger/trained",
+        "ledger/dropped_stale",
+        "ledger/dropped_filtered",
+        "ledger/in_flight",
+    }
+)
+"""The metrics of an iteration, besides one `idle/<role>` per role."""
+
+AXES = ("iteration", "samples", "seconds")
+"""What plots are drawn against: the iteration, samples trained up to its end, the run's clock at its end."""
+
+_IDLE = re.compile(r"idle/[a-z][a-z0-9_]*")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError, naming them, if any name is no metric."""
+    unknown = sorted(name for name in names if name not in METRIC_NAMES and not _IDLE.fullmatch(name))
+    if unknown:
+        raise ValueError(f"unknown metric {', '.join(unknown)}; known are METRIC_NAMES in {__name__} and idle/<role>")
+
+
+def iteration_metrics(
+    iteration: int, samples: int, seconds: float, *parts: Mapping[str, float]
+) -> dict[str, int | float]:
+    """The object of one iteration: the axes, then the metrics of all parts.
+
+    samples: trained up to the end of this iteration; seconds: the run's clock at its end. Raises ValueError for an
+    unknown name or one that two parts give.
+    """
+    merged: dict[str, int | float] = {"iteration": iteration, "samples": samples, "seconds": seconds}
+    for part in parts:
+        check_names(part)
+        twice = sorted(part.keys() & merged.keys())
+        if twice:
+            raise ValueError(f"iteration {iteration}: {', '.join(twice)} given by two parts")
+        merged.update(part)
+    return merged
+
+
+def throughput_metrics(samples: int, tokens: int, seconds: float, devices: int) -> dict[str, float]:
+    """throughput/* of one iteration: trained samples and their tokens (prompt + response) over its seconds.
+
+    devices: all devices of the run, over which the per-device figure is taken.
+    """
+    if seconds <= 0 or devices <= 0:
+        raise ValueError(f"no throughput over {seconds} s on {devices} devices")
+    return {
+        "throughput/samples_per_s": samples / seconds,
+        "throughput/tokens_per_s": tokens / seconds,
+        "throughput/tokens_per_s_per_device": tokens / seconds / devices,
+    }

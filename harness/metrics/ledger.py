@@ -1,0 +1,124 @@
+"""The account of every sample ever admitted: trained once, dropped for a reason, or still in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Literal, get_args
+
+DropReason = Literal["stale", "filtered"]
+
+
+class LedgerError(RuntimeError):
+    """A sample was counted twice, came from nowhere, or is missing."""
+
+
+class Ledger:
+    """A pure state machine over sample ids: admitted -> in flight -> trained or dropped. Does no I/O.
+
+    A call that is refused changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._admitted = 0
+        self._in_flight: set[int] = set()
+        self._trained: dict[int, int] = {}
+        self._dropped: dict[int, DropReason] = {}
+
+    def admit(self, ids: Iterable[int]) -> None:
+        """Samples enter. Raises LedgerError for one that was admitted before."""
+        ids = self._each_once("admitted", ids)
+        for sample in ids:
+            if sample in self._in_flight or sample in self._trained or sample in self._dropped:
+                raise LedgerError(f"sample {sample} is admitted a second time: it is {self._fate(sample)}")
+        self._in_flight.update(ids)
+        self._admitted += len(ids)
+
+    def trained(self, ids: Iterable[int], iteration: int) -> None:
+        """Samples were trained in `iteration`. Raises LedgerError for one that is not in flight."""
+        ids = self._leaving(f"trained in iteration {iteration}", ids)
+        self._trained.update(dict.fromkeys(ids, iteration))
+
+    def dropped(self, ids: Iterable[int], reason: DropReason) -> None:
+        """Samples will not be trained. Raises LedgerError for one that is not in flight, ValueError for the reason."""
+        if reason not in get_args(DropReason):
+            raise ValueError(f"unknown drop reason {reason!r}; one of {', '.join(get_args(DropReason))}")
+        ids = self._leaving(f"dropped as {reason}", ids)
+        self._dropped.update(dict.fromkeys(ids, reason))
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """Samples admitted and neither trained nor dropped."""
+        return frozenset(self._in_flight)
+
+    def counts(self) -> dict[str, int]:
+        """Samples by fate, keys as in the ledger/* metrics without the prefix."""
+        reasons = Counter(self._dropped.values())
+        return {
+            "admitted": self._admitted,
+            "trained": len(self._trained),
+            "dropped_stale": reasons["stale"],
+            "dropped_filtered": reasons["filtered"],
+            "in_flight": len(self._in_flight),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """The ledger/* metrics."""
+        return {f"ledger/{name}": float(count) for name, count in self.counts().items()}
+
+    def check(self, held: Collection[int] | None = None) -> None:
+        """Raise LedgerError, with the numbers, unless admitted = trained + dropped + in flight.
+
+        held: the ids that queue and engines really hold now; they must be those in flight, so that a sample lost on
+        the way, or one that nobody admitted, is found.
+        """
+        counts = self.counts()
+        accounted = sum(counts.values()) - self._admitted
+        if accounted != self._admitted:
+            raise LedgerError(f"the ledger does not close: admitted {self._admitted}, accounted {accounted}: {counts}")
+        if held is None:
+            return
+        lost, unknown = sorted(self._in_flight - set(held)), sorted(set(held) - self._in_flight)
+        if lost or unknown:
+            raise LedgerError(
+                f"in flight are {len(self._in_flight)} samples, held are {len(set(held))}: "
+                f"{len(lost)} lost {lost[:8]}, {len(unknown)} held but not in flight {unknown[:8]}"
+            )
+
+    def to_json(self) -> dict[str, object]:
+        """What ledger.json holds: the counts, how many were trained in each iteration, and who was not trained."""
+        by_iteration = Counter(self._trained.values())
+        dropped: dict[str, list[int]] = {reason: [] for reason in get_args(DropReason)}
+        for sample in sorted(self._dropped):
+            dropped[self._dropped[sample]].append(sample)
+        return {
+            **self.counts(),
+            "trained_by_iteration": {str(i): by_iteration[i] for i in sorted(by_iteration)},
+            "in_flight_ids": sorted(self._in_flight),
+            "dropped_ids": dropped,
+        }
+
+    def _leaving(self, how: str, ids: Iterable[int]) -> list[int]:
+        """Take `ids` out of flight, all or none."""
+        leaving = self._each_once(how, ids)
+        for sample in leaving:
+            if sample not in self._in_flight:
+                raise LedgerError(f"sample {sample} cannot be {how}: it is {self._fate(sample)}")
+        self._in_flight.difference_update(leaving)
+        return leaving
+
+    def _each_once(self, how: str, ids: Iterable[int]) -> list[int]:
+        listed = [int(sample) for sample in ids]
+        if len(set(listed)) < len(listed):
+            twice = [sample for sample, times in Counter(listed).items() if times > 1]
+            raise LedgerError(f"samples are {how} twice in one call: {twice[:8]}")
+        return listed
+
+    def _fate(self, sample: int) -> str:
+        if sample in self._in_flight:
+            return "in flight"
+        if sample in self._trained:
+            return f"trained in iteration {self._trained[sample]}"
+        if sample in self._dropped:
+            return f"dropped as {self._dropped[sample]}"
+        return "not admitted"

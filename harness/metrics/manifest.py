@@ -1,0 +1,121 @@
+"""What made a run: which run it is, code, packages, hardware, seeds. Imports neither torch nor ray to find out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+Backend = Literal["real", "virtual", "paced"]
+
+PACKAGES = (
+    "cadence-rl",
+    "torch",
+    "ray",
+    "transformers",
+    "vllm",
+    "sglang",
+    "mlflow",
+    "hydra-core",
+    "omegaconf",
+    "numpy",
+    "safetensors",
+    "pyarrow",
+    "pandas",
+    "matplotlib",
+    "seaborn",
+)
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Which run this is: what titles, tags and tables say of it."""
+
+    experiment: str
+    cell: str
+    seed: int
+    schedule: str
+    model: str
+    engine: str
+    backend: Backend
+    smoke: bool = False
+
+
+def build_manifest(identity: RunIdentity, seeds: Mapping[str, int]) -> dict[str, Any]:
+    """The object of manifest.json. seeds: every seed that the run uses, by what it seeds."""
+    return {
+        **asdict(identity),
+        "seeds": dict(seeds),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "git": git_state(),
+        "python": platform.python_version(),
+        "packages": {name: _installed(name) for name in PACKAGES},
+        "hardware": hardware(),
+    }
+
+
+def identity_of(manifest: Mapping[str, Any]) -> RunIdentity:
+    """The RunIdentity that the manifest was built with."""
+    return RunIdentity(**{field.name: manifest[field.name] for field in fields(RunIdentity)})
+
+
+def git_state(source: Path = Path(__file__)) -> dict[str, Any] | None:
+    """Commit and whether the tree differs from it (untracked files count), of the repository that tracks `source`.
+
+    None where there is no git, or where `source` is not tracked: an installed copy inside another project's tree must
+    not report that project's commit.
+    """
+    source = source.resolve()
+    if shutil.which("git") is None or _git(source, "ls-files", "--error-unmatch", source.name) is None:
+        return None
+    commit, changes = _git(source, "rev-parse", "HEAD"), _git(source, "status", "--porcelain")
+    return None if commit is None else {"commit": commit, "dirty": bool(changes)}
+
+
+def hardware() -> dict[str, Any]:
+    """CPU model, cores that this process may use, memory in bytes, and the GPUs that nvidia-smi lists."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+        "platform": platform.platform(),
+    }
+
+
+def _git(source: Path, *arguments: str) -> str | None:
+    done = subprocess.run(["git", "-C", str(source.parent), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []

@@ -1,0 +1,170 @@
+"""The folder of one run: results/<experiment>/<cell>/seed=<n>/, whole or visibly unfinished."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import pyarrow as pa
+from omegaconf import OmegaConf
+
+from harness.metrics.iteration import AXES, check_names
+from harness.metrics.ledger import Ledger
+from harness.metrics.responses import write_responses
+from harness.metrics.safe_files import Lock, write_text
+from harness.metrics.samples import SampleRecord, read_samples, write_samples
+from harness.metrics.timeline import Timeline
+from harness.metrics.trace import chrome_trace, timeline_of
+
+_LOCK = ".lock"
+
+
+class RunDirectory:
+    """Writes and reads the files of one run; `start` before writing, `finish` or `close` at the end.
+
+    Whole files are renamed into place, metrics.jsonl grows line by line, DONE comes last: a folder without DONE is an
+    unfinished run, which the next `start` clears away.
+    """
+
+    def __init__(self, root: Path, experiment: str, cell: str, seed: int) -> None:
+        """root: the results folder. Raises ValueError if a name would leave its place in the layout."""
+        for what, name in (("experiment", experiment), ("cell", cell)):
+            if not name or "/" in name or name.startswith("."):
+                raise ValueError(f"{what} {name!r} cannot name a folder: it is empty, holds '/' or begins with '.'")
+        self.path = Path(root) / experiment / cell / f"seed={seed}"
+        self._lock: Lock | None = None
+        self._metrics: TextIO | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the run finished and every file was written."""
+        return is_done(self.path)
+
+    def start(self) -> None:
+        """Make the folder, lock it, and remove what an earlier try left in it, finished or not.
+
+        Raises BlockingIOError if another process is running this cell and seed now.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        busy = "this cell and seed is being run by another process; wait for it, or give this run another experiment"
+        self._lock = Lock(self.path / _LOCK, wait=False, busy=busy)
+        (self.path / "DONE").unlink(missing_ok=True)  # first: the rest is no result without it
+        for left in list(self.path.iterdir()):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            elif left.name != _LOCK:
+                left.unlink()
+        self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """config.yaml: the resolved configuration as nested mappings of plain values."""
+        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config)), resolve=True))
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """manifest.json, from `build_manifest`."""
+        self._write_json("manifest.json", manifest)
+
+    def append_metrics(self, metrics: Mapping[str, int | float]) -> None:
+        """Add one iteration's object to metrics.jsonl and flush it. Values that are not finite are written as null.
+
+        Raises ValueError for an unknown name or a missing axis.
+        """
+        missing = [axis for axis in AXES if axis not in metrics]
+        if missing:
+            raise ValueError(f"an iteration's metrics need {', '.join(missing)}; make them with iteration_metrics")
+        check_names(name for name in metrics if name not in AXES)
+        if self._metrics is None:
+            raise RuntimeError(f"{self.path}: metrics before start()")
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._metrics.write(json.dumps(finite) + "\n")
+        self._metrics.flush()
+
+    def write_samples(self, records: Iterable[SampleRecord]) -> None:
+        """samples.parquet: one row per sample ever admitted."""
+        write_samples(self.path / "samples.parquet", records)
+
+    def write_responses(
+        self, samples: Sequence[int], responses: Sequence[np.ndarray], log_probs: Sequence[np.ndarray]
+    ) -> None:
+        """responses.parquet: one row per trained sample."""
+        write_responses(self.path / "responses.parquet", samples, responses, log_probs)
+
+    def write_trace(self, timeline: Timeline) -> None:
+        """trace.json, for Perfetto."""
+        self._write_json("trace.json", chrome_trace(timeline))
+
+    def write_ledger(self, ledger: Ledger) -> None:
+        """ledger.json. Raises LedgerError if the ledger does not close."""
+        ledger.check()
+        self._write_json("ledger.json", ledger.to_json())
+
+    def finish(self) -> None:
+        """Write DONE and let go of the folder. Everything else must be there."""
+        write_text(self.path / "DONE", datetime.now(UTC).isoformat(timespec="seconds") + "\n")
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder; without `finish` before, the run stays unfinished."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _write_json(self, name: str, value: object) -> None:
+        write_text(self.path / name, json.dumps(value) + "\n")
+
+
+def is_done(path: Path) -> bool:
+    """Whether the run in this folder finished."""
+    return (path / "DONE").exists()
+
+
+def load_manifest(path: Path) -> dict[str, Any]:
+    """manifest.json of the run in folder `path`."""
+    return json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+
+
+def load_metrics(path: Path) -> list[dict[str, Any]]:
+    """The iterations of the run in folder `path`, null read as NaN.
+
+    A last line that was cut off when its writer died is left out; any other broken line raises ValueError.
+    """
+    iterations = []
+    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or cut off
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path / 'metrics.jsonl'}, line {number} is not JSON: {error}") from error
+        iterations.append({name: math.nan if value is None else value for name, value in values.items()})
+    return iterations
+
+
+def load_samples(path: Path) -> pa.Table:
+    """samples.parquet of the run in folder `path`."""
+    return read_samples(path / "samples.parquet")
+
+
+def load_timeline(path: Path) -> Timeline:
+    """The Timeline that trace.json of the run in folder `path` holds."""
+    return timeline_of(json.loads((path / "trace.json").read_text(encoding="utf-8")))
+
+
+def load_ledger(path: Path) -> dict[str, Any]:
+    """ledger.json of the run in folder `path`."""
+    return json.loads((path / "ledger.json").read_text(encoding="utf-8"))

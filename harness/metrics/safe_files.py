@@ -1,0 +1,59 @@
+"""Files that are whole or not there, and locks that the operating system releases when their holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; when the block ends well it is synced and renamed over `path`.
+
+    A reader sees the old file or the new one, never half of one. If the block raises, nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` (UTF-8) to `path` atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+class Lock:
+    """An exclusive lock on a file (flock), held until `release` or until the process is gone, however it goes.
+
+    The file itself stays: deleting a lock file lets two holders in.
+    """
+
+    def __init__(self, path: Path, *, wait: bool, busy: str = "the lock is held by another process") -> None:
+        """Take the lock; with `wait` false, raise BlockingIOError with the message `busy` if another holds it."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise BlockingIOError(f"{path}: {busy}") from None
+
+    def release(self) -> None:
+        """Let the next one in. Releasing twice does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()

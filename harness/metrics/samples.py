@@ -1,0 +1,212 @@
+"""One row per sample ever admitted: its fate, its lag taken apart, and the metrics that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.metrics.safe_files import replacing
+
+Fate = Literal["trained", "dropped_stale", "dropped_filtered", "in_flight"]
+FATES: tuple[str, ...] = get_args(Fate)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One row of samples.parquet. Times: seconds since the run began, on the run's clock. Lags: iterations.
+
+    None stands where there is nothing to say: every lag and `trained_*` of a sample that was not trained, the versions
+    of one that has no token yet, the reward of one that was not judged.
+    """
+
+    sample_id: int
+    group_id: int
+    engine: str | None
+    fate: Fate
+    trained_iteration: int | None
+    version_first: int | None
+    version_last: int | None
+    lag_worst: int | None
+    lag_mean: float | None
+    lag_in_flight: int | None
+    lag_in_queue: int | None
+    span: int | None
+    admitted_at: float
+    started_at: float | None
+    finished_at: float | None
+    trained_at: float | None
+    prompt_tokens: int
+    response_tokens: int
+    reward: float | None
+    exact_match: bool | None
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.int64(), nullable=False),
+        pa.field("group_id", pa.int64(), nullable=False),
+        pa.field("engine", pa.string()),
+        pa.field("fate", pa.string(), nullable=False),
+        pa.field("trained_iteration", pa.int32()),
+        pa.field("version_first", pa.int32()),
+        pa.field("version_last", pa.int32()),
+        pa.field("lag_worst", pa.int32()),
+        pa.field("lag_mean", pa.float64()),
+        pa.field("lag_in_flight", pa.int32()),
+        pa.field("lag_in_queue", pa.int32()),
+        pa.field("span", pa.int32()),
+        pa.field("admitted_at", pa.float64(), nullable=False),
+        pa.field("started_at", pa.float64()),
+        pa.field("finished_at", pa.float64()),
+        pa.field("trained_at", pa.float64()),
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("response_tokens", pa.int32(), nullable=False),
+        pa.field("reward", pa.float64()),
+        pa.field("exact_match", pa.bool_()),
+    ]
+)
+
+
+def sample_record(
+    *,
+    sample_id: int,
+    group_id: int,
+    fate: Fate,
+    admitted_at: float,
+    prompt_tokens: int,
+    versions: Sequence[int] | np.ndarray = (),
+    engine: str | None = None,
+    trainer_version: int | None = None,
+    trained_iteration: int | None = None,
+    started_at: float | None = None,
+    finished_at: float | None = None,
+    trained_at: float | None = None,
+    reward: float | None = None,
+    exact_match: bool | None = None,
+) -> SampleRecord:
+    """The row of one sample, its lags computed from the policy version of each of its tokens.
+
+    versions: int [L], the version that sampled each response token, in order. trainer_version: the version the trainer
+    held when the sample's batch started training; needed for fate "trained" and for no other.
+
+    The lag of a token is `trainer_version - version` (DESIGN section 1). With non-decreasing versions the worst lag is
+    the first token's and splits exactly: lag_worst = (last - first) + (trainer - last) = lag_in_flight + lag_in_queue.
+
+    Raises ValueError if versions decrease or are negative, if a token is newer than the trainer, or if the fate and
+    what is given for it do not agree.
+    """
+    if fate not in FATES:
+        raise ValueError(f"sample {sample_id}: unknown fate {fate!r}; one of {', '.join(FATES)}")
+    stamps = np.asarray(versions, dtype=np.int64)
+    steps = stamps[1:] - stamps[:-1]
+    if steps.size and steps.min() < 0:
+        raise ValueError(f"sample {sample_id}: token versions decrease: {stamps.tolist()}")
+    first, last = (int(stamps[0]), int(stamps[-1])) if stamps.size else (None, None)
+    if first is not None and first < 0:
+        raise ValueError(f"sample {sample_id}: negative token version {first}")
+
+    lag_worst = lag_in_flight = lag_in_queue = lag_mean = None
+    if fate == "trained":
+        if trainer_version is None or trained_iteration is None or trained_at is None:
+            raise ValueError(
+                f"sample {sample_id} was trained: trainer_version ({trainer_version}), trained_iteration "
+                f"({trained_iteration}) and trained_at ({trained_at}) must be given"
+            )
+        if first is None or last is None:
+            raise ValueError(f"sample {sample_id} was trained but has no token")
+        if last > trainer_version:
+            raise ValueError(f"sample {sample_id}: token of version {last}, but the trainer held {trainer_version}")
+        lag_worst, lag_in_flight, lag_in_queue = trainer_version - first, last - first, trainer_version - last
+        lag_mean = trainer_version - int(stamps.sum()) / stamps.size
+    elif (trainer_version, trained_iteration, trained_at) != (None, None, None):
+        raise ValueError(
+            f"sample {sample_id} is {fate}: trainer_version ({trainer_version}), trained_iteration "
+            f"({trained_iteration}) and trained_at ({trained_at}) must be None"
+        )
+
+    return SampleRecord(
+        sample_id=sample_id,
+        group_id=group_id,
+        engine=engine,
+        fate=fate,
+        trained_iteration=trained_iteration,
+        version_first=first,
+        version_last=last,
+        lag_worst=lag_worst,
+        lag_mean=lag_mean,
+        lag_in_flight=lag_in_flight,
+        lag_in_queue=lag_in_queue,
+        span=1 + int(np.count_nonzero(steps)) if stamps.size else None,
+        admitted_at=admitted_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        trained_at=trained_at,
+        prompt_tokens=prompt_tokens,
+        response_tokens=int(stamps.size),
+        reward=reward,
+        exact_match=exact_match,
+    )
+
+
+def staleness_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """The staleness/* metrics of the trained samples among `records`, in iterations; every sample counts once.
+
+    mean: mean over samples of lag_mean; max: the worst lag of all; in_flight_mean, in_queue_mean: means of the two
+    parts of the worst lag; span_max: the most versions that sampled one sample. Raises ValueError if none was trained.
+    """
+    trained = _trained(records)
+    return {
+        "staleness/mean": float(np.mean([r.lag_mean for r in trained])),
+        "staleness/max": float(np.max([r.lag_worst for r in trained])),
+        "staleness/in_flight_mean": float(np.mean([r.lag_in_flight for r in trained])),
+        "staleness/in_queue_mean": float(np.mean([r.lag_in_queue for r in trained])),
+        "staleness/span_max": float(np.max([r.span for r in trained])),
+    }
+
+
+def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """reward/* and response_length/* (tokens) of the trained samples among `records`; every sample counts once.
+
+    Raises ValueError if none was trained, or if a trained one has no reward.
+    """
+    trained = _trained(records)
+    unjudged = [r.sample_id for r in trained if r.reward is None or r.exact_match is None]
+    if unjudged:
+        raise ValueError(f"{len(unjudged)} trained samples have no reward or exact match, the first is {unjudged[0]}")
+    lengths = [r.response_tokens for r in trained]
+    return {
+        "reward/mean": float(np.mean([r.reward for r in trained])),
+        "reward/exact_match": float(np.mean([r.exact_match for r in trained])),
+        "response_length/mean": float(np.mean(lengths)),
+        "response_length/p99": float(np.percentile(lengths, 99)),
+    }
+
+
+def write_samples(path: Path, records: Iterable[SampleRecord]) -> None:
+    """Write samples.parquet (atomically), rows in order of sample_id, with exactly the columns of SCHEMA."""
+    rows = sorted(records, key=lambda r: r.sample_id)
+    columns = {f.name: [getattr(r, f.name) for r in rows] for f in fields(SampleRecord)}
+    with replacing(path) as temporary:
+        pq.write_table(pa.table(columns, schema=SCHEMA), temporary)
+
+
+def read_samples(path: Path) -> pa.Table:
+    """The table of samples.parquet; `SampleRecord(**row)` for a row of its `to_pylist()`. Raises ValueError if its
+    columns are not those of SCHEMA."""
+    table = pq.read_table(path)
+    if not table.schema.equals(SCHEMA):
+        raise ValueError(f"{path} was not written by this version: expected\n{SCHEMA}\nfound\n{table.schema}")
+    return table
+
+
+def _trained(records: Iterable[SampleRecord]) -> list[SampleRecord]:
+    trained = [r for r in records if r.fate == "trained"]
+    if not trained:
+        raise ValueError("no trained sample among the records: nothing to average")
+    return trained

@@ -1,0 +1,197 @@
+"""Who worked when: spans of work on devices, and the idle time, bound and phase times that follow from them.
+
+All times are seconds on the run's clock. A span is work if its kind is in WORK_KINDS; waiting is not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from harness.metrics.intervals import Interval, clip, length, subtract
+from harness.protocols import Span
+
+SYNC_KINDS = frozenset({"load_weights", "publish_weights"})
+WORK_KINDS = SYNC_KINDS | {"generate", "reward", "reference", "old_log_prob", "advantages", "update_actor"}
+KINDS = WORK_KINDS | {"wait_for_samples"}
+TRAINING_ROLE = "actor"
+
+# `reward` has no time of its own among the metrics (DESIGN section 7); its spans count in idle/reward and in the trace.
+_PHASE_METRICS = {
+    kind: f"time/{kind}_s" for kind in ("generate", "reference", "old_log_prob", "advantages", "update_actor")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine works: a pool (devices that a schedule splits work over) and its devices in that pool."""
+
+    pool: str
+    devices: tuple[str, ...]
+
+
+class Timeline:
+    """Collects spans and answers for any window of time.
+
+    placement: (role, engine) -> Place, for every engine, also those that never do anything; its order is the order of
+    the lanes in pictures. Several engines may share devices: then their work on a device is counted once.
+    warmup: iterations left out of run-level figures.
+    """
+
+    def __init__(self, placement: Mapping[tuple[str, str], Place], *, started_at: float = 0.0, warmup: int = 2) -> None:
+        self.placement = dict(placement)
+        self.warmup = warmup
+        self.started_at = started_at
+        self.iteration_ends: dict[int, float] = {}
+        self._by_iteration: dict[int, list[Span]] = defaultdict(list)
+        self._by_device: dict[str, list[Span]] = defaultdict(list)  # each sorted by end
+
+    @property
+    def spans(self) -> list[Span]:
+        """Every span, by start."""
+        return sorted((s for spans in self._by_iteration.values() for s in spans), key=lambda s: (s.start, s.end))
+
+    @property
+    def roles(self) -> list[str]:
+        """Roles in the order of the placement."""
+        return list(dict.fromkeys(role for role, _ in self.placement))
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Record spans, in any order. Raises ValueError for an engine without a place, an unknown kind, or a span that
+        ends before it starts."""
+        for span in spans:
+            if (span.role, span.engine) not in self.placement:
+                raise ValueError(f"span of {span.role}/{span.engine}, which has no place; placed are {self._names()}")
+            if span.kind not in KINDS:
+                raise ValueError(f"unknown kind of span {span.kind!r}; one of {', '.join(sorted(KINDS))}")
+            if span.end < span.start:
+                raise ValueError(f"span ends before it starts: {span}")
+            self._by_iteration[span.iteration].append(span)
+            if span.kind in WORK_KINDS:
+                for device in self.placement[span.role, span.engine].devices:
+                    insort(self._by_device[device], span, key=_end)
+
+    def end_iteration(self, iteration: int, at: float) -> None:
+        """An iteration ended at `at`; the next one's window starts there. Raises ValueError if time goes back."""
+        last = self.elapsed_window()[1]
+        if at < last:
+            raise ValueError(f"iteration {iteration} ends at {at} s, before the previous one ended at {last} s")
+        self.iteration_ends[iteration] = at
+
+    def window(self, iteration: int) -> Interval:
+        """From the end of the iteration before (or the start of the run) to the end of this one."""
+        end = self.iteration_ends[iteration]
+        earlier = [at for i, at in self.iteration_ends.items() if i < iteration]
+        return (max(earlier, default=self.started_at), end)
+
+    def elapsed_window(self) -> Interval:
+        """From the start of the run to the end of its last iteration."""
+        return (self.started_at, max(self.iteration_ends.values(), default=self.started_at))
+
+    def steady_window(self) -> Interval:
+        """The run without its warm-up iterations; all of it if it has no more iterations than those."""
+        ends = sorted(self.iteration_ends.values())
+        start = ends[self.warmup - 1] if 0 < self.warmup < len(ends) else self.started_at
+        return (start, self.elapsed_window()[1])
+
+    def busy_seconds(self, role: str, window: Interval | None = None) -> float:
+        """Seconds of this role's own work in the window (default: steady_window), a mean over the role's devices."""
+        return self._busy(self._devices_of_role(role), window or self.steady_window(), {role})
+
+    def idle(self, role: str, window: Interval | None = None) -> float:
+        """Share of the window (default: steady_window) in which the role's devices did no work, of any role."""
+        window = window or self.steady_window()
+        return 1.0 - self._busy(self._devices_of_role(role), window) / _elapsed(window)
+
+    def fraction_of_bound(self, window: Interval | None = None) -> float:
+        """The work of the busiest pool (mean over its devices) over the window's length: 1 means that no schedule could
+        have done the same work on these pools in less time (DESIGN section 7)."""
+        window = window or self.steady_window()
+        pools: dict[str, set[str]] = defaultdict(set)
+        for place in self.placement.values():
+            pools[place.pool].update(place.devices)
+        return max(self._busy(devices, window) for devices in pools.values()) / _elapsed(window)
+
+    def run_metrics(self) -> dict[str, float]:
+        """idle/<role> and throughput/fraction_of_bound over the steady window."""
+        return {f"idle/{role}": self.idle(role) for role in self.roles} | {
+            "throughput/fraction_of_bound": self.fraction_of_bound()
+        }
+
+    def iteration_metrics(self, iteration: int) -> dict[str, float]:
+        """The time/* metrics of an iteration that has ended, and idle and bound in its window.
+
+        A phase's time is the sum of its spans that carry this iteration, over the number of engines that have one:
+        seconds per engine. Waiting is the training role's. weight_sync: seconds of the iteration's window in which some
+        weight transfer was going on; exposed: of these, the seconds in which some device did nothing else.
+        """
+        spans, window = self._by_iteration[iteration], self.window(iteration)
+        metrics = {"time/iteration_s": _elapsed(window)}
+        for kind, name in _PHASE_METRICS.items():
+            metrics[name] = _seconds_per_engine(s for s in spans if s.kind == kind)
+        metrics["time/wait_for_samples_s"] = _seconds_per_engine(
+            s for s in spans if s.kind == "wait_for_samples" and s.role == TRAINING_ROLE
+        )
+        syncs: list[Interval] = []
+        exposed: list[Interval] = []
+        for device in self._devices(self.placement.values()):
+            work = list(self._on_device(device, window))
+            sync = [(s.start, s.end) for s in work if s.kind in SYNC_KINDS]
+            syncs += clip(sync, window)
+            exposed += clip(subtract(sync, [(s.start, s.end) for s in work if s.kind not in SYNC_KINDS]), window)
+        metrics["time/weight_sync_s"] = length(syncs)
+        metrics["time/weight_sync_exposed_s"] = length(exposed)
+        metrics |= {f"idle/{role}": self.idle(role, window) for role in self.roles}
+        metrics["throughput/fraction_of_bound"] = self.fraction_of_bound(window)
+        return metrics
+
+    def _on_device(self, device: str, window: Interval) -> Iterator[Span]:
+        """Work on a device that overlaps the window."""
+        spans = self._by_device.get(device, [])
+        for span in spans[bisect_right(spans, window[0], key=_end) :]:
+            if span.start < window[1]:
+                yield span
+
+    def _busy(self, devices: Collection[str], window: Interval, roles: Collection[str] | None = None) -> float:
+        """Seconds of work in the window, a mean over devices; of these roles only, or of all."""
+        return sum(
+            length(
+                clip(
+                    ((s.start, s.end) for s in self._on_device(device, window) if roles is None or s.role in roles),
+                    window,
+                )
+            )
+            for device in devices
+        ) / len(devices)
+
+    def _devices(self, places: Iterable[Place]) -> list[str]:
+        return list(dict.fromkeys(device for place in places for device in place.devices))
+
+    def _devices_of_role(self, role: str) -> list[str]:
+        devices = self._devices(place for (owner, _), place in self.placement.items() if owner == role)
+        if not devices:
+            raise ValueError(f"no device is placed for role {role!r}; placed are {self._names()}")
+        return devices
+
+    def _names(self) -> str:
+        return ", ".join(f"{role}/{engine}" for role, engine in self.placement)
+
+
+def _end(span: Span) -> float:
+    return span.end
+
+
+def _elapsed(window: Interval) -> float:
+    if window[1] <= window[0]:
+        raise ValueError(f"the window {window} has no length: no share of it can be taken")
+    return window[1] - window[0]
+
+
+def _seconds_per_engine(spans: Iterable[Span]) -> float:
+    total, engines = 0.0, set()
+    for span in spans:
+        total += span.end - span.start
+        engines.add((span.role, span.engine))
+    return total / len(engines) if engines else 0.0

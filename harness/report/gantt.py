@@ -1,0 +1,100 @@
+"""The Gantt chart of a run's first iterations: one lane per engine, one colour per kind of work."""
+
+from __future__ import annotations
+
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from harness.metrics.intervals import Interval
+from harness.metrics.timeline import SYNC_KINDS, Timeline
+from harness.metrics.trace import lanes
+from harness.protocols import Span
+
+_PALETTE = sns.color_palette("colorblind")
+KIND_COLORS = {
+    "generate": _PALETTE[0],
+    "load_weights": _PALETTE[3],
+    "reward": _PALETTE[8],
+    "reference": _PALETTE[4],
+    "old_log_prob": _PALETTE[9],
+    "advantages": _PALETTE[5],
+    "update_actor": _PALETTE[2],
+    "publish_weights": _PALETTE[1],
+    "wait_for_samples": (0.93, 0.93, 0.93),
+}
+_ITERATIONS = 6
+_SHOW_VERSION = SYNC_KINDS | {"generate"}
+_SMALLEST_GAP = 0.003  # of the width
+_SMALLEST_LABEL = 0.006  # of the width, per character: text in a narrower bar would not be readable
+
+
+def draw_gantt(figure: Figure, timeline: Timeline, iterations: int = _ITERATIONS) -> None:
+    """Draw the first iterations of `timeline`; numbers are iterations, `v` the weight version that samples or moves."""
+    shown, window = first_window(timeline, iterations)
+    spans = [s for s in timeline.spans if s.end > window[0] and s.start < window[1]]
+    engines = list(timeline.placement)
+    figure.set_size_inches(13, 1.9 + 0.5 * len(engines))
+    axes = figure.subplots()
+    for row, owner in enumerate(engines):
+        stacked = lanes(s for s in spans if (s.role, s.engine) == owner)
+        height = 0.8 / max(1, len(stacked))
+        for lane, lane_spans in enumerate(stacked):
+            for span in lane_spans:
+                _bar(axes, span, window, row - 0.4 + lane * height, height)
+    _mark_iterations(axes, timeline, shown)
+    alone = {role for role in timeline.roles if sum(owner == role for owner, _ in engines) == 1}
+    axes.set_yticks(range(len(engines)), [role if role in alone else f"{role} {engine}" for role, engine in engines])
+    axes.set(xlim=window, ylim=(len(engines) - 0.4, -0.6), xlabel="time since the run began (s)")
+    axes.grid(visible=False)
+    present = {s.kind for s in spans}
+    handles = [
+        Patch(facecolor=color, edgecolor="0.6" if kind == "wait_for_samples" else color, label=kind.replace("_", " "))
+        for kind, color in KIND_COLORS.items()
+        if kind in present
+    ]
+    handles.append(Patch(fill=False, edgecolor="none", label="in bars: iteration, or v = weight version"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // 2))
+
+
+def first_window(timeline: Timeline, iterations: int) -> tuple[list[int], Interval]:
+    """The iterations to show and their window. A first iteration that takes more than half of it, because everything
+    starts in it, is left out, so that the rest can be seen."""
+    order = sorted(timeline.iteration_ends)
+    shown = order[:iterations]
+    first, last = timeline.window(shown[0]), timeline.window(shown[-1])
+    if len(order) > 1 and first[1] - first[0] > 0.5 * (last[1] - first[0]):
+        shown = order[1 : iterations + 1]
+    return shown, (timeline.window(shown[0])[0], timeline.window(shown[-1])[1])
+
+
+def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float) -> None:
+    start, end = max(span.start, window[0]), min(span.end, window[1])
+    color = KIND_COLORS[span.kind]
+    share = (end - start) / (window[1] - window[0])
+    gap = 0.4 if share > _SMALLEST_GAP else 0.0  # a gap keeps neighbours apart, but would swallow a thin bar
+    axes.add_patch(Rectangle((start, bottom), end - start, height, facecolor=color, edgecolor="white", linewidth=gap))
+    text = f"v{span.version}" if span.kind in _SHOW_VERSION else str(span.iteration)
+    if span.kind == "wait_for_samples" or share < _SMALLEST_LABEL * len(text):
+        return
+    ink = "white" if sum(color) < 1.7 else "0.15"
+    axes.text((start + end) / 2, bottom + height / 2, text, ha="center", va="center", color=ink, fontsize="small")
+
+
+def _mark_iterations(axes: Axes, timeline: Timeline, shown: list[int]) -> None:
+    for iteration in shown:
+        start, end = timeline.window(iteration)
+        if iteration != shown[-1]:
+            axes.axvline(end, color="0.25", linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
+        axes.annotate(
+            f"iteration {iteration}",
+            ((start + end) / 2, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize="small",
+            color="0.35",
+        )

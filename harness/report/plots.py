@@ -1,0 +1,157 @@
+"""Pictures of one run, drawn from the files in its folder and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+from harness.metrics.manifest import identity_of
+from harness.metrics.run_files import load_manifest, load_metrics, load_samples, load_timeline
+from harness.metrics.safe_files import replacing
+from harness.metrics.timeline import Timeline
+from harness.report.gantt import draw_gantt
+from harness.report.titles import run_title
+
+_COLORS = sns.color_palette("colorblind")
+BLUE, ORANGE, GREEN, GRAY = _COLORS[0], _COLORS[1], _COLORS[2], _COLORS[7]
+_STYLE = {
+    **sns.axes_style("ticks"),
+    **sns.plotting_context("notebook", font_scale=0.9),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "grid.color": "0.92",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+_DPI = 150
+
+
+def draw_run(run_dir: Path) -> list[Path]:
+    """Draw reward.png, staleness.png, gantt.png and idle.png into the run's folder; returns their paths.
+
+    Reads manifest.json, metrics.jsonl, samples.parquet and trace.json. Raises ValueError if no iteration has finished.
+    """
+    metrics = pd.DataFrame(load_metrics(run_dir))
+    if metrics.empty:
+        raise ValueError(f"{run_dir}: no iteration has finished, there is nothing to draw")
+    samples = load_samples(run_dir).to_pandas()
+    timeline = load_timeline(run_dir)
+    title = run_title(identity_of(load_manifest(run_dir)))
+    drawings: dict[str, Callable[[Figure], None]] = {
+        "reward.png": lambda figure: draw_reward(figure, metrics),
+        "staleness.png": lambda figure: draw_staleness(figure, metrics, samples),
+        "gantt.png": lambda figure: draw_gantt(figure, timeline),
+        "idle.png": lambda figure: draw_idle(figure, timeline),
+    }
+    return [_save(run_dir / name, title, draw) for name, draw in drawings.items()]
+
+
+def draw_reward(figure: Figure, metrics: pd.DataFrame) -> None:
+    """Exact match and mean reward of the trained samples against samples and against seconds, one panel each.
+
+    Thin: every iteration; thick: the running mean over a twentieth of the run.
+    """
+    figure.set_size_inches(10, 4.2)
+    window = max(1, len(metrics) // 20)
+    series = {"reward/exact_match": ("exact match", BLUE), "reward/mean": ("mean reward", ORANGE)}
+    panels = figure.subplots(1, 2, sharey=True)
+    axes = (("samples", "samples trained"), ("seconds", "time since the run began (s)"))
+    for panel, (axis, label) in zip(panels, axes, strict=True):
+        for name, (legend, color) in series.items():
+            panel.plot(metrics[axis], metrics[name], color=color, linewidth=0.8, alpha=0.4)
+            smooth = metrics[name].rolling(window, min_periods=1).mean()
+            panel.plot(metrics[axis], smooth, color=color, linewidth=2.2, label=legend)
+        panel.set(xlabel=label, xlim=(0, None), ylim=(0, 1.02))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    panels[0].set_ylabel("mean over the samples of an iteration")
+    thick = f"thick: mean of {window} iterations" if window > 1 else None
+    panels[1].legend(loc="lower right", title=thick, alignment="left")
+
+
+def draw_staleness(figure: Figure, metrics: pd.DataFrame, samples: pd.DataFrame) -> None:
+    """Left: how many trained samples had which worst lag. Right: its two parts, per iteration."""
+    figure.set_size_inches(10, 4.2)
+    histogram, parts = figure.subplots(1, 2)
+    trained = samples[samples["fate"] == "trained"]
+    lags, mean_lag = trained["lag_worst"].astype(int), trained["lag_mean"].mean()
+    shares = lags.value_counts(normalize=True).reindex(range(int(lags.max()) + 1), fill_value=0.0)
+    bars = histogram.bar(shares.index, shares.to_numpy(), width=0.8, color=BLUE)
+    histogram.bar_label(bars, [f"{share:.1%}" if share else "" for share in shares], padding=2, fontsize="small")
+    histogram.set(
+        xlabel="worst lag of a sample (iterations)",
+        ylabel="share of trained samples",
+        title=f"worst lag: mean {lags.mean():.2f}, at most {lags.max()}\nmean lag: {mean_lag:.2f} on average",
+        xlim=(-0.7, max(lags.max(), 2) + 0.7),
+        ylim=(0, min(1.15 * shares.max(), 1.12)),
+    )
+    histogram.xaxis.set_major_locator(MaxNLocator(integer=True))
+    histogram.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    histogram.grid(axis="x", visible=False)
+
+    flight, queue = metrics["staleness/in_flight_mean"], metrics["staleness/in_queue_mean"]
+    edges = np.arange(len(metrics) + 1) + metrics["iteration"].min() - 0.5
+    parts.stairs(flight, edges, fill=True, color=ORANGE, label="in flight")
+    parts.stairs(flight + queue, edges, baseline=flight, fill=True, color=GREEN, label="in queue")
+    dropped = int((samples["fate"] == "dropped_stale").sum())
+    parts.set(
+        xlabel="iteration",
+        ylabel="mean worst lag (iterations)",
+        title=f"where the lag grew\n{dropped:,} of {len(samples):,} samples dropped as stale",
+        xlim=(edges[0], edges[-1]),
+        ylim=(0, max(1.0, 1.2 * float((flight + queue).max()))),
+    )
+    if not (flight + queue).any():
+        parts.text(0.5, 0.5, "no sample has any lag", transform=parts.transAxes, ha="center", color="0.35")
+    parts.xaxis.set_major_locator(MaxNLocator(integer=True))
+    parts.legend(loc="upper right", ncols=2, reverse=True)
+
+
+def draw_idle(figure: Figure, timeline: Timeline) -> None:
+    """Per role, how its devices spent the run after warm-up: own work, work of other roles that share them, idle."""
+    roles = timeline.roles
+    figure.set_size_inches(8, 1.6 + 0.42 * len(roles))
+    axes = figure.subplots()
+    start, end = timeline.steady_window()
+    own = np.array([timeline.busy_seconds(role) for role in roles]) / (end - start)
+    idle = np.array([timeline.idle(role) for role in roles])
+    shared = np.clip(1.0 - idle - own, 0.0, None)
+    left = np.zeros(len(roles))
+    stack = [("own work", own, BLUE), ("other roles on the same devices", shared, _COLORS[9]), ("idle", idle, "0.85")]
+    for label, share, color in stack:
+        if label == "other roles on the same devices" and share.max() < 5e-4:
+            continue
+        axes.barh(roles, share, left=left, color=color, label=label, height=0.7)
+        left = left + share
+    for row, share in enumerate(idle):
+        axes.annotate(f"{share:.0%} idle", (1.0, row), (6, 0), textcoords="offset points", va="center")
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel=f"share of the {end - start:.1f} s after warm-up, mean over the role's devices")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.grid(axis="y", visible=False)
+    _legend_below(figure, axes)
+
+
+def _legend_below(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+
+
+def _save(path: Path, title: str, draw: Callable[[Figure], None]) -> Path:
+    with rc_context(_STYLE):
+        figure = Figure(layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.suptitle(title, fontweight="bold")
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=_DPI)
+    return path

@@ -1,0 +1,153 @@
+"""The table at the end of a run, or of several, read from their folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from harness.metrics.manifest import RunIdentity, identity_of
+from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_timeline
+from harness.metrics.samples import FATES
+from harness.report.titles import HOW_TIMED
+
+_FILES = (
+    "config.yaml",
+    "manifest.json",
+    "metrics.jsonl",
+    "samples.parquet",
+    "responses.parquet",
+    "trace.json",
+    "ledger.json",
+)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run in figures. Means over iterations weigh them equally; what a run did not write yet is None or empty."""
+
+    path: Path
+    identity: RunIdentity
+    done: bool
+    iterations: int
+    samples: int
+    seconds: float
+    samples_per_s: float
+    tokens_per_s: float
+    exact_match_first: float
+    exact_match_last: float
+    lag_worst: float
+    lag_mean: float
+    idle: dict[str, float]
+    fraction_of_bound: float | None
+    ledger: dict[str, int] | None
+
+
+def summarize(run_dir: Path) -> RunSummary:
+    """Read one run's folder, finished or not; a run that was cut short has no trace and no ledger yet.
+
+    exact_match_first, _last: mean over the first and last 10 % of iterations (at least one). seconds: from the start of
+    the first iteration to the end of the last, over which rates are taken. tokens: as `throughput/tokens_per_s` counts
+    them. Raises ValueError if no iteration has finished.
+    """
+    metrics = load_metrics(run_dir)
+    if not metrics:
+        raise ValueError(f"{run_dir}: no iteration has finished, there is nothing to sum up")
+    tenth = math.ceil(len(metrics) / 10)
+    timeline = load_timeline(run_dir) if (run_dir / "trace.json").exists() else None
+    samples, seconds = metrics[-1]["samples"], sum(m["time/iteration_s"] for m in metrics)
+    tokens = sum(m["throughput/tokens_per_s"] * m["time/iteration_s"] for m in metrics)
+    return RunSummary(
+        path=run_dir,
+        identity=identity_of(load_manifest(run_dir)),
+        done=is_done(run_dir),
+        iterations=len(metrics),
+        samples=samples,
+        seconds=seconds,
+        samples_per_s=samples / seconds,
+        tokens_per_s=tokens / seconds,
+        exact_match_first=_mean(m["reward/exact_match"] for m in metrics[:tenth]),
+        exact_match_last=_mean(m["reward/exact_match"] for m in metrics[-tenth:]),
+        lag_worst=max(m["staleness/max"] for m in metrics),
+        lag_mean=_mean(m["staleness/mean"] for m in metrics),
+        idle={role: timeline.idle(role) for role in timeline.roles} if timeline else {},
+        fraction_of_bound=timeline.fraction_of_bound() if timeline else None,
+        ledger=load_ledger(run_dir) if (run_dir / "ledger.json").exists() else None,
+    )
+
+
+def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
+    """Two tables with a row per run, narrow enough for 80 columns; a simulated run says so in both."""
+    figures, account = Table(title="Runs"), Table(title="Devices and samples")
+    for table in (figures, account):
+        table.box, table.show_lines, table.title_justify, table.pad_edge = box.SIMPLE_HEAD, True, "left", False
+        table.add_column("run", no_wrap=True)
+    for heading in (
+        "iterations\nsamples",
+        "wall s",
+        "samples/s\ntokens/s",
+        "exact match\nfirst 10 %\nlast 10 %",
+        "lag\nworst\nmean",
+        "of\nbound",
+    ):
+        figures.add_column(heading, justify="right", no_wrap=True)
+    account.add_column("idle after warm-up", justify="right", no_wrap=True)
+    account.add_column("ledger (samples)", no_wrap=True)
+    for run in runs:
+        figures.add_row(_name(run), *_figures(run))
+        account.add_row(_name(run), _idle(run.idle), _ledger(run.ledger))
+    return [figures, account]
+
+
+def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
+    """Print the tables of these runs and the paths of what they wrote."""
+    runs = [summarize(run_dir) for run_dir in run_dirs]
+    for table in summary_tables(runs):
+        console.print(table)
+    for run in runs:
+        pictures = sorted(path.name for path in run.path.glob("*.png"))
+        written = [name for name in _FILES if (run.path / name).exists()] + pictures
+        console.print(f"{run.path}/", style="bold", soft_wrap=True, highlight=False, markup=False)
+        console.print("  " + " ".join(written), highlight=False)
+
+
+def _name(run: RunSummary) -> str:
+    identity = run.identity
+    lines = [identity.schedule, f"{identity.model}, seed {identity.seed}", HOW_TIMED[identity.backend]]
+    if identity.smoke:
+        lines.append("smoke run")
+    if not run.done:
+        lines.append("[red]unfinished[/red]")
+    return "\n".join(lines)
+
+
+def _figures(run: RunSummary) -> tuple[str, ...]:
+    return (
+        f"{run.iterations:,}\n{run.samples:,}",
+        f"{run.seconds:,.1f}",
+        f"{run.samples_per_s:,.1f}\n{run.tokens_per_s:,.0f}",
+        f"{run.exact_match_first:.3f}\n{run.exact_match_last:.3f}",
+        f"{run.lag_worst:.0f}\n{run.lag_mean:.2f}",
+        "-" if run.fraction_of_bound is None else f"{run.fraction_of_bound:.2f}",
+    )
+
+
+def _idle(idle: dict[str, float]) -> str:
+    return "\n".join(f"{role} {share:.0%}" for role, share in idle.items()) or "-"
+
+
+def _ledger(ledger: dict[str, int] | None) -> str:
+    if ledger is None:
+        return "-"
+    parts = [f"{ledger[fate]:,} {fate.replace('_', ' ')}" for fate in FATES]
+    return f"{ledger['admitted']:,} admitted\n= " + "\n+ ".join(parts)
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)

@@ -1,0 +1,226 @@
+"""The run's folder, its metrics lines, its lock, its manifest."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.metrics import manifest as manifest_module
+from harness.metrics.iteration import METRIC_NAMES, check_names, iteration_metrics, throughput_metrics
+from harness.metrics.ledger import Ledger, LedgerError
+from harness.metrics.manifest import RunIdentity, build_manifest, git_state, identity_of
+from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics
+from harness.metrics.safe_files import Lock, replacing, write_text
+
+
+def run_in(root: Path, seed: int = 0) -> RunDirectory:
+    return RunDirectory(root, "bench", "fully_async,eta=0.5", seed)
+
+
+def test_the_folder_is_experiment_cell_seed(tmp_path: Path) -> None:
+    assert run_in(tmp_path, 3).path == tmp_path / "bench" / "fully_async,eta=0.5" / "seed=3"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden"])
+def test_a_name_that_would_leave_the_layout_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot name a folder"):
+        RunDirectory(tmp_path, "bench", name, 0)
+
+
+def test_starting_again_wipes_the_seed_folder_and_nothing_else(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    with run_in(tmp_path, 1) as other:
+        other.append_metrics(iteration_metrics(1, 8, 1.0))
+    run = run_in(tmp_path)
+    (run.path / "plots").mkdir(parents=True)
+    (run.path / "plots" / "old.png").write_text("old")
+    (run.path / ".trace.json.123.tmp").write_text("half")
+    (run.path / "link").symlink_to(outside)
+    (run.path / "DONE").write_text("")
+    run.start()
+    run.close()
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "metrics.jsonl"]
+    assert (outside / "kept").exists()
+    assert len(load_metrics(other.path)) == 1
+
+
+def test_a_run_is_done_only_after_finish(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    run.start()
+    assert not run.done
+    run.close()
+    assert not run.done
+    run.start()
+    run.finish()
+    assert run.done
+
+
+def test_the_same_cell_and_seed_cannot_run_twice_at_once(tmp_path: Path) -> None:
+    with run_in(tmp_path) as first:
+        first.append_metrics(iteration_metrics(1, 8, 1.0))
+        with pytest.raises(BlockingIOError, match="is being run by another process"):
+            run_in(tmp_path).start()
+        assert len(load_metrics(first.path)) == 1  # the refused start wiped nothing
+        with run_in(tmp_path, seed=1):
+            pass
+    with run_in(tmp_path):
+        pass
+
+
+def test_a_lock_goes_with_the_process_that_held_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    code = f"from pathlib import Path; from harness.metrics.safe_files import Lock; import os; \
+lock = Lock(Path({str(path)!r}), wait=False); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    Lock(path, wait=False).release()
+
+
+def test_metrics_are_on_disk_after_every_iteration(tmp_path: Path) -> None:
+    with run_in(tmp_path) as run:
+        for iteration in (1, 2):
+            run.append_metrics(iteration_metrics(iteration, 8 * iteration, 0.5, {"reward/mean": 0.25}))
+            assert load_metrics(run.path)[-1]["iteration"] == iteration
+    assert load_metrics(run.path)[0] == {"iteration": 1, "samples": 8, "seconds": 0.5, "reward/mean": 0.25}
+
+
+def test_an_unknown_metric_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown metric reward/median"):
+        iteration_metrics(1, 8, 1.0, {"reward/median": 1.0})
+    with run_in(tmp_path) as run, pytest.raises(ValueError, match="unknown metric lag"):
+        run.append_metrics({"iteration": 1, "samples": 8, "seconds": 1.0, "lag": 2})
+    assert load_metrics(run.path) == []
+
+
+def test_an_iteration_without_its_axes_is_refused(tmp_path: Path) -> None:
+    with run_in(tmp_path) as run, pytest.raises(ValueError, match="need samples, seconds"):
+        run.append_metrics({"iteration": 1})
+
+
+def test_a_metric_that_two_parts_give_is_refused() -> None:
+    with pytest.raises(ValueError, match="iteration 3: reward/mean given by two parts"):
+        iteration_metrics(3, 8, 1.0, {"reward/mean": 1.0}, {"reward/mean": 0.0})
+
+
+def test_idle_takes_any_role_and_nothing_else_does() -> None:
+    check_names(["idle/actor_fwd", "idle/rollout", *METRIC_NAMES])
+    for name in ("idle/", "idle/a/b", "idle", "time/rollout_s"):
+        with pytest.raises(ValueError, match="unknown metric"):
+            check_names([name])
+
+
+def test_values_that_are_not_finite_stay_valid_json_and_come_back_as_nan(tmp_path: Path) -> None:
+    with run_in(tmp_path) as run:
+        run.append_metrics(iteration_metrics(1, 8, 1.0, {"policy/kl_ref": math.nan, "policy/ratio_max": math.inf}))
+    line = (run.path / "metrics.jsonl").read_text()
+    assert "NaN" not in line and json.loads(line)["policy/ratio_max"] is None
+    assert math.isnan(load_metrics(run.path)[0]["policy/kl_ref"])
+
+
+def test_a_last_line_that_was_cut_off_is_left_out_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    with run_in(tmp_path) as run:
+        run.append_metrics(iteration_metrics(1, 8, 1.0))
+    path = run.path / "metrics.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + '{"iteration": 2, "sam')
+    assert len(load_metrics(run.path)) == 1
+    path.write_text(whole + '{"iteration": 2, "sam\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is not JSON"):
+        load_metrics(run.path)
+
+
+def test_throughput_is_per_second_and_per_device() -> None:
+    assert throughput_metrics(samples=10, tokens=100, seconds=2.0, devices=5) == {
+        "throughput/samples_per_s": 5.0,
+        "throughput/tokens_per_s": 50.0,
+        "throughput/tokens_per_s_per_device": 10.0,
+    }
+    with pytest.raises(ValueError, match="no throughput over 0.0 s"):
+        throughput_metrics(10, 100, 0.0, 5)
+
+
+def test_the_config_comes_back_from_its_yaml(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"schedule": {"name": "half_step", "eta": 0.5}, "sizes": [1, 2], "checkpoint": None}
+    with run_in(tmp_path) as run:
+        run.write_config(config)
+    assert OmegaConf.to_container(OmegaConf.load(run.path / "config.yaml")) == config
+
+
+def test_a_ledger_that_does_not_close_is_not_written(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.admit([1, 2])
+    with run_in(tmp_path) as run:
+        run.write_ledger(ledger)
+        assert load_ledger(run.path)["in_flight_ids"] == [1, 2]
+        ledger._in_flight.clear()
+        with pytest.raises(LedgerError):
+            run.write_ledger(ledger)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with pytest.raises(RuntimeError, match="half way"), replacing(path) as temporary:
+        temporary.write_text("ne")
+        raise RuntimeError("half way")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def identity() -> RunIdentity:
+    return RunIdentity("bench", "cell", 3, "fully_async", "tiny", "torch", "real")
+
+
+def test_the_manifest_says_what_made_the_run() -> None:
+    manifest = json.loads(json.dumps(build_manifest(identity(), {"run": 3})))
+    assert identity_of(manifest) == identity()
+    assert manifest["seeds"] == {"run": 3}
+    assert manifest["packages"]["numpy"] and "torch" in manifest["packages"]
+    assert 1 <= manifest["hardware"]["cores"] <= (os.cpu_count() or 1)
+    assert manifest["hardware"]["memory_bytes"] > 2**20
+    assert manifest["started_at"].endswith("+00:00")
+
+
+def test_a_package_that_is_not_installed_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "PACKAGES", ("numpy", "no-such-package-here"))
+    packages = build_manifest(identity(), {})["packages"]
+    assert packages["numpy"] is not None and packages["no-such-package-here"] is None
+
+
+def test_the_commit_is_that_of_the_repository_that_tracks_the_source(tmp_path: Path) -> None:
+    source = tmp_path / "code.py"
+    source.write_text("x = 1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@x"]
+    assert git_state(source) is None  # no repository
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert git_state(source) is None  # not tracked by it
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-q", "--no-verify", "-m", "first"], check=True)
+    clean = git_state(source)
+    assert clean is not None and len(clean["commit"]) == 40 and clean["dirty"] is False
+    (tmp_path / "new_schedule.py").write_text("")
+    assert git_state(source) == {"commit": clean["commit"], "dirty": True}
+
+
+def test_gpus_are_those_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB, 81559 MiB'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert manifest_module.hardware()["gpus"] == ["NVIDIA H100 80GB, 81559 MiB"]
+
+
+@pytest.mark.parametrize("module", ["harness.metrics.run_files", "harness.metrics.manifest", "harness.report.summary"])
+def test_reading_results_needs_neither_torch_nor_ray_nor_mlflow(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'ray', 'vllm', 'mlflow'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,176 @@
+"""Lags of one sample, the metrics over samples, and samples.parquet."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.metrics.samples import (
+    FATES,
+    SCHEMA,
+    SampleRecord,
+    read_samples,
+    reward_metrics,
+    sample_record,
+    staleness_metrics,
+    write_samples,
+)
+
+COLUMNS = (
+    "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
+    "lag_in_queue span admitted_at started_at finished_at trained_at prompt_tokens response_tokens reward exact_match"
+).split()
+
+
+def trained(versions: Any, trainer: int, **changes: Any) -> SampleRecord:
+    given_: dict[str, Any] = {
+        "sample_id": 1,
+        "group_id": 0,
+        "fate": "trained",
+        "admitted_at": 0.0,
+        "prompt_tokens": 5,
+        "versions": versions,
+        "trainer_version": trainer,
+        "trained_iteration": trainer + 1,
+        "trained_at": 2.0,
+        "reward": 1.0,
+        "exact_match": True,
+    }
+    return sample_record(**(given_ | changes))
+
+
+def waiting(**changes: Any) -> SampleRecord:
+    given_: dict[str, Any] = {
+        "sample_id": 2,
+        "group_id": 0,
+        "fate": "in_flight",
+        "admitted_at": 0.5,
+        "prompt_tokens": 5,
+    }
+    return sample_record(**(given_ | changes))
+
+
+def test_the_columns_are_those_of_the_design_in_its_order() -> None:
+    assert [field.name for field in fields(SampleRecord)] == COLUMNS == SCHEMA.names
+
+
+def test_lag_is_taken_apart_into_flight_and_queue() -> None:
+    record = trained(np.array([3, 3, 4, 6], dtype=np.int32), trainer=7)
+    assert (record.version_first, record.version_last, record.span) == (3, 6, 3)
+    assert (record.lag_worst, record.lag_in_flight, record.lag_in_queue) == (4, 3, 1)
+    assert record.lag_mean == (4 + 4 + 3 + 1) / 4
+    assert record.response_tokens == 4
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(0, 5))
+def test_the_parts_of_the_lag_add_up_and_the_mean_lies_between_them(drawn: list[int], waited: int) -> None:
+    versions = sorted(drawn)
+    record = trained(versions, trainer=versions[-1] + waited)
+    lags = [versions[-1] + waited - version for version in versions]
+    assert record.lag_worst == max(lags)
+    assert record.lag_in_flight is not None and record.lag_in_queue is not None and record.lag_mean is not None
+    assert record.lag_in_flight + record.lag_in_queue == record.lag_worst
+    assert record.lag_mean == pytest.approx(sum(lags) / len(lags))
+    assert record.span == len(set(versions))
+
+
+def test_versions_that_decrease_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"decrease: \[3, 2\]"):
+        trained([3, 2], trainer=4)
+
+
+def test_a_token_newer_than_the_trainer_is_refused() -> None:
+    with pytest.raises(ValueError, match="version 5, but the trainer held 4"):
+        trained([4, 5], trainer=4)
+
+
+def test_a_negative_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="negative token version -1"):
+        trained([-1, 0], trainer=4)
+
+
+def test_a_trained_sample_needs_tokens_and_a_trainer_version() -> None:
+    with pytest.raises(ValueError, match="has no token"):
+        trained([], trainer=0)
+    with pytest.raises(ValueError, match="trainer_version"):
+        trained([0], trainer=0, trainer_version=None)
+
+
+def test_a_sample_that_was_not_trained_has_no_lag_and_may_not_claim_one() -> None:
+    dropped = waiting(fate="dropped_stale", versions=[1, 2], finished_at=1.0)
+    assert (dropped.version_first, dropped.version_last, dropped.span) == (1, 2, 2)
+    assert dropped.lag_worst is dropped.lag_mean is dropped.lag_in_flight is dropped.lag_in_queue is None
+    with pytest.raises(ValueError, match="must be None"):
+        waiting(trainer_version=3)
+
+
+def test_a_sample_that_has_not_started_has_neither_version_nor_span() -> None:
+    record = waiting()
+    assert record.version_first is record.version_last is record.span is record.started_at is None
+    assert record.response_tokens == 0
+
+
+def test_an_unknown_fate_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown fate 'lost'"):
+        waiting(fate="lost")
+
+
+def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> None:
+    records = [trained([0, 0, 0, 2], trainer=2), trained([1], trainer=2), waiting(versions=[0])]
+    assert staleness_metrics(records) == {
+        "staleness/mean": (1.5 + 1.0) / 2,
+        "staleness/max": 2.0,
+        "staleness/in_flight_mean": 1.0,
+        "staleness/in_queue_mean": 0.5,
+        "staleness/span_max": 2.0,
+    }
+
+
+def test_reward_metrics_are_means_over_trained_samples() -> None:
+    short, long = trained([0] * 2, 0, reward=0.5, exact_match=False), trained([0] * 102, 0)
+    assert reward_metrics([short, long, waiting()]) == {
+        "reward/mean": 0.75,
+        "reward/exact_match": 0.5,
+        "response_length/mean": 52.0,
+        "response_length/p99": 101.0,
+    }
+
+
+def test_metrics_over_no_trained_sample_are_refused() -> None:
+    with pytest.raises(ValueError, match="no trained sample"):
+        staleness_metrics([waiting()])
+
+
+def test_a_trained_sample_without_reward_is_refused() -> None:
+    with pytest.raises(ValueError, match="have no reward"):
+        reward_metrics([trained([0], 0, reward=None)])
+
+
+def test_parquet_gives_back_the_rows_sorted_by_sample(tmp_path: Path) -> None:
+    records = [waiting(sample_id=i, fate=fate) for i, fate in enumerate(FATES[1:])]
+    records.append(trained([1, 2], 3, sample_id=9, engine="rollout-0", started_at=0.25, finished_at=1.5))
+    path = tmp_path / "samples.parquet"
+    write_samples(path, reversed(records))
+    table = read_samples(path)
+    assert [SampleRecord(**row) for row in table.to_pylist()] == records
+    assert table.schema.equals(SCHEMA)
+    assert [file.name for file in tmp_path.iterdir()] == ["samples.parquet"]
+
+
+def test_parquet_of_no_sample_still_has_its_columns(tmp_path: Path) -> None:
+    write_samples(tmp_path / "samples.parquet", [])
+    assert read_samples(tmp_path / "samples.parquet").column_names == COLUMNS
+
+
+def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"sample_id": [1]}), tmp_path / "samples.parquet")
+    with pytest.raises(ValueError, match="not written by this version"):
+        read_samples(tmp_path / "samples.parquet")

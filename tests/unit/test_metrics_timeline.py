@@ -1,0 +1,234 @@
+"""Intervals, busy and idle time, the bound, phase times, and the trace that holds them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.metrics.intervals import Interval, clip, length, subtract, union
+from harness.metrics.iteration import check_names
+from harness.metrics.timeline import KINDS, WORK_KINDS, Place, Timeline
+from harness.metrics.trace import chrome_trace, lanes, timeline_of
+from harness.protocols import Span
+
+TICKS = st.integers(0, 30).map(float)
+INTERVALS = st.lists(st.tuples(TICKS, TICKS).map(lambda pair: (min(pair), max(pair))), max_size=8)
+
+
+def covered(intervals: list[Interval]) -> set[float]:
+    """The unit ticks inside the intervals: a slow, obvious model of them."""
+    return {tick for tick in range(30) for start, end in intervals if start <= tick and tick + 1 <= end}
+
+
+@given(INTERVALS)
+def test_a_union_is_sorted_disjoint_and_covers_the_same_time(intervals: list[Interval]) -> None:
+    merged = union(intervals)
+    assert all(end < start for (_, end), (start, _) in zip(merged, merged[1:], strict=False))
+    assert covered(merged) == covered(intervals)
+    assert length(intervals) == len(covered(intervals))
+
+
+@given(INTERVALS, INTERVALS)
+def test_a_difference_is_in_the_first_and_not_in_the_second(first: list[Interval], second: list[Interval]) -> None:
+    assert covered(subtract(first, second)) == covered(first) - covered(second)
+
+
+@given(INTERVALS, st.tuples(TICKS, TICKS).map(lambda pair: (min(pair), max(pair))))
+def test_clipping_keeps_what_is_in_the_window(intervals: list[Interval], window: Interval) -> None:
+    assert covered(clip(intervals, window)) == covered(intervals) & covered([window])
+
+
+def span(
+    role: str, kind: str, start: float, end: float, *, engine: str = "0", iteration: int = 1, version: int = 0
+) -> Span:
+    return Span(role, engine, kind, start, end, version, iteration)
+
+
+def separated(warmup: int = 0) -> Timeline:
+    """Two rollout engines and an actor with pools of their own; two iterations of 10 s."""
+    timeline = Timeline(
+        {
+            ("rollout", "0"): Place("rollout", ("r0",)),
+            ("rollout", "1"): Place("rollout", ("r1",)),
+            ("actor", "0"): Place("actor", ("a0",)),
+        },
+        warmup=warmup,
+    )
+    timeline.add(
+        [
+            span("rollout", "generate", 0, 8),
+            span("rollout", "generate", 0, 4, engine="1"),
+            span("actor", "wait_for_samples", 0, 5),
+            span("actor", "update_actor", 5, 8),
+            span("actor", "update_actor", 7, 9),  # overlaps: seconds 7 to 8 count once as busy
+            span("rollout", "generate", 8, 20, iteration=2),
+            span("actor", "update_actor", 19, 20, iteration=2),
+        ]
+    )
+    timeline.end_iteration(1, 10.0)
+    timeline.end_iteration(2, 20.0)
+    return timeline
+
+
+def test_busy_time_is_a_union_per_device_and_a_mean_over_devices() -> None:
+    timeline = separated()
+    assert timeline.busy_seconds("rollout", (0, 10)) == (10 + 4) / 2
+    assert timeline.busy_seconds("actor", (0, 10)) == 4
+
+
+def test_idle_is_what_is_left_of_the_window() -> None:
+    timeline = separated()
+    assert timeline.idle("rollout", (0, 10)) == pytest.approx(0.3)
+    assert timeline.idle("actor", (0, 10)) == pytest.approx(0.6)
+    assert timeline.idle("actor") == pytest.approx(1 - 5 / 20)
+
+
+def test_waiting_is_not_work() -> None:
+    timeline = Timeline({("actor", "0"): Place("actor", ("a0",))})
+    timeline.add([span("actor", "wait_for_samples", 0, 10)])
+    assert KINDS - WORK_KINDS == {"wait_for_samples"}
+    assert timeline.idle("actor", (0, 10)) == 1.0
+
+
+def test_the_bound_is_the_work_of_the_busiest_pool() -> None:
+    timeline = separated()
+    assert timeline.fraction_of_bound((0, 10)) == pytest.approx(0.7)  # rollout; the actor's pool worked .4
+    assert timeline.fraction_of_bound((18, 20)) == pytest.approx(0.5)
+
+
+def test_warm_up_iterations_are_left_out() -> None:
+    timeline = separated(warmup=1)
+    assert timeline.steady_window() == (10.0, 20.0)
+    assert timeline.idle("actor") == pytest.approx(0.9)
+    assert timeline.run_metrics() == {
+        "idle/rollout": pytest.approx(0.5),
+        "idle/actor": pytest.approx(0.9),
+        "throughput/fraction_of_bound": pytest.approx(0.5),
+    }
+
+
+def test_a_run_that_is_all_warm_up_is_taken_whole() -> None:
+    assert separated(warmup=2).steady_window() == (0.0, 20.0)
+
+
+def test_roles_that_share_a_device_are_idle_together() -> None:
+    shared = Place("pool", ("gpu0",))
+    timeline = Timeline({("rollout", "0"): shared, ("actor", "0"): shared})
+    timeline.add([span("rollout", "generate", 0, 6), span("actor", "update_actor", 6, 9)])
+    assert timeline.idle("rollout", (0, 10)) == timeline.idle("actor", (0, 10)) == pytest.approx(0.1)
+    assert timeline.busy_seconds("rollout", (0, 10)) == 6
+    assert timeline.fraction_of_bound((0, 10)) == pytest.approx(0.9)
+
+
+def test_a_device_that_never_works_counts_in_its_role_and_pool() -> None:
+    timeline = Timeline({("actor", str(rank)): Place("actor", (f"a{rank}",)) for rank in range(4)})
+    timeline.add([span("actor", "update_actor", 0, 8)])
+    assert timeline.idle("actor", (0, 8)) == 0.75
+    assert timeline.fraction_of_bound((0, 8)) == 0.25
+
+
+def test_an_engine_on_two_devices_is_busy_on_both() -> None:
+    timeline = Timeline({("rollout", "0"): Place("rollout", ("r0", "r1"))})
+    timeline.add([span("rollout", "generate", 0, 3)])
+    assert timeline.busy_seconds("rollout", (0, 10)) == 3
+
+
+def test_phase_times_are_seconds_per_engine_of_the_iteration_that_the_spans_carry() -> None:
+    metrics = separated().iteration_metrics(1)
+    assert metrics["time/iteration_s"] == 10
+    assert metrics["time/generate_s"] == (8 + 4) / 2
+    assert metrics["time/update_actor_s"] == 3 + 2
+    assert metrics["time/wait_for_samples_s"] == 5
+    assert metrics["time/reference_s"] == 0
+    assert separated().iteration_metrics(2)["time/generate_s"] == 12
+
+
+def test_waiting_time_is_the_training_roles() -> None:
+    timeline = Timeline({("actor", "0"): Place("a", ("a0",)), ("reference", "0"): Place("r", ("r0",))})
+    timeline.add([span("reference", "wait_for_samples", 0, 9), span("actor", "wait_for_samples", 0, 2)])
+    timeline.end_iteration(1, 10.0)
+    assert timeline.iteration_metrics(1)["time/wait_for_samples_s"] == 2
+
+
+def test_a_weight_sync_is_exposed_only_where_a_device_does_nothing_else() -> None:
+    timeline = Timeline({("rollout", "0"): Place("rollout", ("r0",)), ("actor", "0"): Place("actor", ("a0",))})
+    timeline.add(
+        [
+            span("rollout", "generate", 0, 6),
+            span("rollout", "load_weights", 4, 7),  # two seconds of it beside generation
+            span("actor", "update_actor", 0, 5),
+            span("actor", "publish_weights", 3, 4),  # hidden behind the update
+        ]
+    )
+    timeline.end_iteration(1, 10.0)
+    metrics = timeline.iteration_metrics(1)
+    assert metrics["time/weight_sync_s"] == 4
+    assert metrics["time/weight_sync_exposed_s"] == 1
+
+
+def test_every_metric_of_the_timeline_has_a_known_name() -> None:
+    check_names(separated().iteration_metrics(1))
+    check_names(separated().run_metrics())
+
+
+def test_a_share_of_an_empty_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no length"):
+        Timeline({("actor", "0"): Place("actor", ("a0",))}).idle("actor")
+
+
+def test_an_engine_without_a_place_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="span of critic/0, which has no place; placed are rollout/0, rollout/1, actor/0"
+    ):
+        separated().add([span("critic", "generate", 0, 1)])
+
+
+def test_an_unknown_kind_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="unknown kind of span 'idle_loop'"):
+        separated().add([span("actor", "idle_loop", 0, 1)])
+
+
+def test_time_does_not_go_back() -> None:
+    with pytest.raises(ValueError, match="ends before it starts"):
+        separated().add([span("actor", "update_actor", 2, 1)])
+    with pytest.raises(ValueError, match="iteration 3 ends at 5.0 s"):
+        separated().end_iteration(3, 5.0)
+
+
+def test_the_trace_has_a_process_per_role_and_a_thread_per_engine() -> None:
+    trace = json.loads(json.dumps(chrome_trace(separated())))
+    names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert sorted(names.values()) == ["actor", "rollout"]
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    first = next(e for e in slices if names[e["pid"]] == "rollout" and threads[e["pid"], e["tid"]] == "1")
+    assert (first["name"], first["ts"], first["dur"]) == ("generate", 0.0, 4e6)
+    assert first["args"] == {"engine": "1", "version": 0, "iteration": 1}
+    assert len(slices) == 7
+
+
+def test_slices_of_one_thread_never_overlap() -> None:
+    by_thread: dict[tuple[int, int], list[dict]] = {}
+    for event in chrome_trace(separated())["traceEvents"]:
+        if event["ph"] == "X":
+            by_thread.setdefault((event["pid"], event["tid"]), []).append(event)
+    assert len(by_thread) == 4  # the actor's overlapping update has a thread of its own
+    for events in by_thread.values():
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in zip(events, events[1:], strict=False))
+
+
+def test_touching_spans_share_a_lane_and_overlapping_ones_do_not() -> None:
+    a, b, c = (span("actor", "update_actor", *times) for times in ((0, 2), (2, 4), (3, 5)))
+    assert lanes([c, b, a]) == [[a, b], [c]]
+    assert lanes([]) == []
+
+
+def test_a_timeline_comes_back_from_its_trace() -> None:
+    timeline = separated(warmup=1)
+    again = timeline_of(json.loads(json.dumps(chrome_trace(timeline))))
+    assert again.spans == timeline.spans
+    assert again.placement == timeline.placement
+    assert again.run_metrics() == timeline.run_metrics()

@@ -1,0 +1,239 @@
+"""Plots and summary of a made-up fully asynchronous run, written with the product's own writers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from rich.console import Console
+
+from harness.metrics.iteration import iteration_metrics, throughput_metrics
+from harness.metrics.ledger import Ledger
+from harness.metrics.manifest import Backend, RunIdentity, build_manifest
+from harness.metrics.run_files import RunDirectory, load_samples, load_timeline
+from harness.metrics.samples import SampleRecord, reward_metrics, sample_record, staleness_metrics
+from harness.metrics.timeline import Place, Timeline
+from harness.protocols import Span
+from harness.report.gantt import draw_gantt, first_window
+from harness.report.plots import draw_run
+from harness.report.summary import print_summary, summarize
+
+PLACEMENT = {
+    ("rollout", "0"): Place("rollout", ("rollout:0",)),
+    ("rollout", "1"): Place("rollout", ("rollout:1",)),
+    ("reward", "0"): Place("scoring", ("scoring:0",)),
+    ("reference", "0"): Place("scoring", ("scoring:0",)),
+    ("actor_fwd", "0"): Place("actor_fwd", ("actor_fwd:0",)),
+    ("advantages", "0"): Place("advantages", ("advantages:0",)),
+    ("actor", "0"): Place("actor", ("actor:0",)),
+}
+STEP_S = 0.15
+
+
+def spans_of(iteration: int, lag: int) -> list[Span]:
+    """What each engine does in one iteration: generate, swap weights, score, train in micro-batches, publish."""
+    rng = np.random.default_rng(iteration)
+    start, version = (iteration - 1) * STEP_S, max(0, iteration - 1 - lag)
+    spans = []
+    for engine in ("0", "1"):
+        swap = start + 0.120 + 0.01 * rng.random()
+        spans += [
+            Span("rollout", engine, "generate", start, swap, version, iteration),
+            Span("rollout", engine, "load_weights", swap, start + 0.148, version + 1, iteration),
+        ]
+    phases = (("reward", "reward", 0.004), ("reference", "reference", 0.008), ("actor_fwd", "old_log_prob", 0.012))
+    for micro in range(4):
+        begin = start + 0.005 + micro * 0.03
+        for role, kind, seconds in phases:
+            spans.append(Span(role, "0", kind, begin, begin + seconds, iteration - 1, iteration))
+            begin += seconds
+        spans.append(Span("advantages", "0", "advantages", begin, begin + 0.001, iteration - 1, iteration))
+        spans.append(Span("actor", "0", "wait_for_samples", begin - 0.012, begin + 0.001, iteration - 1, iteration))
+        spans.append(Span("actor", "0", "update_actor", begin + 0.001, begin + 0.018, iteration - 1, iteration))
+    spans.append(Span("actor", "0", "publish_weights", start + 0.140, start + 0.149, iteration, iteration))
+    return spans
+
+
+def samples_of(iteration: int, lag: int) -> list[SampleRecord]:
+    rng = np.random.default_rng(1000 + iteration)
+    records = []
+    for row in range(32):
+        trainer = iteration - 1
+        first = max(0, trainer - int(rng.integers(0, lag + 1)))
+        last = int(rng.integers(first, trainer + 1))
+        switch = int(rng.integers(1, 8))
+        exact = bool(rng.random() < 0.4 + 0.4 * (1 - math.exp(-iteration / 25)))
+        records.append(
+            sample_record(
+                sample_id=32 * (iteration - 1) + row,
+                group_id=4 * (iteration - 1) + row // 8,
+                engine=str(row % 2),
+                fate="trained",
+                admitted_at=max(0.0, (iteration - 3) * STEP_S),
+                started_at=max(0.0, (iteration - 2) * STEP_S),
+                finished_at=(iteration - 0.5) * STEP_S,
+                trained_at=iteration * STEP_S,
+                trained_iteration=iteration,
+                trainer_version=trainer,
+                versions=[first] * switch + [last] * 3,
+                prompt_tokens=7,
+                reward=0.5 * exact + 0.5 * (exact or rng.random() < 0.7),
+                exact_match=exact,
+            )
+        )
+    return records
+
+
+def write_run(
+    root: Path, *, iterations: int = 40, lag: int = 2, backend: Backend = "real", schedule: str = "fully_async"
+) -> RunDirectory:
+    """A finished run of 32 samples an iteration, written as the runner writes it."""
+    run = RunDirectory(root, "bench", schedule, seed=0)
+    run.start()
+    run.write_config({"schedule": {"name": schedule, "max_staleness": lag}})
+    identity = RunIdentity("bench", schedule, 0, schedule, "tiny", "torch", backend)
+    run.write_manifest(build_manifest(identity, {"run": 0}))
+    timeline, ledger, records = Timeline(PLACEMENT), Ledger(), []
+    for iteration in range(1, iterations + 1):
+        batch = samples_of(iteration, lag)
+        timeline.add(spans_of(iteration, lag))
+        timeline.end_iteration(iteration, iteration * STEP_S)
+        ids = [record.sample_id for record in batch]
+        ledger.admit(ids)
+        ledger.trained(ids, iteration)
+        records += batch
+        tokens = sum(record.prompt_tokens + record.response_tokens for record in batch)
+        run.append_metrics(
+            iteration_metrics(
+                iteration,
+                32 * iteration,
+                iteration * STEP_S,
+                timeline.iteration_metrics(iteration),
+                throughput_metrics(32, tokens, STEP_S, devices=6),
+                staleness_metrics(batch),
+                reward_metrics(batch),
+                ledger.metrics(),
+            )
+        )
+    run.write_samples(records)
+    run.write_trace(timeline)
+    run.write_ledger(ledger)
+    run.finish()
+    return run
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)]
+
+
+def printed(run_dirs: list[Path], width: int = 120) -> str:
+    console = Console(width=width, record=True, file=None, quiet=False, force_terminal=False)
+    with console.capture() as captured:
+        print_summary(run_dirs, console)
+    return captured.get()
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_every_picture_of_a_run_is_drawn_from_its_files(tmp_path: Path, lag: int) -> None:
+    run = write_run(tmp_path, lag=lag)
+    drawn = draw_run(run.path)
+    assert [path.name for path in drawn] == ["reward.png", "staleness.png", "gantt.png", "idle.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert not list(run.path.glob(".*.tmp"))
+
+
+def test_a_run_of_one_iteration_can_be_drawn(tmp_path: Path) -> None:
+    assert len(draw_run(write_run(tmp_path, iterations=1, lag=0).path)) == 4
+
+
+def test_a_run_without_an_iteration_is_not_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path, iterations=1)
+    (run.path / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="no iteration has finished"):
+        draw_run(run.path)
+    with pytest.raises(ValueError, match="no iteration has finished"):
+        summarize(run.path)
+
+
+def test_titles_of_a_virtual_run_say_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    suptitle = Figure.suptitle
+
+    def note(figure: Figure, title: str, **options: Any) -> Any:
+        titles.append(title)
+        return suptitle(figure, title, **options)
+
+    monkeypatch.setattr(Figure, "suptitle", note)
+    draw_run(write_run(tmp_path, iterations=3, backend="virtual").path)
+    assert titles == ["fully_async · tiny · seed 0 · simulated"] * 4
+
+
+def test_the_gantt_chart_names_every_engine_and_the_versions_that_sample(tmp_path: Path) -> None:
+    figure = Figure()
+    draw_gantt(figure, load_timeline(write_run(tmp_path, iterations=8, lag=0).path), iterations=3)
+    words = texts(figure)
+    assert {"rollout 0", "rollout 1", "reference", "actor", "iteration 3", "v2", "generate", "update actor"} <= set(
+        words
+    )
+    assert "iteration 4" not in words
+
+
+def test_the_gantt_chart_leaves_out_a_first_iteration_that_dwarfs_the_rest() -> None:
+    timeline = Timeline({("actor", "0"): Place("actor", ("a",))})
+    for iteration, end in enumerate([30.0, 31.0, 32.0, 33.0], start=1):
+        timeline.end_iteration(iteration, end)
+    assert first_window(timeline, iterations=2) == ([2, 3], (30.0, 32.0))
+    assert first_window(timeline, iterations=200) == ([2, 3, 4], (30.0, 33.0))
+
+
+def test_the_summary_says_what_the_files_say(tmp_path: Path) -> None:
+    run = write_run(tmp_path, iterations=40)
+    summary = summarize(run.path)
+    table = load_samples(run.path).to_pandas()
+    assert (summary.iterations, summary.samples, summary.done) == (40, 1280, True)
+    assert summary.seconds == pytest.approx(40 * STEP_S)
+    assert summary.samples_per_s == pytest.approx(32 / STEP_S)
+    tokens = (table["prompt_tokens"] + table["response_tokens"]).sum()
+    assert summary.tokens_per_s == pytest.approx(tokens / summary.seconds)
+    first = table[table["trained_iteration"] <= 4]["exact_match"].astype(float).mean()
+    assert summary.exact_match_first == pytest.approx(first)
+    assert summary.lag_worst == table["lag_worst"].max() == 2
+    assert summary.lag_mean == pytest.approx(table["lag_mean"].mean())
+    assert summary.ledger is not None and summary.ledger["trained"] == 1280
+    assert set(summary.idle) == {role for role, _ in PLACEMENT}
+
+
+def test_the_printed_summary_names_the_run_and_every_file_it_wrote(tmp_path: Path) -> None:
+    run = write_run(tmp_path, iterations=4)
+    draw_run(run.path)
+    text = printed([run.path])
+    for word in ("fully_async", "measured", "rollout", "128 trained", str(run.path), "trace.json", "gantt.png"):
+        assert word in text, word
+    assert "simulated" not in text and "unfinished" not in text
+
+
+def test_rows_of_virtual_runs_say_simulated(tmp_path: Path) -> None:
+    real = write_run(tmp_path, iterations=2)
+    virtual = write_run(tmp_path, iterations=2, backend="virtual", schedule="half_step")
+    text = printed([real.path, virtual.path])
+    assert text.count("simulated") == text.count("measured") == 2  # one row each in both tables
+
+
+def test_a_run_that_was_cut_short_is_summed_up_and_called_unfinished(tmp_path: Path) -> None:
+    run = write_run(tmp_path, iterations=4)
+    for name in ("DONE", "trace.json", "ledger.json"):
+        (run.path / name).unlink()
+    summary = summarize(run.path)
+    assert not summary.done and summary.idle == {} and summary.ledger is None
+    assert "unfinished" in printed([run.path])
+
+
+def test_the_manifest_of_a_run_is_plain_json(tmp_path: Path) -> None:
+    manifest = json.loads((write_run(tmp_path, iterations=1).path / "manifest.json").read_text())
+    assert manifest["schedule"] == "fully_async" and manifest["seeds"] == {"run": 0}
