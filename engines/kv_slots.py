@@ -1,0 +1,192 @@
+"""A Qwen3 model over a fixed number of slots: each slot holds the keys and values of one running sample.
+
+The arithmetic of a sample does not depend on its neighbours, bitwise, in float32 on the CPU. That stands on three facts
+about the CPU kernels (torch 2.13 with MKL, AVX-512), measured, and held by tests:
+
+- a matrix product gives each row the same bits whatever the number of rows, from 16 rows up; below, other kernels take
+  over. So token rows are padded to a multiple of `ROWS`. With several threads this holds for hidden sizes up to 512 or
+  so: from 1024 on, the split among threads depends on the number of rows. Use one thread there.
+- attention treats each (sample, head) alone and masked keys add exact zeros, but how the sum over keys is split depends
+  on their number: a scalar tail behind the last full vector, and chunks of equal size where there are more than 384. So
+  the number of keys is a multiple of `VECTOR`, and from `CHUNK` on a multiple of `CHUNK`, which splits all alike.
+- with both, prefill and decode give the same bits for up to 384 tokens where at least two query heads share a key head:
+  there, a sample that recomputes its cache under the same weights goes on exactly as it would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+ROWS = 32
+"""Token rows of a forward pass are a multiple of this (twice what the CPU's matrix products need)."""
+VECTOR = 16
+"""Key lengths are a multiple of this: the floats in the widest vector register."""
+CHUNK = 256
+"""Key lengths beyond this are a multiple of it."""
+PREFILL_TOKENS = 8192
+"""Most tokens in one prefill pass, which bounds its activations."""
+
+Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(layer, query [N, heads, dim], key and value [N, kv_heads, dim]) -> [N, heads * dim]"""
+
+
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def key_length(tokens: int) -> int:
+    """How many keys attention runs over for a sequence of so many tokens."""
+    return round_up(tokens, VECTOR if tokens <= CHUNK else CHUNK)
+
+
+class SlotModel:
+    """Runs the model's own modules against the slot cache; rows of a decode pass are slots 0, 1, 2, ...
+
+    The cache is, per layer, keys and values of [slots, length, kv_heads, head_dim] in the model's dtype, allocated once
+    for `slots` sequences of `max_length` tokens.
+    """
+
+    def __init__(self, model: Qwen3ForCausalLM, slots: int) -> None:
+        config = model.config
+        if config.use_sliding_window:
+            raise ValueError("the embedded engine knows full attention only: the model has use_sliding_window set")
+        self.model = model
+        self.slots = slots
+        self.max_length: int = config.max_position_embeddings
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = config.head_dim
+        self.capacity = key_length(self.max_length)
+        self.allocate()
+
+    @torch.inference_mode()
+    def allocate(self) -> None:
+        """Make the cache and the rotary table on the device where the model is now."""
+        weight = self.model.model.embed_tokens.weight
+        shape = (self.slots, self.capacity, self.kv_heads, self.head_dim)
+        # Zeros, not empty: masked positions are multiplied by zero, and zero times NaN is NaN.
+        self.keys = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in self.model.model.layers]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        positions = torch.arange(self.capacity, device=weight.device)
+        self.cos, self.sin = (table[0].unsqueeze(1) for table in self.model.model.rotary_emb(weight, positions[None]))
+        self.positions = positions
+
+    def release(self) -> None:
+        """Give the cache's memory back; `allocate` makes a new, empty one."""
+        self.keys, self.values = [], []
+
+    @property
+    def released(self) -> bool:
+        return not self.keys
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Forget what the cache holds; its memory stays."""
+        for tensor in self.keys + self.values:
+            tensor.zero_()
+
+    @torch.inference_mode()
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot's keys and values to another slot."""
+        for tensor in self.keys + self.values:
+            tensor[target] = tensor[source]
+
+    @torch.inference_mode()
+    def prefill(self, contexts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Fill slots from position 0 by (slot, tokens) pairs.
+
+        A sample's padded length is a function of its own length: what is prefilled with it cannot reach its bits.
+        """
+
+        def padded(context: tuple[int, Sequence[int]]) -> int:
+            return key_length(len(context[1]))
+
+        for length, group in groupby(sorted(contexts, key=padded), key=padded):
+            for batch in _batches(list(group), max(1, PREFILL_TOKENS // length)):
+                self._prefill(batch, length)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """Logits [n, vocabulary] after one more token in each of slots 0 to n - 1.
+
+        Args:
+            tokens: the token of each slot, [n].
+            positions: its position; keys and values before it are in the cache, [n].
+        """
+        rows, length = len(tokens), key_length(max(positions) + 1)
+        at = self._tensor(positions)
+        mask = (self.positions[:length] <= at[:, None])[:, None, None]
+
+        def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            # The query heads that share a key head become query rows: no copy of keys per query head.
+            grouped = query.view(rows, self.kv_heads, -1, self.head_dim)
+            keys = self.keys[layer][:rows, :length].transpose(1, 2)
+            values = self.values[layer][:rows, :length].transpose(1, 2)
+            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(rows, -1)
+
+        hidden = self._forward(self._tensor(tokens), at, self._tensor(range(rows)), attention)
+        return self.model.lm_head(hidden)[:rows]
+
+    def _prefill(self, contexts: Sequence[tuple[int, Sequence[int]]], length: int) -> None:
+        """One pass over contexts of one padded length. Padding is on the right: causal attention never looks there,
+        and decoding overwrites its keys before it unmasks them."""
+        rows = len(contexts)
+        tokens = self._tensor(
+            [token for _, context in contexts for token in (*context, *[0] * (length - len(context)))]
+        )
+
+        def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            query, key, value = (x.view(rows, length, -1, self.head_dim).transpose(1, 2) for x in (query, key, value))
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            return out.transpose(1, 2).reshape(rows * length, -1)
+
+        slots = self._tensor([slot for slot, _ in contexts]).repeat_interleave(length)
+        self._forward(tokens, self.positions[:length].repeat(rows), slots, attention)
+
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        """Final hidden states of N token rows, padded to [multiple of ROWS, hidden]; writes their keys and values.
+
+        The decoder layer of transformers' `Qwen3DecoderLayer` and `Qwen3Attention`, through their modules, without
+        masks and cache copies made anew for every token.
+        """
+        real = len(tokens)
+        padding = round_up(real, ROWS) - real
+        where = slots * self.capacity + positions
+        tokens, positions = F.pad(tokens, (0, padding)), F.pad(positions, (0, padding))
+        cos, sin = self.cos[positions], self.sin[positions]
+        hidden = self.model.model.embed_tokens(tokens)
+        for i, layer in enumerate(self.model.model.layers):
+            block = layer.self_attn
+            x = layer.input_layernorm(hidden)
+            query = _rotate(block.q_norm(block.q_proj(x).view(-1, self.heads, self.head_dim)), cos, sin)[:real]
+            key = _rotate(block.k_norm(block.k_proj(x).view(-1, self.kv_heads, self.head_dim)), cos, sin)[:real]
+            value = block.v_proj(x).view(-1, self.kv_heads, self.head_dim)[:real]
+            self.keys[i].view(-1, self.kv_heads, self.head_dim).index_copy_(0, where, key)
+            self.values[i].view(-1, self.kv_heads, self.head_dim).index_copy_(0, where, value)
+            mixed = attention(i, query, key, value)
+            hidden = hidden + block.o_proj(F.pad(mixed, (0, 0, 0, padding)) if padding else mixed)
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return self.model.model.norm(hidden)
+
+    def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.positions.device)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding (Su et al., "RoFormer", 2021), halves convention. x: [rows, heads, dim]."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _batches(items: list[tuple[int, Sequence[int]]], size: int) -> Iterator[list[tuple[int, Sequence[int]]]]:
+    return (items[i : i + size] for i in range(0, len(items), size))

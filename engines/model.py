@@ -1,0 +1,91 @@
+"""The policy: a transformers Qwen3 model of the configured shape, made here or read from a local directory.
+
+Importing this file loads neither torch nor transformers, so that shapes can be counted without them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Weights of the model in all, from its shape alone; tied embeddings count once."""
+    query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    attention = config.hidden * (2 * query + 2 * key_value) + 2 * config.head_dim
+    layer = attention + 3 * config.hidden * config.ff + 2 * config.hidden
+    embeddings = config.vocabulary * config.hidden * (1 if config.tied_embeddings else 2)
+    return embeddings + config.layers * layer + config.hidden
+
+
+def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> Qwen3ForCausalLM:
+    """The model in `config.dtype` on `device`, in eval mode, with sdpa attention.
+
+    Weights come from `config.checkpoint` where that is set, else they are drawn from `seed` alone; the global random
+    state stays as it was. Nothing is ever downloaded.
+
+    Raises:
+        ValueError: the checkpoint's shape is not the configured one.
+    """
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    dtype = getattr(torch, config.dtype)
+    if config.checkpoint is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            model = Qwen3ForCausalLM(_qwen3_config(config)).to(dtype)
+    else:
+        model = Qwen3ForCausalLM.from_pretrained(
+            config.checkpoint, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        )
+        _require_shape(config, model.config)
+    return model.to(device).eval()
+
+
+def _qwen3_config(config: ModelConfig) -> Qwen3Config:
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        **_shape(config),
+        attn_implementation="sdpa",
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        use_sliding_window=False,
+    )
+
+
+def _shape(config: ModelConfig) -> dict[str, int | bool]:
+    return {
+        "hidden_size": config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.ff,
+        "vocab_size": config.vocabulary,
+        "tie_word_embeddings": config.tied_embeddings,
+        "max_position_embeddings": config.max_length,
+    }
+
+
+def _require_shape(config: ModelConfig, found: Qwen3Config) -> None:
+    """A checkpoint may have been trained for longer sequences than the run uses; all else must be equal."""
+    wanted = _shape(config)
+    longest = wanted.pop("max_position_embeddings")
+    wrong = [
+        f"{key} {getattr(found, key)}, not {value}" for key, value in wanted.items() if getattr(found, key) != value
+    ]
+    if found.max_position_embeddings < longest:
+        wrong.append(f"max_position_embeddings {found.max_position_embeddings}, less than max_length {longest}")
+    if wrong:
+        raise ValueError(
+            f"checkpoint {config.checkpoint} does not have the shape of model {config.name}: it has {'; '.join(wrong)}"
+        )
+    found.max_position_embeddings = longest

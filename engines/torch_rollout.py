@@ -1,0 +1,272 @@
+"""The embedded rollout engine: a transformers Qwen3 model, continuous batching over slots, one process, no server.
+
+Between two events of the loop it takes one `step`: samples that wait get the free slots and their prompts are
+prefilled, then every running sample gets one token. Pauses and weight updates land between steps, never inside one.
+What a sample draws depends on the weights, the run's seed, its id and its prompt only; its neighbours, its slot and the
+time it started cannot reach it (see `engines.kv_slots` for what that rests on, `engines.sampling` for the draw).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from engines.kv_slots import SlotModel
+from engines.running_sample import RunningSample
+from engines.sampling import draw, uniforms
+from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+
+class TorchRollout:
+    """`harness.protocols.RolloutEngine` in process. It owns `model` and moves it to `device`; it starts at version 0.
+
+    A sample that goes on from a partial keeps the partial's start time. Running samples of a paused engine go on with
+    the keys and values of the old weights after an update, unless `drop_cache` is called: then with those of the new.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        *,
+        sampling: Sampling,
+        slots: int,
+        seed: int,
+        clock: Clock,
+        device: torch.device | str = "cpu",
+        name: str = "0",
+    ) -> None:
+        self.slots = slots
+        self.version = 0
+        self.name = name
+        self.sampling = sampling
+        self._seed = seed
+        self._clock = clock
+        self._device = torch.device(device)
+        self._model = model.to(self._device).eval()
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._required = {name for name, _ in model.named_parameters()}
+        self._cache = SlotModel(model, slots)
+        self._rows: list[RunningSample] = []
+        self._waiting: deque[RunningSample] = deque()
+        self._done: list[Completion] = []
+        self._changed = asyncio.Event()
+        self._admitting = True
+        self._paused = False
+        self._closed = False
+        self._torn: int | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self._rows)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, all or none.
+
+        Raises:
+            ValueError: a prompt is empty, leaves the vocabulary, or is too long for the model with max_tokens more.
+        """
+        for request in requests:
+            self._validate(request)
+        self._waiting.extend(RunningSample.of(request) for request in requests)
+        self._changed.set()
+
+    async def finished(self) -> list[Completion]:
+        """Takes steps while there is something to do, else waits for `submit`, `resume`, `pause` or `close`; the event
+        loop gets a turn after every step.
+
+        Raises:
+            RuntimeError: there is work, but the weights are torn or asleep; or the engine was closed.
+        """
+        while not self._done:
+            if self._closed:
+                raise RuntimeError(f"engine {self.name} is closed: nothing more will be finished")
+            if not self._paused and (self._rows or (self._admitting and self._waiting)):
+                self.step()
+                await asyncio.sleep(0)
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+        done, self._done = self._done, []
+        return done
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Start what waits and has a slot, then sample one token for each running sample."""
+        self._require_ready()
+        self._start()
+        if not self._rows:
+            return
+        self._fill_cache()
+        logits = self._cache.decode(
+            [sample.context[-1] for sample in self._rows], [len(sample.context) - 1 for sample in self._rows]
+        )
+        uniform = [sample.uniforms[len(sample.log_probs)] for sample in self._rows]
+        tokens, log_probs = draw(logits, torch.tensor(uniform, dtype=torch.float64, device=self._device), self.sampling)
+        if not torch.isfinite(log_probs).all():
+            raise FloatingPointError(
+                f"engine {self.name}: log-probabilities under version {self.version} are not finite"
+            )
+        for sample, token, log_prob in zip(self._rows, tokens.tolist(), log_probs.tolist(), strict=True):
+            sample.context.append(token)
+            sample.log_probs.append(log_prob)
+            sample.versions.append(self.version)
+        self._retire()
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._admitting = False
+        if mode == "wait":
+            # Whoever is in `finished` steps too; a step is whole, so it does not matter whose it is.
+            while self._rows:
+                self.step()
+                await asyncio.sleep(0)
+        if mode == "abort":
+            now = self._clock.now()
+            self._done += [sample.completion("abort", now) for sample in (*self._rows, *self._waiting)]
+            self._rows.clear()
+            self._waiting.clear()
+        self._paused = True
+        self._changed.set()
+
+    def drop_cache(self) -> None:
+        self._cache.clear()
+        for sample in self._rows:
+            sample.cached = False
+
+    async def resume(self) -> None:
+        """Raises RuntimeError where `finished` would: torn weights, asleep, closed."""
+        self._require_ready()
+        self._admitting, self._paused = True, False
+        self._changed.set()
+
+    @torch.no_grad()
+    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """The iterable is read to its end even where a tensor does not fit, so that a collective behind it completes.
+
+        Raises:
+            RuntimeError: the engine is neither paused nor idle.
+            ValueError: names are unknown or missing, or shapes are wrong: all of them in one message. `lm_head.weight`
+                may be missing where it is tied to the embeddings.
+        """
+        self._require_still("load_weights")
+        self._torn = version
+        loaded, wrong = set(), []
+        for name, tensor in weights:
+            parameter = self._parameters.get(name)
+            if parameter is None:
+                wrong.append(f"{name} is unknown")
+            elif parameter.shape != tensor.shape:
+                wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
+            else:
+                parameter.copy_(tensor)
+            loaded.add(name)
+        wrong += [f"{name} is missing" for name in sorted(self._required - loaded)]
+        if wrong:
+            raise ValueError(f"engine {self.name}: the weights of version {version} do not fit: {'; '.join(wrong)}")
+        self.version = version
+        self._torn = None
+
+    def sleep(self) -> None:
+        """Give the cache's memory back, and move the weights to the host; running samples stay, to be recomputed."""
+        self._require_still("sleep")
+        self.drop_cache()
+        self._cache.release()
+        self._model.to("cpu")
+
+    def wake(self) -> None:
+        """Undo `sleep`: weights on the device again, and an empty cache. Nothing happens to an engine that is awake."""
+        if self._cache.released:
+            self._model.to(self._device)
+            self._cache.allocate()
+
+    async def close(self) -> None:
+        """Forget all samples and release the cache; who waits in `finished` gets a RuntimeError."""
+        self._rows.clear()
+        self._waiting.clear()
+        self._cache.release()
+        self._closed = True
+        self._changed.set()
+
+    def _start(self) -> None:
+        """Give free slots to waiting samples, in the order of submission."""
+        while self._admitting and self._waiting and len(self._rows) < self.slots:
+            sample = self._waiting.popleft()
+            if sample.started_at is None:
+                sample.started_at = self._clock.now()
+            sample.uniforms = uniforms(self._seed, sample.sample_id, self.sampling.max_tokens).tolist()
+            self._rows.append(sample)
+
+    def _fill_cache(self) -> None:
+        """Prefill what started, or lost its cache, up to the last token: that one is decoded with everyone's."""
+        contexts = []
+        for row, sample in enumerate(self._rows):
+            if not sample.cached and len(sample.context) > 1:
+                contexts.append((row, sample.context[:-1]))
+            sample.cached = True
+        self._cache.prefill(contexts)
+
+    def _retire(self) -> None:
+        """Take finished samples out of their slots; the last running one moves into the gap: rows stay dense."""
+        now = self._clock.now()
+        for row in reversed(range(len(self._rows))):
+            if (reason := self._finish_reason(self._rows[row])) is None:
+                continue
+            self._done.append(self._rows[row].completion(reason, now))
+            last = self._rows.pop()
+            if row < len(self._rows):
+                self._cache.move(len(self._rows), row)
+                self._rows[row] = last
+        if self._done:
+            self._changed.set()
+
+    def _finish_reason(self, sample: RunningSample) -> FinishReason | None:
+        if sample.context[-1] in self.sampling.stop_tokens:
+            return "stop"
+        return "length" if len(sample.log_probs) == self.sampling.max_tokens else None
+
+    def _validate(self, request: Request) -> None:
+        where, prompt = f"engine {self.name}, sample {request.sample_id}", request.prompt
+        vocabulary = self._model.config.vocab_size
+        if len(prompt) == 0 or prompt.min() < 0 or prompt.max() >= vocabulary:
+            raise ValueError(
+                f"{where}: a prompt needs one or more tokens in 0 ... {vocabulary - 1}, got {prompt.tolist()}"
+            )
+        if len(prompt) + self.sampling.max_tokens > self._cache.max_length:
+            raise ValueError(
+                f"{where}: {len(prompt)} prompt tokens and max_tokens {self.sampling.max_tokens} exceed the model's "
+                f"max_length {self._cache.max_length}; shorten the prompt or lower max_tokens"
+            )
+        partial = request.partial
+        if partial is not None and (partial.sample_id != request.sample_id or partial.finish_reason != "abort"):
+            raise ValueError(
+                f"{where}: only its own aborted completion can be continued, got one of sample {partial.sample_id} "
+                f"that ended by {partial.finish_reason!r}"
+            )
+
+    def _require_ready(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"engine {self.name} is closed")
+        if self._torn is not None:
+            raise RuntimeError(
+                f"engine {self.name} will not generate: version {self._torn} was loaded in part only; "
+                "load a complete set of weights"
+            )
+        if self._cache.released:
+            raise RuntimeError(f"engine {self.name} is asleep; call wake() first")
+
+    def _require_still(self, action: str) -> None:
+        if not self._paused and (self._rows or self._waiting):
+            raise RuntimeError(
+                f"engine {self.name}: {action} needs a paused or idle engine, but {self.running} samples run and "
+                f"{self.waiting} wait; call pause() first"
+            )

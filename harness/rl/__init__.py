@@ -1,0 +1,1 @@
+"""Advantage estimators, losses and off-policy corrections: pure functions on tensors."""

@@ -1,0 +1,72 @@
+"""What a training step says about itself, as sums that add up over micro-batches and ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.rl.losses import k3, policy_ratio
+
+
+@torch.no_grad()
+def diagnostics(
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    entropies: torch.Tensor | None = None,
+    reference_log_probs: torch.Tensor | None = None,
+    old_log_probs: torch.Tensor | None = None,
+    same_version: torch.Tensor | None = None,
+) -> dict[str, float]:
+    """Sums, counts and maxima of one micro-batch: inputs [B, T] (mask and same_version bool), outputs numbers.
+
+    `clipped` counts the tokens at which PPO's clip cuts the gradient off, whichever correction is in use. `mismatch`
+    is k3 between the engine that sampled (behaviour) and the trainer's recomputation (old_log_probs), over the tokens
+    where same_version says that both used the same weights: what remains is arithmetic. Absent inputs leave their
+    keys out. A rank without tokens reports zeros.
+    """
+    ratio = policy_ratio(log_probs, behaviour_log_probs, mask)
+    clipped = torch.where(advantages > 0, ratio > 1 + clip_high, (advantages < 0) & (ratio < 1 - clip_low)) & mask
+    sums = {"tokens": mask.sum(), "clipped": clipped.sum(), "ratio_max": ratio.masked_fill(~mask, 0.0).amax()}
+    if entropies is not None:
+        sums["entropy"] = entropies.masked_fill(~mask, 0.0).sum(dtype=torch.float64)
+    if reference_log_probs is not None:
+        sums["kl_ref"] = k3(log_probs, reference_log_probs, mask).sum(dtype=torch.float64)
+    if old_log_probs is not None and same_version is not None:
+        comparable = mask & same_version
+        sums["mismatch"] = k3(behaviour_log_probs, old_log_probs, comparable).sum(dtype=torch.float64)
+        sums["mismatch_tokens"] = comparable.sum()
+    return {key: float(value) for key, value in sums.items()}
+
+
+def add_diagnostics(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    """Two micro-batches' or two ranks' diagnostics as one: keys in `*_max` take the larger, others the sum.
+
+    `{}` is the neutral element.
+    """
+    merged = dict(one)
+    for key, value in other.items():
+        if key not in merged:
+            merged[key] = value
+        elif key.endswith("_max"):
+            merged[key] = max(merged[key], value)
+        else:
+            merged[key] = merged[key] + value
+    return merged
+
+
+def policy_metrics(sums: dict[str, float]) -> dict[str, float]:
+    """The `policy/*` metrics of everything added up; means are over tokens, KL and entropy in nats."""
+    metrics = {
+        "policy/clip_fraction": sums["clipped"] / max(1.0, sums["tokens"]),
+        "policy/ratio_max": sums["ratio_max"],
+    }
+    for key in ("entropy", "kl_ref"):
+        if key in sums:
+            metrics[f"policy/{key}"] = sums[key] / max(1.0, sums["tokens"])
+    if sums.get("mismatch_tokens"):
+        metrics["policy/mismatch_kl"] = sums["mismatch"] / sums["mismatch_tokens"]
+    return metrics

@@ -1,0 +1,121 @@
+"""A small training batch, and the reference that FSDP is held against: samples one by one, plain torch, no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.distributed import HashStore, Store, destroy_process_group
+from torch.distributed.tensor import DTensor
+
+from engines.fsdp import FSDPEngine, init_world
+from engines.model import build_model
+from harness.config import AlgorithmConfig, ModelConfig
+from harness.protocols import TrainBatch
+from harness.rl.losses import CORRECTIONS
+from harness.transfer_queue import Ragged
+
+SMALL = ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64)
+CPU = torch.device("cpu")
+SAMPLES = 16
+FREE = AlgorithmConfig(
+    # betas[0] = 0 leaves the gradient itself in AdamW's first moment; the clip is out of the way.
+    "test",
+    4,
+    4,
+    1,
+    learning_rate=1e-3,
+    betas=(0.0, 0.95),
+    grad_clip=1e9,
+    kl_coef=0.1,
+)
+
+
+def batch_of(samples: Sequence[int]) -> TrainBatch:
+    """Samples of different lengths by their numbers; the same number is the same sample in any batch."""
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("prompt", "response", "behaviour", "reference")}
+    advantages = []
+    for number in samples:
+        rng = np.random.default_rng(number)
+        prompt, length = rng.integers(1, SMALL.vocabulary, rng.integers(1, 9)), int(rng.integers(1, 12))
+        columns["prompt"].append(prompt)
+        columns["response"].append(rng.integers(1, SMALL.vocabulary, length))
+        columns["behaviour"].append((-3.4 + 0.2 * rng.standard_normal(length)).astype(np.float32))
+        columns["reference"].append((-3.4 + 0.2 * rng.standard_normal(length)).astype(np.float32))
+        advantages.append(rng.standard_normal())
+    ragged = {name: Ragged.from_rows(rows) for name, rows in columns.items()}
+    return TrainBatch(
+        prompts=ragged["prompt"],
+        responses=ragged["response"],
+        behaviour_log_probs=ragged["behaviour"],
+        versions=Ragged(np.zeros(len(ragged["response"].values), np.int32), ragged["response"].lengths),
+        advantages=np.array(advantages, np.float32),
+        ref_log_probs=ragged["reference"],
+    )
+
+
+def token_count(samples: Sequence[int]) -> int:
+    return len(batch_of(samples).responses.values)
+
+
+class World:
+    """A training world of this process alone, or this process's rank in a larger one."""
+
+    def __init__(self, store: Store | None = None, rank: int = 0, world: int = 1) -> None:
+        self.mesh = init_world(store or HashStore(), rank, world, CPU, timeout_s=60)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        destroy_process_group()
+
+    def engine(self, algorithm: AlgorithmConfig) -> FSDPEngine:
+        return FSDPEngine(build_model(SMALL), algorithm, mesh=self.mesh, device=CPU)
+
+
+def train(engine: FSDPEngine, micro_batches: Sequence[Sequence[int]]) -> float:
+    """One step; the norm of its gradient."""
+    for samples in micro_batches:
+        engine.accumulate(batch_of(samples))
+    return engine.step()["grad_norm"]
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy: in a world of one, `full_tensor` is the shard itself."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+def weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
+    return {name: full(parameter) for name, parameter in engine.named_parameters().items()}
+
+
+def gradients(engine: FSDPEngine) -> dict[str, torch.Tensor]:
+    """The gradients of the first step, after clipping, of an engine with betas[0] = 0."""
+    state = engine._optimizer.state
+    return {name: full(state[parameter]["exp_avg"]) for name, parameter in engine.named_parameters().items()}
+
+
+def plain_gradients(
+    samples: Sequence[int], algorithm: AlgorithmConfig, dtype: torch.dtype = torch.float32
+) -> tuple[torch.nn.Module, torch.Tensor]:
+    """The model with the gradients of the token mean, and the loss; each sample alone, by plain formulas."""
+    model = build_model(SMALL).to(dtype).train()
+    batch = batch_of(samples)
+    loss = torch.zeros((), dtype=dtype)
+    correction = CORRECTIONS[algorithm.correction]
+    for i, (prompt, response) in enumerate(zip(batch.prompts.rows(), batch.responses.rows(), strict=True)):
+        sequence = torch.from_numpy(np.concatenate([prompt, response]))
+        logits = model(sequence[None]).logits[0, len(prompt) - 1 : -1] / algorithm.temperature
+        log_probs = torch.log_softmax(logits, -1).gather(-1, sequence[len(prompt) :, None])[:, 0]
+        behaviour = torch.from_numpy(batch.behaviour_log_probs.row(i)).to(dtype)
+        advantage = torch.full_like(behaviour, float(batch.advantages[i]))
+        loss = loss + correction(log_probs, behaviour, advantage, torch.ones(len(response), dtype=torch.bool)).sum()
+        if algorithm.kl_coef and batch.ref_log_probs is not None:
+            difference = torch.from_numpy(batch.ref_log_probs.row(i)).to(dtype) - log_probs
+            loss = loss + algorithm.kl_coef * (difference.exp() - difference - 1).sum()
+    loss = loss / token_count(samples)
+    loss.backward()
+    return model, loss.detach()

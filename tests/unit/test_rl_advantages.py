@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from harness.rl.advantages import group_advantages
+
+
+def test_advantages_have_mean_zero_and_deviation_one_in_every_group() -> None:
+    rewards = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
+    advantages = group_advantages(rewards)
+    torch.testing.assert_close(advantages.mean(1), torch.zeros(5), atol=1e-6, rtol=0)
+    torch.testing.assert_close(advantages.std(1, unbiased=False), torch.ones(5), atol=1e-4, rtol=0)
+
+
+def test_one_right_answer_of_four_by_hand() -> None:
+    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), eps=0.0)
+    torch.testing.assert_close(advantages, torch.tensor([[3.0, -1.0, -1.0, -1.0]]) / 3**0.5)
+
+
+def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
+    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), divide_by_std=False)
+    assert advantages.tolist() == [[0.75, -0.25, -0.25, -0.25]]
+
+
+@pytest.mark.parametrize("divide_by_std", [True, False])
+def test_a_group_of_equal_rewards_teaches_exactly_nothing(divide_by_std: bool) -> None:
+    # the float32 mean of seven times 0.1 is not 0.1
+    rewards = torch.tensor([0.1, 1 / 3, 0.7, 1e-30]).repeat_interleave(7).view(4, 7)
+    assert group_advantages(rewards, divide_by_std=divide_by_std).tolist() == [[0.0] * 7] * 4
+
+
+def test_groups_do_not_see_each_other() -> None:
+    rewards = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
+    rows = [group_advantages(rewards[[group]]) for group in range(6)]
+    assert torch.equal(group_advantages(rewards), torch.cat(rows))
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4,), (2, 2, 2)])
+def test_rewards_that_are_not_groups_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="n >= 2"):
+        group_advantages(torch.zeros(shape))

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from harness.rl import warm_start as module
+from harness.rl.warm_start import add_noise, demonstrations, noise_level, warm_start
+from harness.tasks import TASKS
+from harness.tasks.vocabulary import encode
+
+
+def tiny(hidden: int = 16) -> Qwen3ForCausalLM:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=32, hidden_size=hidden, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                head_dim=8, intermediate_size=32, tie_word_embeddings=True, max_position_embeddings=64,
+            )
+        ).eval()  # fmt: skip
+
+
+def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def answer_loss(model: Qwen3ForCausalLM) -> float:
+    tokens, present, answers = demonstrations(TASKS["reverse"](), 99, 0, 64, 0.0)
+    with torch.no_grad():
+        logits = model(input_ids=tokens, attention_mask=present.long()).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits[answers[:, 1:]], tokens[:, 1:][answers[:, 1:]]).item()
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    models = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(models))  # the global generator must not matter
+        models.append(tiny())
+        warm_start(models[-1], TASKS["reverse"](), seed=seed, steps=4, batch=8)
+    first, again, other = map(weights, models)
+    assert all(map(torch.equal, first, again))
+    assert not all(map(torch.equal, first, other))
+
+
+def test_it_leaves_generators_threads_mode_and_gradients_as_they_were() -> None:
+    threads, torch_state, numpy_state = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state()[1]
+    model = tiny()
+    warm_start(model, TASKS["copy"](), steps=2, batch=8)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert np.array_equal(np.random.get_state()[1], numpy_state)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_threads_are_restored_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    with pytest.raises(RuntimeError, match="no such step"):
+        with module.one_thread():
+            raise RuntimeError("no such step")
+    assert counts == [1, 7]
+
+
+def test_it_reports_every_step() -> None:
+    heard: list[tuple[int, int]] = []
+    warm_start(tiny(), TASKS["expand"](), steps=3, batch=4, progress=lambda done, steps: heard.append((done, steps)))
+    assert heard == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_it_learns_to_read_the_prompt() -> None:
+    model = tiny(hidden=32)
+    warm_start(model, TASKS["reverse"](), steps=150, batch=32, lr=1e-2)
+    lengths_and_letters_alone = 2.74  # nats a token: 1 stop in 5.5 tokens, 16 letters alike
+    assert answer_loss(model) < lengths_and_letters_alone - 0.3
+
+
+def test_only_the_answer_is_learnt_and_padding_is_absent() -> None:
+    task = TASKS["reverse"]()
+    tokens, present, answers = demonstrations(task, 0, 0, 16, 0.0)
+    for row in range(16):
+        prompt = task.decode(tokens[row][present[row] & ~answers[row]].numpy())
+        answer = task.decode(tokens[row][answers[row]].numpy())
+        assert prompt.endswith("=") and answer == prompt[-2::-1] + "."
+    assert tokens[~present].eq(task.pad_token).all()
+
+
+def test_noise_comes_at_its_rates_and_spares_the_stop_token() -> None:
+    clean = np.append(np.tile(encode("ab"), 5000), encode("."))
+    random = np.random.default_rng(0)
+    replaced = add_noise(clean, encode("c"), 1.0, random)
+    assert replaced[-1] == encode(".")[0]
+    assert np.mean(replaced[:-1] == encode("c")[0]) == pytest.approx(module.REPLACED, abs=0.02)
+    lengths = [len(add_noise(encode("a."), encode("a"), 1.0, random)) for _ in range(5000)]
+    assert np.mean(np.array(lengths) == 1) == pytest.approx(module.DROPPED, abs=0.01)
+    assert np.mean(np.array(lengths) == 3) == pytest.approx(module.STUTTERED, abs=0.01)
+    assert np.array_equal(add_noise(clean, encode("c"), 0.0, random), clean)
+
+
+def test_demonstrations_are_clean_first_and_fully_noisy_at_the_end() -> None:
+    levels = [noise_level(step, 100) for step in range(100)]
+    assert levels[:50] == [0.0] * 50
+    assert levels[90:] == [1.0] * 10
+    assert levels == sorted(levels)
