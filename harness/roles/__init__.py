@@ -1,0 +1,1 @@
+"""One loop each: read columns from the TransferQueue, compute, write columns."""

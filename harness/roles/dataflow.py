@@ -1,0 +1,66 @@
+"""Which role reads and writes which columns: the queue's schema for one job.
+
+    prompts ─ prompt, answer, admitted_at ─┐
+    rollout ─ response, log_probs, versions, engine, started_at, finished_at
+       ├─> reward      ─ reward, exact_match ─> advantages ─ advantage
+       ├─> reference   ─ ref_log_probs
+       ├─> actor_fwd   ─ old_log_probs, old_version
+       └─> actor reads all of them
+
+One row is one sample; `response`, `log_probs`, `versions`, `ref_log_probs` and `old_log_probs` have a value per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
+
+PROMPT_COLUMNS = {
+    "prompt": ColumnSpec("int64", ragged=True),
+    "answer": ColumnSpec("int64", ragged=True),
+    "admitted_at": ColumnSpec("float64"),
+}
+ROLLOUT_COLUMNS = {
+    "response": ColumnSpec("int64", ragged=True),
+    "log_probs": ColumnSpec("float32", ragged=True),
+    "versions": ColumnSpec("int32", ragged=True),
+    "engine": ColumnSpec("int32"),
+    "started_at": ColumnSpec("float64"),
+    "finished_at": ColumnSpec("float64"),
+}
+REWARD_COLUMNS = {"reward": ColumnSpec("float32"), "exact_match": ColumnSpec("bool")}
+ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32")}
+REFERENCE_COLUMNS = {"ref_log_probs": ColumnSpec("float32", ragged=True)}
+OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version": ColumnSpec("int32")}
+
+
+def partition_name(iteration: int) -> str:
+    """The partition that holds the batch of an iteration."""
+    return f"train_{iteration}"
+
+
+def queue_spec(roles: Collection[str], *, training_ranks: int, capacity_rows: int) -> QueueSpec:
+    """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
+
+    Forward passes and training take rows first in, first out: then a micro-batch holds the same rows whatever the
+    timing, and the same seed gives the same bits. Rewards are per sample, so they take whatever is ready.
+    """
+    columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
+    trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
+    trained.remove("answer")
+    tasks = {
+        "rollout": TaskSpec(("prompt",), whole_groups=True),
+        "reward": TaskSpec(("response", "answer"), policy="ready"),
+        "advantages": TaskSpec(("reward",), policy="ready", whole_groups=True),
+    }
+    if "reference" in roles:
+        columns |= REFERENCE_COLUMNS
+        trained += REFERENCE_COLUMNS
+        tasks["reference"] = TaskSpec(("prompt", "response"), whole_groups=True)
+    if "actor_fwd" in roles:
+        columns |= OLD_COLUMNS
+        trained += OLD_COLUMNS
+        tasks["actor_fwd"] = TaskSpec(("prompt", "response"), whole_groups=True)
+    tasks["actor"] = TaskSpec(tuple(trained), ranks=training_ranks, whole_groups=True)
+    return QueueSpec(columns, tasks, capacity_rows)

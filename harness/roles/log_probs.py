@@ -1,0 +1,64 @@
+"""Log-probabilities of sampled tokens under a frozen policy (reference) or a recent one (actor_fwd)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.protocols import LogProbEngine, Span
+from harness.roles.stage import Stage
+from harness.transfer_queue import Batch, Column, Ragged
+from harness.weight_sync.receiver import WeightOffer, WeightReceiver
+
+
+class ReferenceStage(Stage):
+    """The initial policy, for the KL of the trained one to it."""
+
+    role = kind = "reference"
+
+    def __init__(self, engine: LogProbEngine, **stage: Any) -> None:
+        super().__init__(**stage)
+        self.engine = engine
+
+    def compute(self, batch: Batch) -> Mapping[str, Column]:
+        return {"ref_log_probs": self.engine.log_probs(*prompts_and_responses(batch))}
+
+
+class OldLogProbStage(Stage):
+    """The trainer's own arithmetic at the newest version it has seen: what the engine's log-probs are held against.
+
+    `old_version` says which version that was, so that only tokens sampled by the same one are compared.
+    """
+
+    role, kind = "actor_fwd", "old_log_prob"
+
+    def __init__(self, engine: LogProbEngine, device: torch.device, **stage: Any) -> None:
+        super().__init__(**stage)
+        self.engine, self.device = engine, device
+        self._receiver: WeightReceiver | None = None
+
+    def compute(self, batch: Batch) -> Mapping[str, Column]:
+        log_probs = self.engine.log_probs(*prompts_and_responses(batch))
+        return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
+
+    async def join(self, offer: WeightOffer, number: int) -> None:
+        """Become receiver `number` of the trainer's weights."""
+        self._receiver = offer.receiver(number, self.device)
+
+    async def load(self, version: int) -> list[Span]:
+        """Take the weights of `version`; runs between two micro-batches, never inside one."""
+        assert self._receiver is not None, "load before join"
+        start = self.clock.now()
+        self.engine.load_weights(version, self._receiver.receive(version))
+        self.version = version
+        return [Span(self.role, self.name, "load_weights", start, self.clock.now(), version, version - 1)]
+
+
+def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:
+    """The two columns that scoring reads."""
+    prompts, responses = batch.columns["prompt"], batch.columns["response"]
+    assert isinstance(prompts, Ragged) and isinstance(responses, Ragged)
+    return prompts, responses

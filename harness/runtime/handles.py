@@ -1,0 +1,23 @@
+"""How the driver speaks to a role, wherever it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Handle(Protocol):
+    """One worker of a role."""
+
+    name: str
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call the role's coroutine method there. Its exceptions arrive as themselves."""
+
+
+async def call_all(handles: Sequence[Handle], method: str, *arguments: Any) -> list[Any]:
+    """The same call on every worker at once; the first failure cancels the rest."""
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(handle.call(method, *arguments)) for handle in handles]
+    return [call.result() for call in calls]

@@ -1,0 +1,1 @@
+"""Moves policy weights from the training world to the engines."""

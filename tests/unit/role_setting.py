@@ -1,0 +1,174 @@
+"""A job's roles over one queue in one process: what a Ray job is, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engines.model import build_model
+from engines.torch_rollout import TorchRollout
+from harness.config import ModelConfig
+from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling
+from harness.roles.dataflow import partition_name, queue_spec
+from harness.roles.rollout import RolloutRole
+from harness.tasks import TASKS, Task
+from harness.transfer_queue import Column, LocalQueue, Ragged
+
+GROUP, GROUPS = 4, 6
+ROWS = GROUP * GROUPS
+SMALL = ModelConfig("small", 32, 1, 4, 2, 8, 64, 32, True, 64)
+CPU = torch.device("cpu")
+TASK: Task = TASKS["reverse"]()
+ALL_ROLES = ("rollout", "actor", "reference", "actor_fwd")
+
+
+class TickingClock:
+    """Each look at it is one second later."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        self.time += 1
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class CountingQueue(LocalQueue):
+    """Remembers the responses that were put; `gate` holds such puts back while it is not set."""
+
+    def __init__(self, roles: Iterable[str] = ALL_ROLES, partitions: int = 3) -> None:
+        super().__init__(queue_spec(list(roles), training_ranks=1, capacity_rows=ROWS * partitions))
+        self.responses: list[list[int]] = []
+        self.versions: dict[int, list[int]] = {}
+        self.putting = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
+        if "response" in columns:
+            self.responses.append(list(rows))
+            versions = columns["versions"]
+            assert isinstance(versions, Ragged)
+            self.versions |= {row: part.tolist() for row, part in zip(rows, versions.rows(), strict=True)}
+            self.putting.set()
+            await self.gate.wait()
+        await super().put(partition, rows, columns)
+
+    async def admit(self, iteration: int) -> list[int]:
+        """One batch of prompts; its rows."""
+        rows = list(range(iteration * ROWS, (iteration + 1) * ROWS))
+        problems = [TASK.problem(row // GROUP, seed=0) for row in rows]
+        await self.create_partition(partition_name(iteration), rows, GROUP)
+        columns = {
+            "prompt": Ragged.from_rows([problem.prompt for problem in problems]),
+            "answer": Ragged.from_rows([problem.answer for problem in problems]),
+            "admitted_at": np.zeros(ROWS),
+        }
+        await self.put(partition_name(iteration), rows, columns)
+        return rows
+
+    async def read(self, task: str, iteration: int = 0, count: int = ROWS) -> Any:
+        return await self.get(task, count, partition=partition_name(iteration), timeout_s=5)
+
+
+class HandEngine:
+    """A rollout engine that finishes what, and when, the test says."""
+
+    def __init__(self, slots: int = ROWS) -> None:
+        self.slots, self.version = slots, 0
+        self.held: list[int] = []
+        self.batches: list[list[int]] = []
+        self.awake = True
+        self.paused: PauseMode | None = None
+        self._done: asyncio.Queue[list[Completion]] = asyncio.Queue()
+
+    @property
+    def running(self) -> int:
+        return len(self.held)
+
+    waiting = 0
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.held += [request.sample_id for request in requests]
+        self.batches.append([request.sample_id for request in requests])
+
+    def finish(self, sample_ids: Sequence[int]) -> None:
+        self.held = [held for held in self.held if held not in sample_ids]
+        self._done.put_nowait([completion(sample_id, self.version) for sample_id in sample_ids])
+
+    async def finished(self) -> list[Completion]:
+        return await self._done.get()
+
+    async def pause(self, mode: PauseMode) -> None:
+        self.paused = mode
+
+    def drop_cache(self) -> None: ...
+
+    async def resume(self) -> None:
+        self.paused = None
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        list(weights)
+        self.version = version
+
+    def sleep(self) -> None:
+        self.awake = False
+
+    def wake(self) -> None:
+        self.awake = True
+
+    async def close(self) -> None: ...
+
+
+def completion(sample_id: int, version: int) -> Completion:
+    """A response of a length of its own."""
+    tokens = np.arange(1, 2 + sample_id % 5, dtype=np.int64)
+    log_probs = np.full(len(tokens), -1.0, np.float32)
+    versions = np.full(len(tokens), version, np.int32)
+    return Completion(sample_id, tokens, log_probs, versions, "stop", 1.0, 2.0)
+
+
+class FixedWeights:
+    """Offer and receiver in one: version v is the model drawn from seed v."""
+
+    def receiver(self, number: int, device: torch.device) -> FixedWeights:
+        return self
+
+    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        model = build_model(SMALL, seed=version)
+        return ((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+def torch_engine(slots: int = 8, max_tokens: int = 12) -> TorchRollout:
+    sampling = Sampling(max_tokens, stop_tokens=(TASK.stop_token,))
+    return TorchRollout(build_model(SMALL), sampling=sampling, slots=slots, seed=0, clock=TickingClock())
+
+
+def rollout_role(
+    engine: RolloutEngine, queue: LocalQueue, *, index: int = 0, share: int = ROWS, wait_timeout_s: float = 5.0
+) -> RolloutRole:
+    clock: Clock = TickingClock()
+    return RolloutRole(
+        engine,
+        queue,
+        clock,
+        index=index,
+        device=CPU,
+        group_size=GROUP,
+        share=share,
+        keep_cache=False,
+        wait_timeout_s=wait_timeout_s,
+    )
+
+
+async def settle(turns: int = 50) -> None:
+    """Let every task that can go on do so."""
+    for _ in range(turns):
+        await asyncio.sleep(0)

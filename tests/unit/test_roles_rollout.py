@@ -1,0 +1,254 @@
+import asyncio
+
+import pytest
+from role_setting import (
+    GROUP,
+    ROWS,
+    CountingQueue,
+    FixedWeights,
+    HandEngine,
+    rollout_role,
+    settle,
+    torch_engine,
+)
+
+from harness.protocols import RolloutEngine
+
+
+async def test_generate_brings_back_every_sample_once_and_leaves_nothing_outstanding() -> None:
+    queue, engine = CountingQueue(), torch_engine(slots=8)
+    rows = await queue.admit(0)
+    role = rollout_role(engine, queue, index=3)
+    await role.generate(0)
+    assert sorted(row for put in queue.responses for row in put) == rows
+    assert engine.running == engine.waiting == 0
+    told = await queue.describe()
+    assert told["partitions"]["train_0"]["written"]["response"] == ROWS
+    batch = await queue.read("actor_fwd")
+    assert len(batch) == ROWS
+    assert all(len(response) > 0 for response in batch.ragged("response").rows())
+
+
+async def test_batch_after_batch_can_be_generated() -> None:
+    queue = CountingQueue()
+    role = rollout_role(torch_engine(), queue)
+    for iteration in range(3):
+        await queue.admit(iteration)
+        await role.generate(iteration)
+    assert sorted(row for put in queue.responses for row in put) == list(range(3 * ROWS))
+
+
+async def test_generate_wakes_the_engine_and_puts_it_to_sleep_when_the_batch_is_done() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    _: RolloutEngine = engine
+    await queue.admit(0)
+    engine.awake = False
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    assert engine.awake and engine.running == ROWS
+    engine.finish(list(engine.held))
+    await running
+    assert not engine.awake
+
+
+async def test_an_engine_gets_whole_groups_and_no_more_than_it_has_slots_for() -> None:
+    queue, engine = CountingQueue(), HandEngine(slots=2 * GROUP + 1)
+    await queue.admit(0)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    assert engine.batches == [list(range(2 * GROUP))]
+    engine.finish([0, 1, 2])  # with the spare slot, room for one group
+    await settle()
+    assert engine.batches[1:] == [list(range(2 * GROUP, 3 * GROUP))]
+    while not running.done():
+        engine.finish(list(engine.held))
+        await settle()
+    assert all(len(batch) % GROUP == 0 and batch[0] % GROUP == 0 for batch in engine.batches)
+
+
+async def test_one_engine_does_not_take_more_than_its_share_at_once() -> None:
+    queue, engines = CountingQueue(), [HandEngine(), HandEngine()]
+    await queue.admit(0)
+    roles = [rollout_role(engine, queue, index=i, share=ROWS // 2) for i, engine in enumerate(engines)]
+    running = [asyncio.create_task(role.generate(0)) for role in roles]
+    await settle()
+    assert all(len(batch) <= ROWS // 2 for engine in engines for batch in engine.batches)
+    assert sorted(row for engine in engines for row in engine.held) == list(range(ROWS))
+    for engine in engines:
+        engine.finish(list(engine.held))
+    await asyncio.gather(*running)
+
+
+async def test_the_first_engine_to_ask_leaves_the_others_their_share_of_a_batch() -> None:
+    queue, early, late = CountingQueue(), HandEngine(), HandEngine()
+    await queue.admit(0)
+    half = ROWS // 2 // GROUP * GROUP
+    first = asyncio.create_task(rollout_role(early, queue, index=0, share=half).generate(0))
+    await settle()
+    assert early.running == half  # though it has slots for the whole batch
+    second = asyncio.create_task(rollout_role(late, queue, index=1, share=ROWS - half).generate(0))
+    await settle()
+    assert late.running == ROWS - half
+    early.finish(list(early.held))
+    late.finish(list(late.held))
+    await asyncio.gather(first, second)
+
+
+async def test_a_completion_that_finishes_while_a_put_is_under_way_is_written_exactly_once() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    queue.gate.clear()
+    engine.finish([0, 1])
+    await queue.putting.wait()
+    engine.finish([2])
+    await settle()
+    engine.finish([3, 4])
+    await settle()
+    assert queue.responses == [[0, 1]]
+    queue.gate.set()
+    await settle()
+    assert queue.responses == [[0, 1], [2, 3, 4]]
+    engine.finish(list(engine.held))
+    await running
+    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+
+
+async def test_generate_does_not_return_before_the_last_put_has_ended() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    queue.gate.clear()
+    engine.finish(list(engine.held))
+    await settle()
+    assert not running.done() and engine.awake
+    queue.gate.set()
+    await running
+
+
+async def test_stream_ends_when_the_queue_is_closed_and_exhausted() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    running = asyncio.create_task(rollout_role(engine, queue).stream())
+    for iteration in range(2):
+        await queue.admit(iteration)
+        await settle()
+        engine.finish(list(engine.held))
+        await settle()
+        assert not running.done()
+    await queue.close()
+    await running
+    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS))
+
+
+async def test_stream_waits_for_its_last_samples_after_the_queue_is_exhausted() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    await queue.close()
+    running = asyncio.create_task(rollout_role(engine, queue).stream())
+    await settle()
+    engine.finish(engine.held[:-1])
+    await settle()
+    assert not running.done()
+    engine.finish(list(engine.held))
+    await running
+
+
+async def test_no_group_starts_at_or_beyond_the_dispatch_limit() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.allow(below=2)
+    running = asyncio.create_task(role.stream())
+    await settle()
+    assert engine.held == list(range(2 * GROUP))
+    engine.finish(list(engine.held))
+    await settle()
+    assert engine.held == []
+    await role.allow(below=3)
+    await settle()
+    assert engine.held == list(range(2 * GROUP, 3 * GROUP))
+    await role.allow(below=ROWS // GROUP)
+    engine.finish(list(engine.held))
+    await settle()
+    engine.finish(list(engine.held))
+    await running
+
+
+async def test_groups_under_the_dispatch_limit_start_and_a_new_version_lets_the_rest_in() -> None:
+    queue, engine = CountingQueue(), torch_engine()
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    await role.allow(below=2)
+    running = asyncio.create_task(role.stream())
+    while sum(map(len, queue.responses)) < 2 * GROUP:
+        await settle(1)
+    await settle()
+    assert sorted(row for put in queue.responses for row in put) == list(range(2 * GROUP))
+    await role.pause(drain=False)
+    await role.load(1)
+    await role.resume(below=ROWS // GROUP)
+    await running
+    versions = [set(queue.versions[row]) for row in range(ROWS)]
+    assert versions == [{0}] * 2 * GROUP + [{1}] * (ROWS - 2 * GROUP)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sample(drain: bool) -> None:
+    queue, engine = CountingQueue(), torch_engine(slots=ROWS)
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    running = asyncio.create_task(role.stream())
+    while not queue.responses:
+        await settle(1)
+    assert engine.running, "all finished at once: the test shows nothing"
+    await role.pause(drain=drain)
+    spans = await role.load(1)
+    await role.resume(below=ROWS // GROUP)
+    await running
+    assert [(span.kind, span.version, span.iteration) for span in spans][-1] == ("load_weights", 1, 0)
+    versions = list(queue.versions.values())
+    assert len(versions) == ROWS
+    assert all(row == sorted(row) and set(row) <= {0, 1} for row in versions)
+    spanning = [row for row in versions if set(row) == {0, 1}]
+    assert bool(spanning) is not drain
+
+
+async def test_a_wait_that_lasts_too_long_says_what_is_missing() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    with pytest.RaisesGroup(pytest.RaisesExc(TimeoutError, match="rollout")):
+        await rollout_role(engine, queue, wait_timeout_s=0.01).stream()
+
+
+async def test_an_engine_that_fails_ends_the_role_with_its_error() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+
+    async def broken() -> list[object]:
+        raise FloatingPointError("log-probabilities are not finite")
+
+    engine.finished = broken
+    with pytest.RaisesGroup(pytest.RaisesExc(FloatingPointError, match="not finite")):
+        await rollout_role(engine, queue).generate(0)
+
+
+def test_an_engine_too_small_for_a_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="engine.slots=3 is less than a group of 4"):
+        rollout_role(HandEngine(slots=3), None)
+
+
+async def test_generate_spans_open_with_work_and_close_without() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    engine.finish(list(engine.held))
+    (span,) = await running
+    assert (span.role, span.kind, span.version) == ("rollout", "generate", 0)
+    assert span.end > span.start

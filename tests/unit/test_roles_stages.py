@@ -1,0 +1,252 @@
+"""A batch through all roles, each as it is, over one queue in one process; only the rollout may be a stand-in."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from role_setting import (
+    ALL_ROLES,
+    CPU,
+    GROUP,
+    GROUPS,
+    ROWS,
+    SMALL,
+    TASK,
+    CountingQueue,
+    FixedWeights,
+    TickingClock,
+    completion,
+    rollout_role,
+    settle,
+    torch_engine,
+)
+
+from engines.log_prob import TorchLogProb
+from engines.model import build_model
+from harness.metrics.timeline import KINDS
+from harness.protocols import TrainBatch, TrainEngine
+from harness.rl.advantages import group_advantages
+from harness.roles.actor import ActorRole
+from harness.roles.dataflow import partition_name
+from harness.roles.log_probs import OldLogProbStage, ReferenceStage
+from harness.roles.reward import AdvantageStage, RewardStage
+from harness.transfer_queue import Ragged
+
+MICRO_BATCH = 2 * GROUP
+
+
+class NotingTrainer:
+    """A train engine that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.batches: list[TrainBatch] = []
+        self.steps: list[int] = []
+        self.weights = {name: tensor.detach() for name, tensor in build_model(SMALL, seed=9).named_parameters()}
+
+    def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+        self.batches.append(batch)
+        return {"tokens": float(len(batch.responses.values)), "ratio_max": float(len(self.batches))}
+
+    def step(self) -> dict[str, float]:
+        self.steps.append(len(self.batches))
+        return {"grad_norm": 2.5}
+
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        return self.weights
+
+
+def told(queue: CountingQueue, rows: int, minimum: int | None = None, wait_timeout_s: float = 5.0) -> dict[str, object]:
+    """What every stage wants to know."""
+    return {
+        "queue": queue,
+        "clock": TickingClock(),
+        "name": "0",
+        "rows": rows,
+        "minimum": rows if minimum is None else minimum,
+        "wait_timeout_s": wait_timeout_s,
+    }
+
+
+def scorer() -> TorchLogProb:
+    return TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU)
+
+
+def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 5.0) -> ActorRole:
+    return ActorRole(engine, queue, TickingClock(), rank=0, rows=MICRO_BATCH, device=CPU, wait_timeout_s=wait_timeout_s)
+
+
+class Stages:
+    def __init__(self, queue: CountingQueue) -> None:
+        self.reward = RewardStage(TASK, **told(queue, ROWS, 1))
+        self.advantages = AdvantageStage(group_size=GROUP, divide_by_std=True, **told(queue, ROWS, GROUP))
+        self.reference = ReferenceStage(scorer(), **told(queue, MICRO_BATCH))
+        self.old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+
+    async def process(self, iteration: int) -> list[object]:
+        every = (self.reward, self.advantages, self.reference, self.old)
+        return [span for spans in await asyncio.gather(*(s.process(iteration) for s in every)) for span in spans]
+
+
+async def put_responses(queue: CountingQueue, rows: Sequence[int], iteration: int = 0) -> None:
+    done = [completion(row, version=0) for row in rows]
+    columns = {
+        "response": Ragged.from_rows([c.tokens for c in done]),
+        "log_probs": Ragged.from_rows([c.log_probs for c in done]),
+        "versions": Ragged.from_rows([c.versions for c in done]),
+        "engine": np.zeros(len(done), np.int32),
+        "started_at": np.zeros(len(done)),
+        "finished_at": np.zeros(len(done)),
+    }
+    await queue.put(partition_name(iteration), rows, columns)
+
+
+async def test_a_batch_passes_through_every_role_and_is_trained_whole_in_order() -> None:
+    queue, trainer = CountingQueue(), NotingTrainer()
+    rows = await queue.admit(0)
+    report, spans, _ = await asyncio.gather(
+        actor(queue, trainer).train(0), Stages(queue).process(0), rollout_role(torch_engine(), queue).generate(0)
+    )
+    assert np.concatenate([part.rows for part in report.trained]).tolist() == rows
+    assert [len(batch.responses) for batch in trainer.batches] == [MICRO_BATCH] * (ROWS // MICRO_BATCH)
+    assert trainer.steps == [ROWS // MICRO_BATCH]
+    assert report.grad_norm == 2.5
+    assert report.sums["tokens"] == sum(len(batch.responses.values) for batch in trainer.batches)
+    assert report.sums["ratio_max"] == ROWS // MICRO_BATCH
+    assert {span.kind for span in (*spans, *report.spans)} <= KINDS
+
+
+async def test_every_column_that_training_reads_belongs_to_its_row() -> None:
+    queue, trainer = CountingQueue(), NotingTrainer()
+    await queue.admit(0)
+    await asyncio.gather(
+        actor(queue, trainer).train(0), Stages(queue).process(0), rollout_role(torch_engine(), queue).generate(0)
+    )
+    row, scored = 0, scorer()
+    for batch in trainer.batches:
+        scores = []
+        for prompt, response in zip(batch.prompts.rows(), batch.responses.rows(), strict=True):
+            problem = TASK.problem(row // GROUP, seed=0)
+            assert prompt.tolist() == problem.prompt.tolist()
+            scores.append(TASK.score(response, problem.answer).reward)
+            row += 1
+        expected = group_advantages(torch.tensor(scores).view(-1, GROUP)).flatten()
+        np.testing.assert_array_equal(batch.advantages, expected.numpy())
+        ours = scored.log_probs(batch.prompts, batch.responses)
+        for column in (batch.ref_log_probs, batch.old_log_probs):
+            assert column is not None and column.lengths.tolist() == batch.responses.lengths.tolist()
+            np.testing.assert_array_equal(column.values, ours.values)
+        np.testing.assert_allclose(batch.behaviour_log_probs.values, ours.values, rtol=1e-4, atol=1e-5)
+        assert batch.old_versions is not None and batch.old_versions.tolist() == [0] * len(batch.responses)
+    assert row == ROWS
+
+
+async def test_rewards_do_not_wait_for_a_whole_group_but_advantages_do() -> None:
+    queue = CountingQueue()
+    await queue.admit(0)
+    stages = Stages(queue)
+    running = asyncio.create_task(stages.process(0))
+    await put_responses(queue, [0, 1, 5])
+    await settle()
+    written = (await queue.describe())["partitions"]["train_0"]["written"]
+    assert (written["reward"], written["advantage"]) == (3, 0)
+    await put_responses(queue, [2, 3])
+    await settle()
+    written = (await queue.describe())["partitions"]["train_0"]["written"]
+    assert (written["reward"], written["advantage"]) == (5, GROUP)
+    await put_responses(queue, [4, *range(6, ROWS)])
+    await running
+
+
+async def test_a_stage_scores_whole_groups_first_in_first_out_whatever_finishes_first() -> None:
+    queue = CountingQueue()
+    await queue.admit(0)
+    stage = ReferenceStage(scorer(), **told(queue, MICRO_BATCH))
+    running = asyncio.create_task(stage.process(0))
+    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await settle()
+    assert (await queue.describe())["partitions"]["train_0"]["written"]["ref_log_probs"] == 0
+    await put_responses(queue, range(MICRO_BATCH))
+    assert len(await running) == GROUPS * GROUP // MICRO_BATCH
+
+
+async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
+    queue = CountingQueue()
+    stage = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    await stage.join(FixedWeights(), 0)
+    await queue.admit(0)
+    running = asyncio.create_task(stage.process(0))
+    await put_responses(queue, range(MICRO_BATCH))
+    await settle()
+    (span,) = await stage.load(1)
+    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await running
+    assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "load_weights", 1, 0)
+    await RewardStage(TASK, **told(queue, ROWS, 1)).process(0)
+    await AdvantageStage(group_size=GROUP, divide_by_std=True, **told(queue, ROWS, GROUP)).process(0)
+    await ReferenceStage(scorer(), **told(queue, MICRO_BATCH)).process(0)
+    batch = await queue.read("actor")
+    assert batch.dense("old_version").tolist() == [0] * MICRO_BATCH + [1] * (ROWS - MICRO_BATCH)
+    new = TorchLogProb(build_model(SMALL, seed=1), temperature=1.0, device=CPU)
+    late = np.arange(MICRO_BATCH, ROWS)
+    expected = new.log_probs(batch.ragged("prompt").take(late), batch.ragged("response").take(late))
+    np.testing.assert_allclose(batch.ragged("old_log_probs").take(late).values, expected.values, rtol=1e-4, atol=1e-5)
+
+
+async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_last() -> None:
+    queue, trainer = CountingQueue(roles=("rollout", "actor")), NotingTrainer()
+    await queue.admit(0)
+    reward = RewardStage(TASK, **told(queue, ROWS, 1))
+    advantages = AdvantageStage(group_size=GROUP, divide_by_std=False, **told(queue, ROWS, GROUP))
+    running = asyncio.gather(actor(queue, trainer).train(0), reward.process(0), advantages.process(0))
+    await put_responses(queue, range(MICRO_BATCH))
+    await settle()
+    assert (len(trainer.batches), trainer.steps) == (1, [])
+    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await running
+    assert trainer.steps == [ROWS // MICRO_BATCH]
+    assert trainer.batches[0].ref_log_probs is None and trainer.batches[0].old_log_probs is None
+
+
+@pytest.mark.parametrize("role", ["reward", "reference"])
+async def test_a_stage_that_waits_too_long_names_what_is_missing(role: str) -> None:
+    queue = CountingQueue(ALL_ROLES)
+    await queue.admit(0)
+    short = {"wait_timeout_s": 0.01}
+    stage = {
+        "reward": RewardStage(TASK, **told(queue, ROWS, 1, **short)),
+        "reference": ReferenceStage(scorer(), **told(queue, MICRO_BATCH, **short)),
+    }[role]
+    with pytest.raises(TimeoutError, match="response"):
+        await stage.process(0)
+
+
+async def test_a_trainer_that_waits_too_long_names_what_is_missing() -> None:
+    queue = CountingQueue()
+    await queue.admit(0)
+    with pytest.raises(TimeoutError, match="advantage"):
+        await actor(queue, NotingTrainer(), wait_timeout_s=0.01).train(0)
+
+
+async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_memory() -> None:
+    queue, trainer = CountingQueue(), NotingTrainer()
+    role, rollout = actor(queue, trainer), rollout_role(torch_engine(), queue)
+    old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    plan = await role.plan(bucket_bytes=4096)
+    offer = await role.open_shared(plan)
+    await rollout.join(offer, 0)
+    await old.join(offer, 1)
+    offer.path.unlink()
+    (span,) = await role.publish(1)
+    assert (span.role, span.kind, span.version, span.iteration) == ("actor", "publish_weights", 1, 0)
+    await rollout.load(1)
+    await old.load(1)
+    assert rollout.engine.version == old.version == 1
+    sent = await role.full_weights()
+    assert sent is not None and all(torch.equal(sent[name], tensor) for name, tensor in trainer.weights.items())
+
+
+async def test_publishing_before_the_transport_is_open_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="before the transport was opened"):
+        await actor(CountingQueue(), NotingTrainer()).publish(1)
