@@ -1,0 +1,158 @@
+"""Makes each role in the process where it will run. The only place that joins engines to roles."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from harness.config import JobConfig, ModelConfig
+from harness.protocols import Sampling
+from harness.runtime.clock import RealClock
+from harness.tasks import TASKS, Task
+from harness.transfer_queue import TransferQueue
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a worker needs to make its role; picklable. `model` names the checkpoint of the initial weights."""
+
+    config: JobConfig
+    model: ModelConfig
+    seed: int
+    engine: str
+    device: str
+    queue: TransferQueue
+    origin: float
+
+    @property
+    def stage(self) -> dict[str, Any]:
+        """What every stage wants to know."""
+        return {
+            "queue": self.queue,
+            "clock": RealClock(self.origin),
+            "wait_timeout_s": self.config.cluster.wait_timeout_s,
+        }
+
+
+def make_task(config: JobConfig) -> Task:
+    options = {} if config.task.path is None else {"path": config.task.path}
+    return TASKS[config.task.name](**options)
+
+
+def max_tokens(config: JobConfig, task: Task) -> int:
+    """Longest response: the job's setting, or the task's own."""
+    return config.max_tokens or task.max_response_tokens
+
+
+def build_rollout(recipe: Recipe, number: int, engines: int) -> Any:
+    from harness.roles.rollout import RolloutRole
+
+    config, algorithm, device = recipe.config, recipe.config.algorithm, _device(recipe)
+    task, clock = make_task(config), RealClock(recipe.origin)
+    sampling = Sampling(max_tokens(config, task), algorithm.temperature, algorithm.top_p, (task.stop_token,))
+    engine = load(recipe.engine)(
+        _model(recipe),
+        sampling=sampling,
+        slots=config.engine.slots,
+        seed=recipe.seed,
+        clock=clock,
+        device=device,
+        name=str(number),
+    )
+    return RolloutRole(
+        engine,
+        recipe.queue,
+        clock,
+        index=number,
+        device=device,
+        group_size=algorithm.group_size,
+        share=-(-algorithm.batch_groups // engines) * algorithm.group_size,
+        keep_cache=config.engine.keep_cache,
+        wait_timeout_s=config.cluster.wait_timeout_s,
+    )
+
+
+def build_reward(recipe: Recipe, number: int) -> Any:
+    from harness.roles.reward import RewardStage
+
+    algorithm = recipe.config.algorithm
+    rows = algorithm.batch_groups * algorithm.group_size
+    return RewardStage(make_task(recipe.config), name=str(number), rows=rows, minimum=1, **recipe.stage)
+
+
+def build_advantages(recipe: Recipe, number: int) -> Any:
+    from harness.roles.reward import AdvantageStage
+
+    algorithm = recipe.config.algorithm
+    return AdvantageStage(
+        group_size=algorithm.group_size,
+        divide_by_std=algorithm.normalise_std,
+        name=str(number),
+        rows=algorithm.batch_groups * algorithm.group_size,
+        minimum=algorithm.group_size,
+        **recipe.stage,
+    )
+
+
+def build_reference(recipe: Recipe, number: int) -> Any:
+    from engines.log_prob import TorchLogProb
+    from harness.roles.log_probs import ReferenceStage
+
+    device, rows = _device(recipe), _micro_batch(recipe)
+    engine = TorchLogProb(_model(recipe), temperature=recipe.config.algorithm.temperature, device=device)
+    return ReferenceStage(engine, name=str(number), rows=rows, minimum=rows, **recipe.stage)
+
+
+def build_actor_fwd(recipe: Recipe, number: int) -> Any:
+    from engines.log_prob import TorchLogProb
+    from harness.roles.log_probs import OldLogProbStage
+
+    device, rows = _device(recipe), _micro_batch(recipe)
+    engine = TorchLogProb(_model(recipe), temperature=recipe.config.algorithm.temperature, device=device)
+    return OldLogProbStage(engine, device, name=str(number), rows=rows, minimum=rows, **recipe.stage)
+
+
+def build_actor(recipe: Recipe, number: int, world: int, host: str, port: int) -> Any:
+    """One training rank; returns when all `world` ranks have met at the store on host:port."""
+    from torch.distributed import TCPStore
+
+    from engines.fsdp import FSDPEngine, init_world
+    from harness.roles.actor import ActorRole
+
+    device, timeout_s = _device(recipe), recipe.config.cluster.wait_timeout_s
+    store = TCPStore(host, port, world, False, timedelta(seconds=timeout_s), wait_for_workers=False)
+    mesh = init_world(store, number, world, device, timeout_s)
+    return ActorRole(
+        FSDPEngine(_model(recipe), recipe.config.algorithm, mesh=mesh, device=device),
+        recipe.queue,
+        RealClock(recipe.origin),
+        rank=number,
+        rows=_micro_batch(recipe),
+        device=device,
+        wait_timeout_s=timeout_s,
+    )
+
+
+def _micro_batch(recipe: Recipe) -> int:
+    return recipe.config.algorithm.micro_batch_groups * recipe.config.algorithm.group_size
+
+
+def _device(recipe: Recipe) -> Any:
+    import torch
+
+    torch.set_num_threads(recipe.config.cluster.threads_per_device)
+    return torch.device(recipe.device)
+
+
+def _model(recipe: Recipe) -> Any:
+    from engines.model import build_model
+
+    return build_model(recipe.model, seed=0)
+
+
+def load(path: str) -> Any:
+    """The object at "module:name"."""
+    module, name = path.split(":")
+    return getattr(importlib.import_module(module), name)

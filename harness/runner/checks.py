@@ -1,0 +1,188 @@
+"""Everything that can be known before a job starts to be impossible. Raises ConfigError: the value and the fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from engines import ENGINES
+from engines.model import parameter_count
+from harness.config import ConfigError, JobConfig, ModelConfig
+from harness.placement import DEVICE_ROLES, Placement, place
+from harness.runner.build import make_task, max_tokens
+from harness.runner.machine import Machine
+from harness.tasks import TASKS
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job that can run: where its roles go, and on what."""
+
+    placement: Placement
+    gpu: bool
+
+
+def device_roles(config: JobConfig) -> tuple[str, ...]:
+    """The device roles of this job: reference and actor_fwd only where the algorithm wants them."""
+    absent = set()
+    if not config.algorithm.reference:
+        absent.add("reference")
+    if not config.algorithm.recompute_log_probs:
+        absent.add("actor_fwd")
+    return tuple(role for role in DEVICE_ROLES if role not in absent)
+
+
+def plan_job(config: JobConfig, machine: Machine) -> Plan:
+    """Check the job against itself and against this machine."""
+    _check_names(config)
+    _check_backend(config)
+    _check_model(config.model)
+    _check_lengths(config)
+    gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
+    placement = place(config.schedule.split, config.cluster.devices, device_roles(config))
+    _check_devices(config, placement, machine, gpu)
+    _check_batch(config, len(placement.devices["actor"]))
+    _check_memory(config, placement, machine, gpu)
+    return Plan(placement, gpu)
+
+
+def _check_names(config: JobConfig) -> None:
+    for setting, value, known in (
+        ("engine.name", config.engine.name, ENGINES),
+        ("task.name", config.task.name, TASKS),
+    ):
+        if value not in known:
+            raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(known)}")
+    if config.algorithm.kl_coef > 0 and not config.algorithm.reference:
+        raise ConfigError(
+            f"algorithm.kl_coef={config.algorithm.kl_coef} needs the reference role; set algorithm.reference=true"
+        )
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.heads % model.kv_heads:
+        raise ConfigError(
+            f"model.heads={model.heads} cannot share model.kv_heads={model.kv_heads}; make one a multiple of the other"
+        )
+    if model.checkpoint is not None and not (Path(model.checkpoint) / "config.json").is_file():
+        raise ConfigError(
+            f"model.checkpoint={model.checkpoint} holds no model; name a local directory with config.json and weights"
+        )
+
+
+def _check_batch(config: JobConfig, world: int) -> None:
+    algorithm = config.algorithm
+    together = algorithm.micro_batch_groups * world
+    if algorithm.batch_groups % together:
+        fits = [size for size in range(1, algorithm.batch_groups + 1) if algorithm.batch_groups % (size * world) == 0]
+        fix = (
+            f"set algorithm.micro_batch_groups to one of {', '.join(map(str, fits))}"
+            if fits
+            else f"make algorithm.batch_groups a multiple of {world}"
+        )
+        raise ConfigError(
+            f"algorithm.batch_groups={algorithm.batch_groups} does not divide into micro-batches of "
+            f"{algorithm.micro_batch_groups} groups on {world} training rank{'s' if world > 1 else ''}; {fix}"
+        )
+    if config.engine.slots < algorithm.group_size:
+        raise ConfigError(
+            f"engine.slots={config.engine.slots} is less than algorithm.group_size={algorithm.group_size}; "
+            f"set engine.slots={algorithm.group_size} or more"
+        )
+
+
+def _check_lengths(config: JobConfig) -> None:
+    path = config.task.path
+    try:
+        task = make_task(config)
+    except OSError as error:
+        raise ConfigError(f"task.path={path}: {error.strerror}; name a file of problems") from error
+    except ValueError as error:
+        raise ConfigError(f"task={config.task.name}: {error}") from error
+    except TypeError as error:
+        raise ConfigError(f"task.path={path}: task {config.task.name} reads no file; use TASK=jsonl") from error
+    longest = task.max_prompt_tokens + max_tokens(config, task)
+    if longest > config.model.max_length:
+        left = config.model.max_length - task.max_prompt_tokens
+        fix = f"set max_tokens={left} or less" if left > 0 else f"set model.max_length={longest}"
+        raise ConfigError(
+            f"max_tokens={max_tokens(config, task)} after prompts of up to {task.max_prompt_tokens} tokens exceeds "
+            f"model.max_length={config.model.max_length}; {fix}"
+        )
+    if task.vocabulary_size > config.model.vocabulary:
+        raise ConfigError(
+            f"model.vocabulary={config.model.vocabulary} is smaller than the {task.vocabulary_size} tokens of task "
+            f"{config.task.name}; set model.vocabulary={task.vocabulary_size}"
+        )
+
+
+def _check_backend(config: JobConfig) -> None:
+    if config.backend not in ("auto", "real"):
+        raise ConfigError(f"backend={config.backend} is not there yet (no simulator); use BACKEND=real")
+
+
+def _check_devices(config: JobConfig, placement: Placement, machine: Machine, gpu: bool) -> None:
+    needed, threads = placement.total, config.cluster.threads_per_device
+    there = machine.gpus if gpu else machine.cores // threads
+    if needed <= there or (config.cluster.oversubscribe and not gpu):
+        return
+    if gpu and not there:
+        raise ConfigError("cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu")
+    fixes = [f"set DEVICES={there}"] if _fits(config, there) else []
+    fixes.append('ARGS="cluster.kind=cpu" to use cores' if gpu else 'ARGS="cluster.oversubscribe=true" to share cores')
+    kind = _count(there, "GPU") if gpu else _count(machine.cores, "core")
+    each = f" of {threads} threads" if threads > 1 and not gpu else ""
+    raise ConfigError(f"the job needs {_count(needed, 'device')}{each}, this machine has {kind}; {', or '.join(fixes)}")
+
+
+def _fits(config: JobConfig, devices: int) -> bool:
+    """Whether the split can be made over this many devices, so that the advice to use so many is sound."""
+    try:
+        return devices > 0 and place(config.schedule.split, devices, device_roles(config)).total <= devices
+    except ConfigError:
+        return False
+
+
+def device_bytes(config: JobConfig, placement: Placement) -> dict[int, int]:
+    """Least memory that the weights need on each device.
+
+    The training world shards 16 bytes per parameter: weights, gradients and both AdamW moments in float32. Every
+    other role holds a copy of the weights in the model's dtype, but for a rollout that gives its device back to others.
+    """
+    parameters = parameter_count(config.model)
+    copy = (2 if config.model.dtype == "bfloat16" else 4) * parameters
+    needed: dict[int, int] = {}
+    for device in sorted({device for devices in placement.devices.values() for device in devices}):
+        roles = placement.roles_on(device)
+        training = 16 * parameters // len(placement.devices["actor"]) if "actor" in roles else 0
+        copies = len([role for role in roles if role != "actor" and (role != "rollout" or roles == ["rollout"])])
+        needed[device] = training + copies * copy
+    return needed
+
+
+def _check_memory(config: JobConfig, placement: Placement, machine: Machine, gpu: bool) -> None:
+    """GPUs each hold what is on them; devices of a CPU job hold it together."""
+    given, needed = config.cluster.memory_gib, device_bytes(config, placement)
+    if gpu:
+        here = machine.gpu_bytes if given is None else int(given * _GIB)
+        device, most = max(needed.items(), key=lambda item: item[1])
+        need = f"{most / _GIB:.1f} GiB on each GPU of {'+'.join(placement.roles_on(device))}"
+        there = f"a GPU here has {here / _GIB:.1f} GiB"
+    else:
+        here = psutil.virtual_memory().total if given is None else int(given * _GIB * placement.total)
+        most = sum(needed.values())
+        need = f"{most / _GIB:.1f} GiB for its training state and the copies of its weights"
+        there = f"there is no GPU and {here / _GIB:.1f} GiB of memory here"
+    if most > here:
+        raise ConfigError(
+            f"model={config.model.name} needs {need}, and {there}; "
+            "use more or larger GPUs, or MODEL=tiny (there is no simulator yet)"
+        )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

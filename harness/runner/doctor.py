@@ -1,0 +1,108 @@
+"""Is this machine fit for the main job, and what does it mean where it is not?"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from harness.runner.machine import this_machine
+
+_GIB = 1 << 30
+_NEEDED = ("torch", "ray", "transformers", "mlflow", "hydra-core", "pyarrow", "seaborn")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `meaning` says what follows from it, where anything does."""
+
+    grade: Literal["ok", "note", "bad"]
+    what: str
+    found: str
+    meaning: str = ""
+
+
+def examine(results: Path) -> list[Finding]:
+    """All findings, the basic ones first."""
+    return [_python(), _cores(), _memory(), _shared_memory(), _gpus(), *_packages(), _ports(), _writable(results)]
+
+
+def _python() -> Finding:
+    found = ".".join(map(str, sys.version_info[:3]))
+    good = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    return Finding("ok" if good else "bad", "python", found, "" if good else "Cadence needs Python 3.11 or 3.12")
+
+
+def _cores() -> Finding:
+    cores = this_machine().cores
+    meaning = "" if cores >= 2 else "the default split of fully_async needs 2; use SCHEDULE=colocate_sync DEVICES=1"
+    return Finding("ok" if cores >= 2 else "note", "cores", str(cores), meaning)
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    free = memory.available / _GIB
+    meaning = "" if free >= 6 else "the main job's processes take about 5 GiB together; close something"
+    found = f"{memory.total / _GIB:.0f} GiB, {free:.0f} GiB free"
+    return Finding("ok" if free >= 6 else "bad", "memory", found, meaning)
+
+
+def _shared_memory() -> Finding:
+    if not Path("/dev/shm").is_dir():
+        return Finding("note", "shared memory", "no /dev/shm", "Ray and colocated weights will use the disk instead")
+    free = shutil.disk_usage("/dev/shm").free / _GIB
+    meaning = "" if free >= 2 else "Ray keeps objects there and will spill to disk"
+    return Finding("ok" if free >= 2 else "note", "shared memory", f"{free:.1f} GiB free in /dev/shm", meaning)
+
+
+def _gpus() -> Finding:
+    machine = this_machine()
+    if machine.gpus:
+        return Finding("ok", "GPUs", f"{machine.gpus} with {machine.gpu_bytes / _GIB:.0f} GiB")
+    return Finding(
+        "note", "GPUs", "none", "MODEL=tiny runs on cores; larger models need GPUs (or, later, the simulator)"
+    )
+
+
+def _packages() -> list[Finding]:
+    needed = [(name, _installed(name)) for name in _NEEDED]
+    return [
+        Finding("ok", name, found)
+        if found
+        else Finding("bad", name, "not installed", "make bench installs it: remove .venv and run it again")
+        for name, found in needed
+    ]
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _ports() -> Finding:
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    except OSError as error:
+        return Finding("bad", "ports", str(error), "Ray and torch.distributed meet on loopback ports; allow them")
+    return Finding("ok", "ports", f"loopback gives some (tried {port})")
+
+
+def _writable(results: Path) -> Finding:
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results):
+            pass
+    except OSError as error:
+        return Finding("bad", "results", str(error), "runs write there; fix its owner, or set CADENCE_RESULTS")
+    return Finding("ok", "results", f"{results}/ can be written")

@@ -1,0 +1,64 @@
+"""The policy that a run starts from: made once per model, task and recipe, then kept under results/."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from harness.config import ModelConfig
+from harness.metrics.safe_files import Lock
+from harness.tasks import Task
+
+RECIPE = 1
+"""Raise this when the warm start's arithmetic changes, so that kept weights are made anew."""
+_COMPARED = 256  # problems by which tasks of one name are told apart
+
+
+def initial_model(
+    model: ModelConfig, task: Task, results: Path, progress: Callable[[int, int], None] | None = None
+) -> ModelConfig:
+    """`model` with a checkpoint to start from, where it asks for a warm start; itself otherwise.
+
+    The warm start is deterministic, is made on first use and cached under `results`/cache; two runs that ask at once
+    make it once. Nothing is downloaded.
+    """
+    if not model.warm_start or model.checkpoint is not None:
+        return model
+    made_from = [RECIPE, asdict(model), task.name, _problems(task)]
+    key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
+    folder = results.resolve() / "cache" / f"{model.name}-{task.name}-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Lock(folder.parent / ".lock", wait=True):
+        if not folder.exists():
+            _make(model, task, folder, progress)
+    return replace(model, checkpoint=str(folder))
+
+
+def _problems(task: Task) -> list[list[int]]:
+    """What the task asks for, in part: two files of problems must not share a warm start."""
+    problems = [task.problem(group, 0) for group in range(_COMPARED)]
+    return [[*problem.prompt.tolist(), *problem.answer.tolist()] for problem in problems]
+
+
+def _make(model: ModelConfig, task: Task, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+    from transformers.utils import logging
+
+    from engines.model import build_model
+    from harness.rl.warm_start import warm_start
+
+    logging.disable_progress_bar()
+    policy = build_model(model, seed=0)
+    warm_start(policy, task, progress=progress)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    try:
+        policy.save_pretrained(unfinished)
+        os.replace(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished)
+        raise

@@ -1,0 +1,78 @@
+"""What a run looks like while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+_RECENT = 10  # iterations that the displayed rates are taken over
+
+
+class ProgressDisplay:
+    """A live panel on a terminal; where there is none (a pipe, CI), a plain line every `every_s` seconds."""
+
+    def __init__(self, console: Console, title: str, iterations: int, every_s: float = 10.0) -> None:
+        self._console, self._title, self._every_s = console, title, every_s
+        self._bar = Progress(
+            TextColumn("iteration"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        )
+        self._iterations = iterations
+        self._task = self._bar.add_task("", total=iterations)
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
+        self._worst_lag = 0.0
+        self._roles: dict[str, str] = {}
+        self._said_at = time.monotonic()
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._console.is_terminal:
+            self._live.__enter__()
+        else:
+            self._console.print(self._title)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.__exit__(kind, error, traceback)
+
+    def doing(self, role: str, what: str) -> None:
+        """A role began something."""
+        self._roles[role] = what
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        """An iteration was closed."""
+        self._recent.append(metrics)
+        self._worst_lag = max(self._worst_lag, metrics["staleness/max"])
+        self._bar.update(self._task, completed=int(metrics["iteration"]) + 1)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._said_at >= self._every_s:
+            self._said_at = now
+            self._console.print(f"iteration {int(metrics['iteration']) + 1}/{self._iterations}  {self._figures()}")
+
+    def _figures(self) -> str:
+        if not self._recent:
+            return "waiting for the first iteration"
+        seconds = sum(m["time/iteration_s"] for m in self._recent)
+        samples = sum(m["throughput/samples_per_s"] * m["time/iteration_s"] for m in self._recent)
+        exact = sum(m["reward/exact_match"] for m in self._recent) / len(self._recent)
+        reward = sum(m["reward/mean"] for m in self._recent) / len(self._recent)
+        return (
+            f"exact match {exact:.2f}  reward {reward:.2f}  {samples / seconds:,.0f} samples/s  "
+            f"worst lag {self._worst_lag:.0f}"
+        )
+
+    def _render(self) -> RenderableType:
+        roles = Table.grid(padding=(0, 2))
+        for role, what in self._roles.items():
+            roles.add_row(Text(role, style="cyan"), what)
+        return Group(Text(self._title, style="bold"), self._bar, Text(self._figures()), roles)

@@ -1,0 +1,102 @@
+"""A run that ends early ends whole: no process, no half-written file, an error with a name, and a rerun that works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT, Bench, command, environment
+
+from harness.metrics.run_files import load_ledger, load_metrics
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = ("iterations=60", "schedule=fully_async", "model.warm_start=false", "smoke=true")
+STARTED_WITHIN_S, ENDED_WITHIN_S = 120, 40
+
+
+@contextmanager
+def started(results: Path, experiment: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A long run in a session of its own, once its first iterations are written."""
+    told = command(f"experiment={experiment}", *SETTINGS)
+    process = subprocess.Popen(
+        told,
+        cwd=ROOT,
+        env=environment(results),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: any(lines(path) > 2 for path in metrics_files(results, experiment)), process)
+        (metrics,) = metrics_files(results, experiment)
+        yield process, metrics.parent
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def metrics_files(results: Path, experiment: str) -> list[Path]:
+    return list((results / experiment).glob("*/seed=0/metrics.jsonl"))
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + STARTED_WITHIN_S
+    while not condition():
+        assert process.poll() is None and process.stdout is not None, process.stdout.read() if process.stdout else ""
+        assert time.monotonic() < deadline, f"no iteration within {STARTED_WITHIN_S} s"
+        time.sleep(0.2)
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def alive(processes: list[psutil.Process]) -> list[str]:
+    """Those that still run once they had some seconds to end."""
+    _, left = psutil.wait_procs(processes, timeout=15)
+    return [" ".join(process.cmdline()) for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path, bench: Bench) -> None:
+    with started(results, "interrupted") as (process, folder):
+        relatives = family(process)
+        assert len(relatives) > 5
+        os.kill(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=ENDED_WITHIN_S)
+    assert process.returncode == 130, output
+    assert "interrupted" in output and "Traceback" not in output
+    assert not alive(relatives)
+    assert not (folder / "DONE").exists()
+    assert not list(folder.glob(".*.tmp"))
+    assert len(load_metrics(folder)) > 2  # what was measured until then can be read
+
+    again = bench("interrupted", *SETTINGS)
+    assert (again / "DONE").exists()
+    assert load_ledger(again)["in_flight"] == 0
+
+
+@pytest.mark.parametrize(("victim", "name"), [("RoleHost", "[0] died"), ("QueueHost", "transfer queue died")])
+def test_a_process_that_dies_ends_the_run_and_is_named(results: Path, victim: str, name: str) -> None:
+    with started(results, f"killed_{victim}") as (process, folder):
+        relatives = family(process)
+        victims = [relative for relative in relatives if victim in " ".join(relative.cmdline())]
+        assert victims, [" ".join(relative.cmdline()) for relative in relatives]
+        victims[0].kill()
+        output, _ = process.communicate(timeout=ENDED_WITHIN_S)
+    assert process.returncode == 1, output
+    assert name in output
+    assert not alive(relatives)
+    assert not (folder / "DONE").exists()

@@ -1,0 +1,126 @@
+"""The README's command, to its end, under both schedules: it learns, its staleness is bounded, its books close."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Bench
+
+from harness.metrics.manifest import identity_of
+from harness.metrics.run_files import load_ledger, load_manifest, load_metrics, load_samples, load_timeline
+
+pytestmark = pytest.mark.slow
+
+ITERATIONS, ROWS = 120, 16 * 8
+
+
+@pytest.fixture(scope="module")
+def fully_async(bench: Bench) -> Path:
+    return bench("main", "schedule=fully_async")
+
+
+@pytest.fixture(scope="module")
+def colocate_sync(bench: Bench) -> Path:
+    """On two devices: two rollout engines, a training world of two."""
+    return bench("main_colocated", "schedule=colocate_sync")
+
+
+@pytest.fixture(params=["fully_async", "colocate_sync"])
+def run(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+def exact_match(folder: Path, iterations: slice) -> float:
+    values = [metrics["reward/exact_match"] for metrics in load_metrics(folder)][iterations]
+    return sum(values) / len(values)
+
+
+def test_the_policy_learns(run: Path) -> None:
+    assert exact_match(run, slice(0, 3)) < 0.55
+    assert exact_match(run, slice(-12, None)) > 0.75
+
+
+def test_every_admitted_sample_is_trained_once(run: Path) -> None:
+    ledger, samples = load_ledger(run), load_samples(run).to_pydict()
+    assert ledger["admitted"] == ITERATIONS * ROWS
+    assert ledger["admitted"] == (
+        ledger["trained"] + ledger["dropped_stale"] + ledger["dropped_filtered"] + ledger["in_flight"]
+    )
+    assert sorted(samples["sample_id"]) == list(range(ITERATIONS * ROWS))
+    assert samples["trained_iteration"] == [sample // ROWS for sample in samples["sample_id"]]
+
+
+def test_colocate_sync_has_no_lag_at_any_token(colocate_sync: Path) -> None:
+    samples = load_samples(colocate_sync).to_pydict()
+    assert set(samples["lag_worst"]) == {0}
+    assert samples["version_first"] == samples["version_last"] == samples["trained_iteration"]
+
+
+def test_fully_async_stays_within_its_bound_and_uses_it(fully_async: Path) -> None:
+    lags = load_samples(fully_async).to_pydict()["lag_worst"]
+    assert max(lags) <= 2
+    assert any(lag > 0 for lag in lags)
+
+
+def test_times_of_a_sample_are_in_order(run: Path) -> None:
+    samples = load_samples(run).to_pydict()
+    times = [samples[name] for name in ("admitted_at", "started_at", "finished_at", "trained_at")]
+    assert all(0 <= a <= s <= f <= t for a, s, f, t in zip(*times, strict=True))
+
+
+def test_every_role_left_spans_on_the_devices_it_was_given(run: Path) -> None:
+    timeline = load_timeline(run)
+    assert {span.role for span in timeline.spans} == {
+        "rollout",
+        "actor",
+        "actor_fwd",
+        "reference",
+        "reward",
+        "advantages",
+    }
+    pools = {place.pool for (role, _), place in timeline.placement.items() if role in ("rollout", "actor")}
+    assert len(pools) == (1 if identity_of(load_manifest(run)).schedule == "colocate_sync" else 2)
+
+
+def test_roles_that_share_devices_work_in_turn(colocate_sync: Path) -> None:
+    """On each device of the colocated pool no two computations overlap; copies of new weights may (they are moves)."""
+    timeline = load_timeline(colocate_sync)
+    for device in ("device 0", "device 1"):
+        spans = [s for s in timeline.spans if timeline.placement[s.role, s.engine].devices == (device,)]
+        work = sorted((s.start, s.end) for s in spans if s.kind not in ("wait_for_samples", "load_weights"))
+        assert len(work) > 4 * ITERATIONS
+        overlaps = [(a, b) for a, b in zip(work, work[1:], strict=False) if b[0] < a[1] - 1e-6]
+        assert not overlaps
+
+
+def test_everything_the_layout_promises_is_there(run: Path) -> None:
+    promised = {"config.yaml", "manifest.json", "metrics.jsonl", "samples.parquet", "trace.json", "ledger.json", "DONE"}
+    plots = {"reward.png", "staleness.png", "gantt.png", "idle.png"}
+    assert promised | plots <= {path.name for path in run.iterdir()}
+    assert json.loads((run / "trace.json").read_text())["traceEvents"]
+    assert len(load_metrics(run)) == ITERATIONS
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow's own tables
+def test_mlflow_mirrors_the_run(run: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    results = run.parents[2]
+    client = MlflowClient(tracking_uri=f"sqlite:///{results / 'mlflow.db'}")
+    identity = identity_of(load_manifest(run))
+    experiment = client.get_experiment_by_name(identity.experiment)
+    assert experiment is not None
+    children = [
+        found
+        for found in client.search_runs([experiment.experiment_id])
+        if found.info.run_name == f"{identity.cell} seed={identity.seed}"
+    ]
+    (mirrored,) = children
+    assert mirrored.info.status == "FINISHED"
+    assert mirrored.data.tags["schedule"] == identity.schedule
+    history = client.get_metric_history(mirrored.info.run_id, "reward/exact_match")
+    written = [metrics["reward/exact_match"] for metrics in load_metrics(run)]
+    assert [point.value for point in sorted(history, key=lambda point: point.step)] == written
+    assert "gantt.png" in {artifact.path for artifact in client.list_artifacts(mirrored.info.run_id)}

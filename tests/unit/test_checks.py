@@ -1,0 +1,196 @@
+"""What can be known before a job starts to be impossible, on machines that are made up here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engines.model import parameter_count
+from harness.config import ConfigError
+from harness.runner.checks import Plan, device_bytes, device_roles, plan_job
+from harness.runner.compose import compose_job
+from harness.runner.machine import Machine
+
+GIB = 1 << 30
+CORES = Machine(cores=8, gpus=0, gpu_bytes=0)
+
+
+def plan(*settings: str, machine: Machine = CORES) -> Plan:
+    return plan_job(compose_job(settings), machine)
+
+
+def refused(*settings: str, machine: Machine = CORES) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan(*settings, machine=machine)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 GiB in all."""
+    memory = psutil.virtual_memory()._replace(total=24 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+
+def test_the_main_job_runs_on_two_cores() -> None:
+    found = plan(machine=Machine(2, 0, 0))
+    assert not found.gpu and dict(found.placement.devices) == {
+        "rollout": (0,),
+        "actor": (1,),
+        "actor_fwd": (1,),
+        "reference": (1,),
+    }
+
+
+def test_roles_that_the_algorithm_does_not_want_have_no_place() -> None:
+    config = compose_job(["algorithm.reference=false", "algorithm.recompute_log_probs=false"])
+    assert device_roles(config) == ("rollout", "actor")
+    assert set(plan_job(config, CORES).placement.devices) == {"rollout", "actor"}
+
+
+def test_a_batch_that_does_not_divide_says_what_does() -> None:
+    told = refused("algorithm.micro_batch_groups=7")
+    assert told == (
+        "algorithm.batch_groups=16 does not divide into micro-batches of 7 groups on 1 training rank; "
+        "set algorithm.micro_batch_groups to one of 1, 2, 4, 8, 16"
+    )
+
+
+def test_a_batch_is_divided_over_training_ranks_too() -> None:
+    pool = ("schedule=colocate_sync", "algorithm.batch_groups=12")
+    assert refused(*pool, "cluster.devices=4").endswith(
+        "on 4 training ranks; set algorithm.micro_batch_groups to one of 1, 3"
+    )
+    assert refused(*pool, "cluster.devices=5").endswith("; make algorithm.batch_groups a multiple of 5")
+    plan(*pool, "cluster.devices=4", "algorithm.micro_batch_groups=3")
+
+
+def test_more_devices_than_cores_are_refused_unless_shared() -> None:
+    told = refused("schedule=colocate_sync", "cluster.devices=9")
+    assert told == (
+        "the job needs 9 devices, this machine has 8 cores; set DEVICES=8, "
+        'or ARGS="cluster.oversubscribe=true" to share cores'
+    )
+    plan("schedule=colocate_sync", "cluster.devices=16", "cluster.oversubscribe=true", "algorithm.micro_batch_groups=1")
+
+
+def test_threads_count_as_cores() -> None:
+    told = refused("schedule=colocate_sync", "cluster.devices=8", "cluster.threads_per_device=2")
+    assert told.startswith("the job needs 8 devices of 2 threads, this machine has 8 cores; set DEVICES=4, or")
+
+
+def test_no_number_of_devices_is_advised_that_the_split_would_refuse() -> None:
+    """The default split needs two: on one core, DEVICES=1 would only lead to the next refusal."""
+    told = refused(machine=Machine(1, 0, 0))
+    assert told == (
+        'the job needs 2 devices, this machine has 1 core; ARGS="cluster.oversubscribe=true" to share cores'
+    )
+
+
+def test_gpus_that_are_too_few_are_counted() -> None:
+    told = refused("cluster.devices=4", machine=Machine(64, 2, 80 * GIB))
+    assert told.startswith("the job needs 4 devices, this machine has 2 GPUs; set DEVICES=2, or ")
+    assert refused(machine=Machine(64, 1, 80 * GIB)) == (
+        'the job needs 2 devices, this machine has 1 GPU; ARGS="cluster.kind=cpu" to use cores'
+    )
+    assert not plan("cluster.kind=cpu", machine=Machine(64, 1, 80 * GIB)).gpu
+
+
+def test_gpus_that_are_not_there_cannot_be_asked_for() -> None:
+    assert refused("cluster.kind=gpu") == "cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu"
+
+
+def test_a_large_model_without_gpus_says_what_it_needs(small_memory: None) -> None:
+    """7.6e9 parameters: 16 bytes each for training, 2 each for the copies of rollout, reference and actor_fwd."""
+    assert refused("model=qwen7b") == (
+        "model=qwen7b needs 156.0 GiB for its training state and the copies of its weights, and there is no GPU and "
+        "24.0 GiB of memory here; use more or larger GPUs, or MODEL=tiny (there is no simulator yet)"
+    )
+
+
+def test_gpus_that_are_too_small_say_what_each_must_hold() -> None:
+    """One training rank holds it all, beside two copies, however much memory the other GPUs have."""
+    told = refused("model=qwen7b", machine=Machine(64, 8, 80 * GIB))
+    assert told.startswith(
+        "model=qwen7b needs 141.8 GiB on each GPU of actor+actor_fwd+reference, and a GPU here has 80.0 GiB; "
+    )
+
+
+def test_enough_gpus_for_a_large_model_are_taken() -> None:
+    config = ("model=qwen7b", "cluster.devices=8", "algorithm.micro_batch_groups=4")
+    found = plan(*config, machine=Machine(64, 8, 80 * GIB))
+    assert found.gpu and len(found.placement.devices["actor"]) == 4
+
+
+def test_memory_on_a_device_is_shards_and_copies() -> None:
+    config = compose_job(["model=qwen7b", "cluster.devices=8"])
+    size = parameter_count(config.model)
+    assert size == pytest.approx(7.6e9, rel=0.01)
+    needed = device_bytes(config, plan("cluster.devices=8", "algorithm.micro_batch_groups=1").placement)
+    assert needed == {device: 2 * size for device in range(4)} | {device: 4 * size + 4 * size for device in range(4, 8)}
+
+
+def test_a_rollout_that_takes_turns_is_not_counted_beside_the_others() -> None:
+    config = compose_job(["model=qwen7b", "schedule=colocate_sync", "cluster.devices=1"])
+    placement = plan("schedule=colocate_sync", "cluster.devices=1").placement
+    assert device_bytes(config, placement) == {0: (16 + 2 + 2) * parameter_count(config.model)}
+
+
+def test_memory_can_be_said_instead_of_asked() -> None:
+    assert "8.0 GiB of memory here" in refused("model=qwen7b", "cluster.memory_gib=4")
+    assert not plan("model=qwen7b", "cluster.memory_gib=400").gpu
+
+
+def test_a_backend_that_is_not_there_yet_is_refused() -> None:
+    for backend in ("virtual", "paced"):
+        assert refused(f"backend={backend}") == f"backend={backend} is not there yet (no simulator); use BACKEND=real"
+
+
+def test_names_that_only_the_code_knows_are_checked() -> None:
+    assert refused("engine.name=warp") == "engine.name=warp is unknown; choose one of torch"
+    assert refused("task.name=chess") == "task.name=chess is unknown; choose one of reverse, copy, expand, jsonl"
+
+
+def test_a_penalty_needs_the_model_that_it_is_measured_against() -> None:
+    told = refused("algorithm.kl_coef=0.1", "algorithm.reference=false")
+    assert told == "algorithm.kl_coef=0.1 needs the reference role; set algorithm.reference=true"
+
+
+def test_an_engine_holds_at_least_one_group() -> None:
+    assert refused("engine.slots=7").endswith("set engine.slots=8 or more")
+
+
+def test_prompts_and_responses_fit_the_model() -> None:
+    assert refused("max_tokens=200").endswith("exceeds model.max_length=128; set max_tokens=120 or less")
+    assert refused("model.max_length=8").endswith("exceeds model.max_length=8; set model.max_length=20")
+    assert refused("model.vocabulary=10").endswith("32 tokens of task reverse; set model.vocabulary=32")
+
+
+def test_a_shape_that_is_no_model_is_refused() -> None:
+    assert refused("model.heads=3").startswith("model.heads=3 cannot share model.kv_heads=2")
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
+    told = refused(f"model.checkpoint={tmp_path}")
+    assert told.startswith(f"model.checkpoint={tmp_path} holds no model; name a local directory")
+
+
+def test_a_file_of_problems_is_read_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    asked = ("task=jsonl", f"task.path={path}")
+    assert refused(*asked) == f"task.path={path}: No such file or directory; name a file of problems"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "X=", "answer": "2"}\n')
+    assert refused(*asked).startswith(f"task=jsonl: {path}:2: \"prompt\" holds 'X'; use only")
+    path.write_text('{"prompt": "1+1="')
+    assert refused(*asked).startswith(f"task=jsonl: {path}:1: not JSON")
+    path.write_text("")
+    assert refused(*asked).startswith(f"task=jsonl: {path} holds no problem")
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    plan(*asked)
+
+
+def test_a_file_for_a_task_that_reads_none_is_refused() -> None:
+    assert refused("task.path=x.jsonl") == "task.path=x.jsonl: task reverse reads no file; use TASK=jsonl"

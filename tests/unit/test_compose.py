@@ -1,0 +1,115 @@
+"""From overrides to a configuration: choices, settings, options, and the name of a cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.config import ConfigError
+from harness.runner.compose import GROUPS, cell_name, choices, compose_job, make_schedule, plain
+from schedules import FullyAsync
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_schedule(compose_job(overrides))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_defaults_are_the_main_job() -> None:
+    config = compose_job([])
+    assert (config.schedule.name, config.model.name, config.task.name) == ("fully_async", "tiny", "reverse")
+    assert (config.iterations, config.seed_list) == (120, (0,))
+    assert make_schedule(config) == FullyAsync(max_staleness=2.0, partial=True)
+
+
+def test_choices_and_settings_change_the_job() -> None:
+    config = compose_job(
+        ["schedule.max_staleness=0.5", "task=expand", "iterations=3", "seeds=[3,4]", "engine.slots=32"]
+    )
+    assert make_schedule(config) == FullyAsync(max_staleness=0.5)
+    assert (config.task.name, config.iterations, config.seeds, config.engine.slots) == ("expand", 3, (3, 4), 32)
+
+
+@pytest.mark.parametrize("model", choices("model"))
+def test_every_model_composes(model: str) -> None:
+    assert compose_job([f"model={model}"]).model.name == model
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_unknown_choice_names_those_that_there_are(group: str) -> None:
+    assert refused(f"{group}=nope") == f"{group}=nope is unknown; choose one of {', '.join(choices(group))}"
+
+
+@pytest.mark.parametrize("override", ["schedule=", "schedule=../bench", "schedule=[fully_async]", "~schedule"])
+def test_what_is_no_choice_is_refused(override: str) -> None:
+    assert refused(override).endswith("is unknown; choose one of colocate_sync, fully_async")
+
+
+def test_an_unknown_setting_names_those_beside_it() -> None:
+    assert refused("schedule.nonsense=1") == (
+        "schedule.nonsense is no setting; those of schedule are max_staleness, name, partial, split"
+    )
+    assert refused("algorithm.lr=1").startswith(
+        "algorithm.lr is no setting; those of algorithm are batch_groups, betas"
+    )
+    assert refused("foo.bar=2").startswith("foo.bar is no setting; those of a job are algorithm, backend, cluster")
+    assert refused("~model.colour").startswith("model.colour is no setting; those of model are checkpoint")
+
+
+def test_the_settings_named_are_those_of_the_chosen_schedule() -> None:
+    assert refused("schedule=colocate_sync", "schedule.max_staleness=1") == (
+        "schedule.max_staleness is no setting; those of schedule are name, split"
+    )
+
+
+def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
+    assert refused("+schedule.nonsense=1") == (
+        "schedule.nonsense is no option of fully_async; it has max_staleness, partial"
+    )
+    assert refused("schedule=colocate_sync", "+schedule.partial=true").endswith("of colocate_sync; it has none")
+    assert refused("+algorithm.lr=1").startswith("algorithm.lr=1 is no setting")
+    assert refused("hydra.run.dir=x").startswith("hydra.run.dir=x is no setting of a job")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("many", "schedule.max_staleness=many is no number"),
+        ("null", "schedule.max_staleness=null is no number"),
+        ("-1", "schedule.max_staleness=-1.0 is no bound; use 0 or more"),
+        ("nan", "schedule.max_staleness=nan is no bound"),
+        ("inf", "schedule.max_staleness=inf is no bound"),
+    ],
+)
+def test_an_option_of_a_schedule_is_checked_by_its_class(value: str, told: str) -> None:
+    assert refused(f"schedule.max_staleness={value}").startswith(told)
+
+
+@pytest.mark.parametrize("override", ["iterations", "=5", "iterations=[1", "iterations=5=6", "--help", "", "+=1"])
+def test_what_is_no_override_is_refused_as_it_was_typed(override: str) -> None:
+    assert refused(override) == f"{override} cannot be read; write setting=value, such as iterations=20"
+
+
+def test_other_refusals_of_hydra_are_one_line_too() -> None:
+    assert refused("+schedule=fully_async").startswith("+schedule=fully_async cannot be read; a group has one choice")
+    assert refused("iterations=${nowhere}").startswith("iterations: Interpolation key 'nowhere' not found")
+    assert "iterations=1,2" in refused("iterations=1,2")
+
+
+def test_a_task_that_reads_a_file_asks_for_it() -> None:
+    assert refused("task=jsonl") == 'task.path has no value; add ARGS="task.path=..."'
+
+
+def test_a_cell_is_named_by_what_decides_its_numbers() -> None:
+    name = cell_name(compose_job([]))
+    assert name.startswith("fully_async-tiny-reverse-")
+    for same in (["seeds=5"], ["experiment=other"], ["force=true"], ["save_weights=false"], ["schedule=fully_async"]):
+        assert cell_name(compose_job(same)) == name
+    others = (["schedule.max_staleness=1"], ["iterations=3"], ["algorithm.learning_rate=0.1"], ["task=copy"])
+    assert len({name, *(cell_name(compose_job(other)) for other in others)}) == 5
+
+
+def test_plain_values_keep_a_schedules_options_beside_its_name() -> None:
+    schedule = plain(compose_job([]))["schedule"]
+    assert schedule["max_staleness"] == 2 and schedule["name"] == "fully_async" and "options" not in schedule

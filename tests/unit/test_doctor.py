@@ -1,0 +1,93 @@
+"""What `make doctor` finds on machines that are made up here, and what it says about each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from harness import cli
+from harness.runner import doctor
+from harness.runner.machine import Machine
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine that lacks nothing; returns its results folder."""
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine(cores=8, gpus=2, gpu_bytes=80 * GIB))
+    memory = psutil.virtual_memory()._replace(total=64 * GIB, available=48 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor, "version", lambda package: "1.0")
+    return tmp_path / "results"
+
+
+def finding(results: Path, what: str) -> doctor.Finding:
+    (found,) = [finding for finding in doctor.examine(results) if finding.what == what]
+    return found
+
+
+def test_a_machine_that_lacks_nothing_has_no_bad_finding(good: Path) -> None:
+    found = {finding.what: finding for finding in doctor.examine(good)}
+    assert not [what for what, finding in found.items() if finding.grade == "bad"]
+    assert found["cores"].found == "8" and found["GPUs"].found == "2 with 80 GiB"
+    assert found["memory"].found == "64 GiB, 48 GiB free"
+    assert {"python", "torch", "ray", "mlflow", "ports", "results", "shared memory"} <= set(found)
+    assert list(good.iterdir()) == [], "trying to write leaves nothing"
+
+
+def test_one_core_is_told_with_what_still_runs(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "this_machine", lambda: Machine(cores=1, gpus=0, gpu_bytes=0))
+    cores = finding(good, "cores")
+    assert cores.grade == "note" and "SCHEDULE=colocate_sync DEVICES=1" in cores.meaning
+    assert finding(good, "GPUs").grade == "note"
+
+
+def test_too_little_free_memory_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()._replace(total=4 * GIB, available=1 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert finding(good, "memory").grade == "bad" and finding(good, "memory").meaning
+
+
+def test_an_old_python_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
+    found = finding(good, "python")
+    assert (found.grade, found.found) == ("bad", "3.10.1") and "3.11" in found.meaning
+
+
+def test_a_missing_package_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(package: str) -> str:
+        raise doctor.PackageNotFoundError(package)
+
+    monkeypatch.setattr(doctor, "version", absent)
+    assert finding(good, "ray").grade == "bad" and "make bench installs it" in finding(good, "ray").meaning
+
+
+def test_results_that_cannot_be_written_are_bad(good: Path) -> None:
+    good.write_text("a file where the folder should be")
+    found = finding(good, "results")
+    assert found.grade == "bad" and "CADENCE_RESULTS" in found.meaning
+
+
+def test_a_port_that_cannot_be_had_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(doctor.socket, "socket", refuse)
+    assert finding(good, "ports").grade == "bad"
+
+
+def test_the_verb_fails_only_where_something_is_bad(
+    good: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "RESULTS", good)
+    assert cli.doctor([], Console()) == 0
+    assert "2 with 80 GiB" in capsys.readouterr().out
+    good.rmdir()
+    good.write_text("")
+    assert cli.doctor([], Console()) == 1
+    assert "missing  results" in capsys.readouterr().out

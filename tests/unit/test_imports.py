@@ -1,0 +1,50 @@
+"""Which packages a module may bring along: the rules of docs/architecture.md, in processes of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU_MACHINE = ("ray", "hydra", "mlflow", "omegaconf")
+"""What a machine that only runs and profiles engines need not have."""
+HEAVY = ("torch", "ray", "vllm", "transformers")
+
+
+def modules(folder: str) -> list[str]:
+    """Every module of a package, by its dotted name."""
+    paths = sorted((ROOT / folder).glob("*.py"))
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.stem != "__init__"]
+
+
+def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
+    program = f"import sys, {module}; print(*(name for name in {unwanted!r} if name in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> None:
+    together = ", ".join(
+        ("tests.gpu.bench_gpu", *modules("engines"), *modules("harness/weight_sync"), *modules("harness/rl"))
+    )
+    assert brought_along(together, GPU_MACHINE) == []
+
+
+@pytest.mark.parametrize("folder", ["harness/metrics", "harness/report"])
+def test_metrics_and_reports_load_without_torch_ray_or_vllm(folder: str) -> None:
+    assert brought_along(", ".join(modules(folder)), HEAVY) == []
+
+
+def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
+    light = (
+        "harness.cli, harness.config, harness.runner.compose, harness.runner.checks, harness.runner.doctor, schedules"
+    )
+    assert brought_along(light, (*HEAVY, "mlflow")) == []
+
+
+def test_a_package_that_is_brought_along_would_be_noticed() -> None:
+    assert brought_along("engines.padding", HEAVY) == ["torch"]

@@ -1,0 +1,126 @@
+"""The warm start is made once, whole or not at all, and always the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.config import ModelConfig
+from harness.metrics.safe_files import Lock
+from harness.rl import warm_start as warm_start_module
+from harness.runner.initial_weights import initial_model
+from harness.tasks import TASKS
+
+TINY = ModelConfig(
+    name="tiny",
+    hidden=16,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    ff=32,
+    vocabulary=32,
+    tied_embeddings=True,
+    max_length=64,
+    warm_start=True,
+)
+REVERSE = TASKS["reverse"]()
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The real warm start, cut to three steps; counts how often it was made."""
+    made: list[int] = []
+    real = warm_start_module.warm_start
+
+    def short(model: object, task: object, *, progress: Callable[[int, int], None] | None = None) -> None:
+        made.append(1)
+        real(model, task, steps=3, batch=4, progress=progress)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(warm_start_module, "warm_start", short)
+    return made
+
+
+def weights(model: ModelConfig) -> bytes:
+    assert model.checkpoint is not None
+    return (Path(model.checkpoint) / "model.safetensors").read_bytes()
+
+
+def test_it_is_made_on_first_use_and_kept(tmp_path: Path, few_steps: list[int]) -> None:
+    first, second = initial_model(TINY, REVERSE, tmp_path), initial_model(TINY, REVERSE, tmp_path)
+    assert first == second and few_steps == [1]
+    assert Path(first.checkpoint or "").parent == tmp_path / "cache"
+
+
+def test_it_is_the_same_in_every_results_folder(tmp_path: Path, few_steps: list[int]) -> None:
+    one, other = (initial_model(TINY, REVERSE, tmp_path / name) for name in ("one", "other"))
+    assert weights(one) == weights(other) and few_steps == [1, 1]
+
+
+def test_a_model_that_wants_none_or_has_weights_is_left_alone(tmp_path: Path, few_steps: list[int]) -> None:
+    from dataclasses import replace
+
+    for model in (replace(TINY, warm_start=False), replace(TINY, checkpoint="there")):
+        assert initial_model(model, REVERSE, tmp_path) is model
+    assert not few_steps and not list(tmp_path.iterdir())
+
+
+def test_other_tasks_and_shapes_have_their_own(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    made = {
+        initial_model(TINY, REVERSE, tmp_path).checkpoint,
+        initial_model(TINY, TASKS["copy"](), tmp_path).checkpoint,
+        initial_model(replace(TINY, ff=48), REVERSE, tmp_path).checkpoint,
+    }
+    assert len(made) == 3
+
+
+def test_two_files_of_problems_have_their_own(tmp_path: Path) -> None:
+    files = [tmp_path / "sums.jsonl", tmp_path / "products.jsonl"]
+    for path, line in zip(files, ("1+2=", "3+4="), strict=True):
+        path.write_text(f'{{"prompt": "{line}", "answer": "3"}}\n')
+    assert len({initial_model(TINY, TASKS["jsonl"](path=str(path)), tmp_path).checkpoint for path in files}) == 2
+
+
+def test_an_interrupted_start_leaves_nothing_that_a_rerun_trips_over(tmp_path: Path, few_steps: list[int]) -> None:
+    def interrupt(done: int, steps: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        initial_model(TINY, REVERSE, tmp_path, progress=interrupt)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    assert weights(initial_model(TINY, REVERSE, tmp_path)) and few_steps == [1, 1]
+
+
+def test_an_interrupt_while_weights_are_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import PreTrainedModel
+
+    def interrupt(self: object, folder: Path) -> None:
+        (Path(folder) / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            initial_model(TINY, REVERSE, tmp_path)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    assert len(weights(initial_model(TINY, REVERSE, tmp_path))) > 4
+
+
+def test_two_that_ask_at_once_make_it_once(tmp_path: Path, few_steps: list[int]) -> None:
+    """The second waits for the lock that the first holds, and finds the weights made."""
+    (tmp_path / "cache").mkdir()
+    held = Lock(tmp_path / "cache" / ".lock", wait=False)
+    found: list[ModelConfig] = []
+    askers = [threading.Thread(target=lambda: found.append(initial_model(TINY, REVERSE, tmp_path))) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    assert not few_steps, "nobody makes it while another holds the lock"
+    held.release()
+    for asker in askers:
+        asker.join()
+    assert found[0] == found[1] and few_steps == [1]

@@ -1,0 +1,183 @@
+"""From reports of training to the run's files: metrics, ledger, samples of a run that ended early."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.metrics.iteration import METRIC_NAMES
+from harness.metrics.ledger import LedgerError
+from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
+from harness.metrics.timeline import Place, Timeline
+from harness.placement import HOST_ROLES, Placement
+from harness.protocols import Span
+from harness.roles.actor import TrainedRows, TrainReport
+from harness.runner.recorder import Recorder, places
+from harness.runtime.clock import RealClock
+from harness.transfer_queue import Ragged
+
+N, BATCH = 2, 3  # samples of a group, groups of a batch
+PLACEMENT = Placement({"rollout": (0,), "actor": (1,), "actor_fwd": (1,), "reference": (1,)})
+
+
+class SetClock(RealClock):
+    """Says the time that it was set to."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    with RunDirectory(tmp_path, "bench", "cell", 0) as folder:
+        yield folder
+
+
+@pytest.fixture
+def recorder(run: RunDirectory) -> Recorder:
+    return Recorder(run, Timeline(places(PLACEMENT), warmup=0), SetClock(), group_size=N, devices=2)
+
+
+def trained(rows: list[int], version: int) -> TrainedRows:
+    """Responses of two tokens; every first sample of a group is right. Times are those of the row."""
+    k = len(rows)
+    times = np.array(rows, dtype=np.float64) / 100
+    return TrainedRows(
+        rows=np.array(rows),
+        engine=np.zeros(k, np.int32),
+        responses=Ragged(np.tile(np.array([7, 1]), k), np.full(k, 2)),
+        log_probs=Ragged(np.full(2 * k, -0.5, np.float32), np.full(k, 2)),
+        versions=Ragged(np.full(2 * k, version, np.int32), np.full(k, 2)),
+        prompt_tokens=np.full(k, 4),
+        reward=np.array([1.0 if row % N == 0 else 0.25 for row in rows], np.float32),
+        exact_match=np.array([row % N == 0 for row in rows]),
+        admitted_at=times,
+        started_at=times + 0.1,
+        finished_at=times + 0.2,
+        trained_at=times + 0.3,
+    )
+
+
+def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) -> None:
+    """One iteration of a second: its rows shared out over ranks, then published."""
+    first = iteration * BATCH * N
+    rows = list(range(first, first + BATCH * N))
+    start, share = float(iteration), len(rows) // ranks
+    recorder.spans([Span("rollout", "0", "generate", start, start + 0.5, version, iteration)])
+    reports = []
+    for rank in range(ranks):
+        mine = rows[rank * share : (rank + 1) * share]
+        spans = [Span("actor", "0", "update_actor", start + 0.5, start + 0.9, iteration, iteration)] if not rank else []
+        sums = {"tokens": 2.0 * share, "clipped": 1.0, "ratio_max": 1.0 + rank, "entropy": 4.0 * share}
+        reports.append(TrainReport([trained(mine, version)], sums, 0.5, spans))
+    recorder.trained(iteration, reports)
+    recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
+    recorder.published(iteration + 1, queue_depth=3)
+
+
+def admit(recorder: Recorder, groups: range) -> None:
+    for group in groups:
+        recorder.admitted(range(group * N, (group + 1) * N), prompt_tokens=4, at=group / 100)
+
+
+def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDirectory) -> None:
+    admit(recorder, range(2 * BATCH))
+    play(recorder, 0, version=0)
+    play(recorder, 1, version=0)
+    first, second = load_metrics(run.path)
+    idle = {f"idle/{role}" for role in (*PLACEMENT.devices, *HOST_ROLES)}
+    absent = {"policy/kl_ref", "policy/mismatch_kl"}  # no reference, no recomputed log-probs in these reports
+    phases = {name for name in METRIC_NAMES if name.startswith("time/")}
+    assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
+    assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)
+    assert (first["staleness/max"], second["staleness/max"], second["staleness/mean"]) == (0, 1, 1.0)
+    assert second["throughput/samples_per_s"] == 6.0 and second["throughput/tokens_per_s_per_device"] == 18.0
+    assert second["reward/mean"] == pytest.approx(0.625) and second["reward/exact_match"] == 0.5
+    assert second["time/iteration_s"] == 1.0 and second["time/generate_s"] == pytest.approx(0.5)
+    assert second["idle/rollout"] == pytest.approx(0.5) and second["idle/reference"] == pytest.approx(0.6)
+    assert second["policy/entropy"] == 2.0 and second["queue/depth_samples"] == 3
+    assert (first["ledger/trained"], first["ledger/in_flight"], second["ledger/in_flight"]) == (6, 6, 0)
+
+
+def test_ranks_add_up_to_one_iteration(recorder: Recorder, run: RunDirectory) -> None:
+    admit(recorder, range(BATCH))
+    play(recorder, 0, version=0, ranks=2)
+    (metrics,) = load_metrics(run.path)
+    assert metrics["samples"] == 6 and metrics["policy/ratio_max"] == 2.0
+    assert metrics["policy/clip_fraction"] == pytest.approx(2 / 12)
+
+
+def test_what_is_not_trained_at_the_end_is_in_flight(recorder: Recorder, run: RunDirectory) -> None:
+    admit(recorder, range(BATCH + 2))
+    play(recorder, 0, version=0)
+    recorder.write()
+    samples = load_samples(run.path).to_pylist()
+    assert [sample["sample_id"] for sample in samples] == list(range((BATCH + 2) * N))
+    assert [sample["fate"] for sample in samples] == ["trained"] * 6 + ["in_flight"] * 4
+    last = samples[-1]
+    assert (last["group_id"], last["admitted_at"], last["prompt_tokens"]) == (4, 0.04, 4)
+    assert last["lag_worst"] is None and last["trained_at"] is None and last["reward"] is None
+    ledger = load_ledger(run.path)
+    assert (ledger["admitted"], ledger["trained"], ledger["in_flight"]) == (10, 6, 4)
+    assert ledger["in_flight_ids"] == [6, 7, 8, 9] and ledger["trained_by_iteration"] == {"0": 6}
+
+
+def test_a_trained_sample_keeps_what_it_went_through(recorder: Recorder, run: RunDirectory) -> None:
+    admit(recorder, range(2 * BATCH))
+    play(recorder, 0, version=0)
+    play(recorder, 1, version=0)
+    recorder.write()
+    sample = load_samples(run.path).to_pylist()[7]
+    assert (sample["sample_id"], sample["group_id"], sample["engine"], sample["trained_iteration"]) == (7, 3, "0", 1)
+    assert (sample["lag_worst"], sample["lag_in_flight"], sample["lag_in_queue"], sample["span"]) == (1, 0, 1, 1)
+    assert (sample["prompt_tokens"], sample["response_tokens"], sample["reward"]) == (4, 2, 0.25)
+    assert [sample[f"{event}_at"] for event in ("admitted", "started", "finished", "trained")] == pytest.approx(
+        [0.07, 0.17, 0.27, 0.37]
+    )
+
+
+def test_the_timeline_is_written_with_every_place(recorder: Recorder, run: RunDirectory) -> None:
+    admit(recorder, range(BATCH))
+    play(recorder, 0, version=0)
+    recorder.write()
+    timeline = load_timeline(run.path)
+    assert timeline.iteration_ends == {0: 1.0}
+    assert [(span.role, span.kind) for span in timeline.spans] == [("rollout", "generate"), ("actor", "update_actor")]
+
+
+def test_a_sample_that_nobody_admitted_or_that_is_trained_twice_is_an_error(recorder: Recorder) -> None:
+    with pytest.raises(LedgerError, match="sample 0 cannot be trained in iteration 0: it is not admitted"):
+        play(recorder, 0, version=0)
+    admit(recorder, range(BATCH))
+    play(recorder, 0, version=0)
+    with pytest.raises(LedgerError, match="is admitted a second time"):
+        admit(recorder, range(1))
+
+
+def test_listeners_hear_what_is_written(recorder: Recorder, run: RunDirectory) -> None:
+    heard: list[dict[str, float]] = []
+    doing: list[tuple[str, str]] = []
+    recorder.listeners.append(lambda metrics: heard.append(dict(metrics)))
+    recorder.on_doing = lambda role, what: doing.append((role, what))
+    admit(recorder, range(BATCH))
+    recorder.doing("actor", "batch 0")
+    play(recorder, 0, version=0)
+    assert [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()] == heard
+    assert doing == [("actor", "batch 0")]
+
+
+def test_places_follow_the_placement() -> None:
+    found = places(PLACEMENT)
+    assert found["rollout", "0"] == Place("rollout", ("device 0",))
+    assert found["actor_fwd", "0"] == found["actor", "0"] == Place("actor+actor_fwd+reference", ("device 1",))
+    assert found["reward", "0"].devices == ("host reward",)
+    pair = places(Placement({"rollout": (0, 1), "actor": (0, 1)}))
+    assert pair["actor", "1"] == Place("rollout+actor", ("device 1",))
