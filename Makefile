@@ -7,13 +7,15 @@ STAMP := $(VENV)/.installed
 SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) $(if $(ENGINE),engine=$(ENGINE)) \
 	$(if $(TASK),task=$(TASK)) $(if $(BACKEND),backend=$(BACKEND)) $(if $(SEEDS),seeds=$(SEEDS)) \
 	$(if $(ITERATIONS),iterations=$(ITERATIONS)) $(if $(DEVICES),cluster.devices=$(DEVICES)) \
+	$(if $(COST),cost=$(COST)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup bench list doctor ui test lint unit perf clean
+.PHONY: help setup bench list doctor ui table test lint unit perf clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= FORCE=1 ARGS=\"setting=value\""
 	@echo "make list    what can be chosen"
+	@echo "make table   every schedule under twelve conditions on the virtual clock, into docs/schedule_table.md"
 	@echo "make doctor  is this machine fit, and what does each missing thing mean"
 	@echo "make ui      MLflow on what was written (PORT=5000)"
 	@echo "make test    lint, types and tests"
@@ -36,6 +38,9 @@ list: $(STAMP)
 
 doctor: $(STAMP)
 	@$(RUN) -m harness doctor
+
+table: $(STAMP)
+	@$(RUN) -m harness table
 
 ui: $(STAMP)
 	@$(RUN) -m harness ui $(if $(PORT),port=$(PORT))

@@ -62,7 +62,7 @@ class FSDPEngine:
         )
         self._tokens = 0
 
-    def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """Back-propagates the SUM of token losses: the batch's token count is not known before its last micro-batch."""
         algorithm = self._algorithm
         padded = pad_batch(batch.prompts, batch.responses, self._device)
@@ -95,7 +95,7 @@ class FSDPEngine:
             same_version=same_version,
         )
 
-    def step(self) -> dict[str, float]:
+    async def step(self) -> dict[str, float]:
         """One update with the mean over all ranks' tokens since the last one.
 
         FSDP has averaged the gradients over ranks; times the world's size over all tokens makes that the token mean.

@@ -1,7 +1,7 @@
 """A Qwen3 model over a fixed number of slots: each slot holds the keys and values of one running sample.
 
 The arithmetic of a sample does not depend on its neighbours, bitwise, in float32 on the CPU. That stands on three facts
-about the CPU kernels (torch 2.13 with MKL, AVX-512), measured, and held by tests:
+about the CPU kernels (torch 2.13 with MKL, AVX-512, of Intel and AMD), measured, and held by tests:
 
 - a matrix product gives each row the same bits whatever the number of rows, from 16 rows up; below, other kernels take
   over. So token rows are padded to a multiple of `ROWS`. With several threads this holds for hidden sizes up to 512 or
@@ -9,8 +9,8 @@ about the CPU kernels (torch 2.13 with MKL, AVX-512), measured, and held by test
 - attention treats each (sample, head) alone and masked keys add exact zeros, but how the sum over keys is split depends
   on their number: a scalar tail behind the last full vector, and chunks of equal size where there are more than 384. So
   the number of keys is a multiple of `VECTOR`, and from `CHUNK` on a multiple of `CHUNK`, which splits all alike.
-- with both, prefill and decode give the same bits for up to 384 tokens where at least two query heads share a key head:
-  there, a sample that recomputes its cache under the same weights goes on exactly as it would have.
+- with both, and at least `QUERIES` query rows per key head (on Intel 2 are enough), prefill and decode give the same
+  bits for up to 384 tokens: a sample that recomputes its cache under the same weights goes on exactly as it would have.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ VECTOR = 16
 """Key lengths are a multiple of this: the floats in the widest vector register."""
 CHUNK = 256
 """Key lengths beyond this are a multiple of it."""
+QUERIES = 4
+"""Query rows of attention are at least as many: below, its matrix products take other kernels."""
 PREFILL_TOKENS = 8192
 """Most tokens in one prefill pass, which bounds its activations."""
 
@@ -121,16 +123,17 @@ class SlotModel:
             tokens: the token of each slot, [n].
             positions: its position; keys and values before it are in the cache, [n].
         """
-        rows, length = len(tokens), key_length(max(positions) + 1)
+        rows, length, shared = len(tokens), key_length(max(positions) + 1), self.heads // self.kv_heads
         at = self._tensor(positions)
         mask = (self.positions[:length] <= at[:, None])[:, None, None]
 
         def attention(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             # The query heads that share a key head become query rows: no copy of keys per query head.
-            grouped = query.view(rows, self.kv_heads, -1, self.head_dim)
+            grouped = F.pad(query.view(rows, self.kv_heads, shared, self.head_dim), (0, 0, 0, max(0, QUERIES - shared)))
             keys = self.keys[layer][:rows, :length].transpose(1, 2)
             values = self.values[layer][:rows, :length].transpose(1, 2)
-            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).reshape(rows, -1)
+            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
+            return out[:, :, :shared].reshape(rows, -1)
 
         hidden = self._forward(self._tensor(tokens), at, self._tensor(range(rows)), attention)
         return self.model.lm_head(hidden)[:rows]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.kv_slots import SlotModel
+from engines.loading import ModelWeights
 from engines.running_sample import RunningSample
 from engines.sampling import draw, uniforms
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
@@ -50,8 +51,7 @@ class TorchRollout:
         self._clock = clock
         self._device = torch.device(device)
         self._model = model.to(self._device).eval()
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._required = {name for name, _ in model.named_parameters()}
+        self._weights = ModelWeights(model, f"engine {name}")
         self._cache = SlotModel(model, slots)
         self._rows: list[RunningSample] = []
         self._waiting: deque[RunningSample] = deque()
@@ -60,7 +60,6 @@ class TorchRollout:
         self._admitting = True
         self._paused = False
         self._closed = False
-        self._torn: int | None = None
 
     @property
     def running(self) -> int:
@@ -149,41 +148,20 @@ class TorchRollout:
         self._admitting, self._paused = True, False
         self._changed.set()
 
-    @torch.no_grad()
-    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """The iterable is read to its end even where a tensor does not fit, so that a collective behind it completes.
-
-        Raises:
-            RuntimeError: the engine is neither paused nor idle.
-            ValueError: names are unknown or missing, or shapes are wrong: all of them in one message. `lm_head.weight`
-                may be missing where it is tied to the embeddings.
-        """
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raises ValueError as `ModelWeights.load`; RuntimeError where the engine is neither paused nor idle."""
         self._require_still("load_weights")
-        self._torn = version
-        loaded, wrong = set(), []
-        for name, tensor in weights:
-            parameter = self._parameters.get(name)
-            if parameter is None:
-                wrong.append(f"{name} is unknown")
-            elif parameter.shape != tensor.shape:
-                wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
-            else:
-                parameter.copy_(tensor)
-            loaded.add(name)
-        wrong += [f"{name} is missing" for name in sorted(self._required - loaded)]
-        if wrong:
-            raise ValueError(f"engine {self.name}: the weights of version {version} do not fit: {'; '.join(wrong)}")
+        self._weights.load(version, weights)
         self.version = version
-        self._torn = None
 
-    def sleep(self) -> None:
+    async def sleep(self) -> None:
         """Give the cache's memory back, and move the weights to the host; running samples stay, to be recomputed."""
         self._require_still("sleep")
         self.drop_cache()
         self._cache.release()
         self._model.to("cpu")
 
-    def wake(self) -> None:
+    async def wake(self) -> None:
         """Undo `sleep`: weights on the device again, and an empty cache. Nothing happens to an engine that is awake."""
         if self._cache.released:
             self._model.to(self._device)
@@ -256,11 +234,7 @@ class TorchRollout:
     def _require_ready(self) -> None:
         if self._closed:
             raise RuntimeError(f"engine {self.name} is closed")
-        if self._torn is not None:
-            raise RuntimeError(
-                f"engine {self.name} will not generate: version {self._torn} was loaded in part only; "
-                "load a complete set of weights"
-            )
+        self._weights.require_complete()
         if self._cache.released:
             raise RuntimeError(f"engine {self.name} is asleep; call wake() first")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,11 +21,14 @@ def bench(arguments: Sequence[str], console: Console) -> int:
     from harness.runner.checks import plan_job
     from harness.runner.compose import compose_job, make_schedule
     from harness.runner.machine import this_machine
+    from harness.runner.progress import print_banner
     from harness.runner.run import run_directory, run_seed
 
     config = compose_job(arguments)
-    make_schedule(config)
-    plan = plan_job(config, this_machine())
+    plan = plan_job(config, make_schedule(config), this_machine())
+    config = dataclasses.replace(config, backend=plan.backend)  # what it is names its folder, not what was asked
+    if plan.backend != "real":
+        print_banner(plan, console)
     folders = []
     for seed in config.seed_list:
         folder = run_directory(config, seed, RESULTS)
@@ -81,11 +85,24 @@ def ui(arguments: Sequence[str], console: Console) -> int:
     os.execv(sys.executable, [*command, "--backend-store-uri", f"sqlite:///{database}"])
 
 
+def table(arguments: Sequence[str], console: Console) -> int:
+    """Simulate every schedule under twelve conditions, and write docs/schedule_table.md."""
+    from harness.runner.table import write_page
+
+    if arguments:
+        raise ConfigError(f"{arguments[0]} changes nothing: `make table` has no settings")
+    with console.status("simulating") as status:
+        path = write_page(lambda said: status.update(f"simulating: {said}"))
+    console.print(f"{path}", highlight=False)
+    return 0
+
+
 VERBS: dict[str, Callable[[Sequence[str], Console], int]] = {
     "bench": bench,
     "list": show_choices,
     "doctor": doctor,
     "ui": ui,
+    "table": table,
 }
 
 

@@ -119,8 +119,57 @@ class ClusterConfig:
     oversubscribe: Switch = False  # let a CPU job use more devices than there are cores (for tests, not for timing)
     bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
     wait_timeout_s: Positive = 300.0  # longest wait on another process before the run ends with an error
+    stall_timeout_s: Positive = 600.0  # longest time in which nothing at all happens before the run says what waits
     call_timeout_s: Positive = 3600.0  # longest single piece of work, such as training on one batch
     memory_gib: Positive | None = None  # memory of one device; asked from the machine when None
+
+
+@dataclass(frozen=True, config=STRICT)
+class LengthsConfig:
+    """How many tokens simulated responses have. Every kind gives whole numbers from 1 to `cap`.
+
+    constant: `mean`, always; uniform: 1 to 2 mean - 1; lognormal: of this mean before the cap, `sigma` the standard
+    deviation of the logarithm; trace: drawn from `values`, or from the file at `path`, a number per line.
+    """
+
+    kind: Literal["constant", "uniform", "lognormal", "trace"]
+    cap: Count
+    mean: Annotated[float, Strict(), Field(ge=1)] | None = None
+    sigma: NotNegative = 1.0
+    values: tuple[Count, ...] = ()
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind != "trace" and self.mean is None:
+            raise ValueError(f"needs a mean where kind={self.kind}; set cost.lengths.mean=100")
+        if self.kind == "trace" and bool(self.values) == (self.path is not None):
+            raise ValueError("needs either values or a path where kind=trace; set one of cost.lengths.values and .path")
+
+
+@dataclass(frozen=True, config=STRICT)
+class CostConfig:
+    """What simulated work costs on one device. Seconds, tokens, bytes.
+
+    per_billion: the settings marked * are for a model of 1e9 parameters, and grow with the model's parameters.
+    """
+
+    name: Name
+    per_billion: Switch
+    decode_step_s: Positive  # * one token for every running sample: the part that does not depend on how many run
+    decode_step_s_per_sample: NotNegative  # * added for each running sample
+    prefill_s_per_token: NotNegative  # *
+    log_prob_s_per_token: NotNegative  # * prompt and response tokens
+    train_s_per_token: NotNegative  # * prompt and response tokens, forward and backward
+    train_step_s: NotNegative  # * the optimizer, once an iteration
+    weight_bytes: NotNegative  # * of one copy of the weights
+    call_s: NotNegative  # fixed part of every forward or training call of a micro-batch
+    network_bytes_per_s: Positive  # weights between pools: collective, and in the background
+    host_bytes_per_s: Positive  # weights between a device and its host, either way
+    sync_s: NotNegative  # fixed part of every weight transfer, and of every load
+    offload_s: NotNegative  # fixed part of giving a shared device back (the weights go to the host besides)
+    reload_s: NotNegative  # fixed part of taking it again (the weights come back besides)
+    prompt_tokens: Count  # of every prompt
+    lengths: LengthsConfig
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -152,6 +201,7 @@ class JobConfig:
     task: TaskConfig
     algorithm: AlgorithmConfig
     cluster: ClusterConfig
+    cost: CostConfig  # of simulated work; real runs do not read it
     max_tokens: Count | None = None  # of a response; None takes the task's own
     save_weights: Switch = True  # keep the final weights in the run's folder
 

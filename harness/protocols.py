@@ -1,7 +1,8 @@
 """The narrow waist: what roles ask of engines, and the records that travel between them.
 
 Engines implement these protocols and import nothing else of the harness; roles and schedules use them and know no
-engine. Array shapes are in brackets; `L` is the number of response tokens of one sample.
+engine. What takes a device's time is a coroutine: a real engine computes in it, a simulated one lets its clock pass.
+Array shapes are in brackets; `L` is the number of response tokens of one sample.
 """
 
 from __future__ import annotations
@@ -97,16 +98,16 @@ class RolloutEngine(Protocol):
     async def resume(self) -> None:
         """Generate again, under whatever weights are loaded now."""
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights by (name, full tensor) pairs; the engine must be paused or idle.
 
         If the iterable raises, the engine refuses to generate until a complete set has been loaded.
         """
 
-    def sleep(self) -> None:
+    async def sleep(self) -> None:
         """Give the device back: release the KV cache and move the weights to the host. Paused or idle engines only."""
 
-    def wake(self) -> None:
+    async def wake(self) -> None:
         """Take the device again; does nothing where the engine is awake."""
 
     async def close(self) -> None: ...
@@ -115,10 +116,10 @@ class RolloutEngine(Protocol):
 class LogProbEngine(Protocol):
     """A policy that scores tokens and samples none."""
 
-    def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Log-probability of every response token, at the sampling temperature: float32, lengths of `responses`."""
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """As `RolloutEngine.load_weights`."""
 
 
@@ -142,11 +143,11 @@ class TrainBatch:
 class TrainEngine(Protocol):
     """One rank of the training world. Every rank makes the same calls in the same order."""
 
-    def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """Forward and backward of a micro-batch; gradients of the summed token losses add up. Returns the sums of
         `harness.rl.diagnostics`."""
 
-    def step(self) -> dict[str, float]:
+    async def step(self) -> dict[str, float]:
         """Divide the gradients by the tokens of all ranks since the last step, clip, and update. {"grad_norm": ...}"""
 
     def named_parameters(self) -> dict[str, torch.Tensor]:

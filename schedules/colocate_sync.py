@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import ClassVar
 
 from schedules.capacity import Capacity
-from schedules.protocol import Job, Transport
+from schedules.protocol import Job, Order, Transport
+from schedules.together import together
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class ColocateSync:
     """
 
     transport: ClassVar[Transport] = "ipc"
+    order: ClassVar[Order] = "fifo"
+    least_engines: ClassVar[int] = 1
     eta: ClassVar[float] = 0.0
 
     async def run(self, job: Job) -> None:
@@ -25,10 +27,11 @@ class ColocateSync:
         for i in range(job.iterations):
             await job.prompts.admit(below=capacity.limit(i))
             await job.rollout.generate(i)
-            async with asyncio.TaskGroup() as tasks:
-                for stage in job.host_stages:  # rewards and advantages need no device, so they wait for no turn
-                    tasks.create_task(stage.process(i))
-                for stage in job.device_stages:
-                    await stage.process(i)
+            # Rewards and advantages need no device, so they wait for no turn.
+            await together(*(stage.process(i) for stage in job.host_stages), self._in_turn(job, i))
             await job.trainer.train(i)
             await job.weights.publish(i + 1)
+
+    async def _in_turn(self, job: Job, i: int) -> None:
+        for stage in job.device_stages:
+            await stage.process(i)

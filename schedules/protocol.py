@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-Transport = Literal["collective", "ipc"]
+Transport = Literal["collective", "ipc", "host_staged"]
+Order = Literal["fifo", "completion"]
 
 
 class Prompts(Protocol):
@@ -19,15 +20,34 @@ class Prompts(Protocol):
         Never goes past the job's last group. Waits while the queue is at its cap.
         """
 
+    async def drop(self, started_below: int) -> int:
+        """Take every untrained group that an engine started under this dispatch limit, or a lower one, out of training.
+
+        Returns how many; the job's last group moves on by as many, since as many will have to be admitted instead.
+        """
+
+    async def close(self) -> None:
+        """No group will be admitted any more: what streams ends once it has worked through those that were."""
+
 
 class Rollout(Protocol):
-    """All rollout engines. They take groups from the queue on their own, whole and in order."""
+    """Rollout engines: all of them, or a cohort. They take groups from the queue on their own, whole and in order."""
 
-    async def generate(self, iteration: int) -> None:
-        """Take the device, generate batch `iteration` to its last token, and give the device back."""
+    def split(self, cohorts: int | None = None) -> Sequence[Rollout]:
+        """The engines dealt out into this many cohorts of nearly equal size; each engine alone if None.
+
+        Raises ValueError where there are fewer engines than cohorts.
+        """
+
+    async def generate(self, iteration: int, batches: int = 1) -> None:
+        """Generate batch `iteration` to the last token that these engines sample of it; or `batches` of them from there
+        on as if they were one, so that slots which one leaves free are filled from the next.
+
+        Where the device is shared with other roles, it is taken first and given back afterwards.
+        """
 
     async def stream(self) -> None:
-        """Generate whatever the dispatch limit allows, batch after batch, until the job's last group is done."""
+        """Generate whatever the dispatch limit allows, batch after batch, until the prompts are closed and done."""
 
     async def allow(self, below: int) -> None:
         """Let engines start groups numbered under `below` (the dispatch limit)."""
@@ -48,15 +68,40 @@ class Stage(Protocol):
     async def process(self, iteration: int) -> None:
         """Work through every row of batch `iteration`, each as soon as its inputs are in the queue."""
 
+    async def stream(self) -> None:
+        """Work through every row of the job, each as soon as its inputs are there, until the prompts are closed."""
+
 
 class Trainer(Protocol):
-    async def train(self, iteration: int) -> None:
-        """Train on batch `iteration` in group order, micro-batch by micro-batch as they become ready, then step."""
+    async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        """Train on one batch, micro-batch by micro-batch as they become ready, then take one optimizer step.
+
+        With order "fifo" these are the groups of batch `iteration`, in group order. With order "completion" they are
+        the next `batch` groups to become ready, of whatever batch, as far as `first` leaves room: for each pair
+        (limit, groups), those that an engine started under this dispatch limit, or a lower one, are all among the next
+        `groups` groups that are trained, counted from this call on. Where they would not be if another one went
+        before them, they are waited for.
+        """
 
 
 class Weights(Protocol):
+    """New weights, all at once or in two steps. Engines that load must be paused or idle."""
+
     async def publish(self, version: int) -> None:
-        """Bring the trained weights, now called `version`, to every engine. Engines must be paused or idle."""
+        """Bring the trained weights, now called `version`, to every engine, and load them."""
+
+    async def keep(self, version: int) -> None:
+        """Call the trained weights `version` without bringing them to any engine."""
+
+    async def stage(self, version: int) -> None:
+        """Hand the trained weights over as `version` and let the trainer go on: they travel to the host memory of all
+        engines in the background, while these generate. Waits for the transfer before it to arrive."""
+
+    async def arrived(self, version: int) -> None:
+        """Wait until `version` is in the host memory of every engine; it need not be staged yet."""
+
+    async def swap(self, rollout: Rollout, version: int) -> None:
+        """Load what has arrived as `version` into these engines."""
 
 
 class Job(Protocol):
@@ -93,11 +138,20 @@ class Schedule(Protocol):
 
     @property
     def transport(self) -> Transport:
-        """How weights travel: by broadcast between pools, or through memory that processes of a pool share."""
+        """How weights travel: by broadcast between pools, through memory that processes of a pool share, or to host
+        memory in the background."""
 
     @property
     def eta(self) -> float:
         """Admitted staleness in iterations."""
+
+    @property
+    def least_engines(self) -> int:
+        """Rollout engines that it needs at least."""
+
+    @property
+    def order(self) -> Order:
+        """In which order groups are trained: as they were admitted, or as they are completed."""
 
     async def run(self, job: Job) -> None:
         """The whole job, from version 0 to version `job.iterations`."""

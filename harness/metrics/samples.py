@@ -81,6 +81,7 @@ def sample_record(
     admitted_at: float,
     prompt_tokens: int,
     versions: Sequence[int] | np.ndarray = (),
+    run_tokens: Sequence[int] | np.ndarray | None = None,
     engine: str | None = None,
     trainer_version: int | None = None,
     trained_iteration: int | None = None,
@@ -92,8 +93,9 @@ def sample_record(
 ) -> SampleRecord:
     """The row of one sample, its lags computed from the policy version of each of its tokens.
 
-    versions: int [L], the version that sampled each response token, in order. trainer_version: the version the trainer
-    held when the sample's batch started training; needed for fate "trained" and for no other.
+    versions: int [L], the version that sampled each response token, in order; or, with run_tokens int [R] (each at
+    least 1), int [R], the version of each run of that many tokens. trainer_version: the version the trainer held when
+    the sample's batch started training; needed for fate "trained" and for no other.
 
     The lag of a token is `trainer_version - version` (DESIGN section 1). With non-decreasing versions the worst lag is
     the first token's and splits exactly: lag_worst = (last - first) + (trainer - last) = lag_in_flight + lag_in_queue.
@@ -104,6 +106,7 @@ def sample_record(
     if fate not in FATES:
         raise ValueError(f"sample {sample_id}: unknown fate {fate!r}; one of {', '.join(FATES)}")
     stamps = np.asarray(versions, dtype=np.int64)
+    tokens = stamps.size if run_tokens is None else int(np.sum(run_tokens))
     steps = stamps[1:] - stamps[:-1]
     if steps.size and steps.min() < 0:
         raise ValueError(f"sample {sample_id}: token versions decrease: {stamps.tolist()}")
@@ -123,7 +126,7 @@ def sample_record(
         if last > trainer_version:
             raise ValueError(f"sample {sample_id}: token of version {last}, but the trainer held {trainer_version}")
         lag_worst, lag_in_flight, lag_in_queue = trainer_version - first, last - first, trainer_version - last
-        lag_mean = trainer_version - int(stamps.sum()) / stamps.size
+        lag_mean = trainer_version - int(stamps.sum() if run_tokens is None else np.dot(stamps, run_tokens)) / tokens
     elif (trainer_version, trained_iteration, trained_at) != (None, None, None):
         raise ValueError(
             f"sample {sample_id} is {fate}: trainer_version ({trainer_version}), trained_iteration "
@@ -148,7 +151,7 @@ def sample_record(
         finished_at=finished_at,
         trained_at=trained_at,
         prompt_tokens=prompt_tokens,
-        response_tokens=int(stamps.size),
+        response_tokens=tokens,
         reward=reward,
         exact_match=exact_match,
     )
@@ -170,8 +173,17 @@ def staleness_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     }
 
 
+def length_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """response_length/* (tokens) of the trained samples among `records`. Raises ValueError if none was trained."""
+    lengths = [r.response_tokens for r in _trained(records)]
+    return {
+        "response_length/mean": float(np.mean(lengths)),
+        "response_length/p99": float(np.percentile(lengths, 99)),
+    }
+
+
 def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
-    """reward/* and response_length/* (tokens) of the trained samples among `records`; every sample counts once.
+    """reward/* of the trained samples among `records`; every sample counts once.
 
     Raises ValueError if none was trained, or if a trained one has no reward.
     """
@@ -179,12 +191,9 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     unjudged = [r.sample_id for r in trained if r.reward is None or r.exact_match is None]
     if unjudged:
         raise ValueError(f"{len(unjudged)} trained samples have no reward or exact match, the first is {unjudged[0]}")
-    lengths = [r.response_tokens for r in trained]
     return {
         "reward/mean": float(np.mean([r.reward for r in trained])),
         "reward/exact_match": float(np.mean([r.exact_match for r in trained])),
-        "response_length/mean": float(np.mean(lengths)),
-        "response_length/p99": float(np.percentile(lengths, 99)),
     }
 
 

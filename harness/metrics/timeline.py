@@ -1,13 +1,14 @@
 """Who worked when: spans of work on devices, and the idle time, bound and phase times that follow from them.
 
-All times are seconds on the run's clock. A span is work if its kind is in WORK_KINDS; waiting is not.
+All times are seconds on the run's clock. A span is work if its kind is in WORK_KINDS; waiting is not, and
+neither is `stage_weights`: weights that travel from host to host while devices go on.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.metrics.intervals import Interval, clip, length, subtract
@@ -15,7 +16,8 @@ from harness.protocols import Span
 
 SYNC_KINDS = frozenset({"load_weights", "publish_weights"})
 WORK_KINDS = SYNC_KINDS | {"generate", "reward", "reference", "old_log_prob", "advantages", "update_actor"}
-KINDS = WORK_KINDS | {"wait_for_samples"}
+BACKGROUND_SYNC_KINDS = frozenset({"stage_weights"})
+KINDS = WORK_KINDS | BACKGROUND_SYNC_KINDS | {"wait_for_samples"}
 TRAINING_ROLE = "actor"
 
 # `reward` has no time of its own among the metrics (DESIGN section 7); its spans count in idle/reward and in the trace.
@@ -46,7 +48,8 @@ class Timeline:
         self.started_at = started_at
         self.iteration_ends: dict[int, float] = {}
         self._by_iteration: dict[int, list[Span]] = defaultdict(list)
-        self._by_device: dict[str, list[Span]] = defaultdict(list)  # each sorted by end
+        self._by_device: dict[str, list[Span]] = defaultdict(list)  # work only; each sorted by end
+        self._background_syncs: list[Span] = []  # sorted by end
 
     @property
     def spans(self) -> list[Span]:
@@ -72,6 +75,8 @@ class Timeline:
             if span.kind in WORK_KINDS:
                 for device in self.placement[span.role, span.engine].devices:
                     insort(self._by_device[device], span, key=_end)
+            elif span.kind in BACKGROUND_SYNC_KINDS:
+                insort(self._background_syncs, span, key=_end)
 
     def end_iteration(self, iteration: int, at: float) -> None:
         """An iteration ended at `at`; the next one's window starts there. Raises ValueError if time goes back."""
@@ -125,7 +130,8 @@ class Timeline:
 
         A phase's time is the sum of its spans that carry this iteration, over the number of engines that have one:
         seconds per engine. Waiting is the training role's. weight_sync: seconds of the iteration's window in which some
-        weight transfer was going on; exposed: of these, the seconds in which some device did nothing else.
+        weight transfer was going on, in the background or not; exposed: of these, the seconds in which a transfer kept
+        some device busy that did nothing else. What travels in the background keeps none busy, and hides nothing.
         """
         spans, window = self._by_iteration[iteration], self.window(iteration)
         metrics = {"time/iteration_s": _elapsed(window)}
@@ -134,7 +140,7 @@ class Timeline:
         metrics["time/wait_for_samples_s"] = _seconds_per_engine(
             s for s in spans if s.kind == "wait_for_samples" and s.role == TRAINING_ROLE
         )
-        syncs: list[Interval] = []
+        syncs: list[Interval] = clip(((s.start, s.end) for s in _overlapping(self._background_syncs, window)), window)
         exposed: list[Interval] = []
         for device in self._devices(self.placement.values()):
             work = list(self._on_device(device, window))
@@ -149,10 +155,7 @@ class Timeline:
 
     def _on_device(self, device: str, window: Interval) -> Iterator[Span]:
         """Work on a device that overlaps the window."""
-        spans = self._by_device.get(device, [])
-        for span in spans[bisect_right(spans, window[0], key=_end) :]:
-            if span.start < window[1]:
-                yield span
+        return _overlapping(self._by_device.get(device, []), window)
 
     def _busy(self, devices: Collection[str], window: Interval, roles: Collection[str] | None = None) -> float:
         """Seconds of work in the window, a mean over devices; of these roles only, or of all."""
@@ -181,6 +184,13 @@ class Timeline:
 
 def _end(span: Span) -> float:
     return span.end
+
+
+def _overlapping(spans: Sequence[Span], window: Interval) -> Iterator[Span]:
+    """Those of `spans`, sorted by end, that overlap the window."""
+    for span in spans[bisect_right(spans, window[0], key=_end) :]:
+        if span.start < window[1]:
+            yield span
 
 
 def _elapsed(window: Interval) -> float:

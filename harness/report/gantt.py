@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from harness.metrics.intervals import Interval
-from harness.metrics.timeline import SYNC_KINDS, Timeline
+from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Timeline
 from harness.metrics.trace import lanes
 from harness.protocols import Span
 
@@ -22,10 +22,11 @@ KIND_COLORS = {
     "advantages": _PALETTE[5],
     "update_actor": _PALETTE[2],
     "publish_weights": _PALETTE[1],
+    "stage_weights": _PALETTE[6],
     "wait_for_samples": (0.93, 0.93, 0.93),
 }
 _ITERATIONS = 6
-_SHOW_VERSION = SYNC_KINDS | {"generate"}
+_SHOW_VERSION = SYNC_KINDS | BACKGROUND_SYNC_KINDS | {"generate"}
 _SMALLEST_GAP = 0.003  # of the width
 _SMALLEST_LABEL = 0.006  # of the width, per character: text in a narrower bar would not be readable
 

@@ -39,7 +39,8 @@ _DPI = 150
 def draw_run(run_dir: Path) -> list[Path]:
     """Draw reward.png, staleness.png, gantt.png and idle.png into the run's folder; returns their paths.
 
-    Reads manifest.json, metrics.jsonl, samples.parquet and trace.json. Raises ValueError if no iteration has finished.
+    A simulated run has no rewards, and no reward.png. Reads manifest.json, metrics.jsonl, samples.parquet and
+    trace.json. Raises ValueError if no iteration has finished.
     """
     metrics = pd.DataFrame(load_metrics(run_dir))
     if metrics.empty:
@@ -47,8 +48,8 @@ def draw_run(run_dir: Path) -> list[Path]:
     samples = load_samples(run_dir).to_pandas()
     timeline = load_timeline(run_dir)
     title = run_title(identity_of(load_manifest(run_dir)))
-    drawings: dict[str, Callable[[Figure], None]] = {
-        "reward.png": lambda figure: draw_reward(figure, metrics),
+    rewarded: dict[str, Callable[[Figure], None]] = {"reward.png": lambda figure: draw_reward(figure, metrics)}
+    drawings: dict[str, Callable[[Figure], None]] = (rewarded if "reward/mean" in metrics else {}) | {
         "staleness.png": lambda figure: draw_staleness(figure, metrics, samples),
         "gantt.png": lambda figure: draw_gantt(figure, timeline),
         "idle.png": lambda figure: draw_idle(figure, timeline),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -39,8 +40,8 @@ class RunSummary:
     seconds: float
     samples_per_s: float
     tokens_per_s: float
-    exact_match_first: float
-    exact_match_last: float
+    exact_match_first: float | None
+    exact_match_last: float | None
     lag_worst: float
     lag_mean: float
     idle: dict[str, float]
@@ -51,7 +52,8 @@ class RunSummary:
 def summarize(run_dir: Path) -> RunSummary:
     """Read one run's folder, finished or not; a run that was cut short has no trace and no ledger yet.
 
-    exact_match_first, _last: mean over the first and last 10 % of iterations (at least one). seconds: from the start of
+    exact_match_first, _last: mean over the first and last 10 % of iterations (at least one), None where nothing was
+    rewarded. seconds: from the start of
     the first iteration to the end of the last, over which rates are taken. tokens: as `throughput/tokens_per_s` counts
     them. Raises ValueError if no iteration has finished.
     """
@@ -71,8 +73,8 @@ def summarize(run_dir: Path) -> RunSummary:
         seconds=seconds,
         samples_per_s=samples / seconds,
         tokens_per_s=tokens / seconds,
-        exact_match_first=_mean(m["reward/exact_match"] for m in metrics[:tenth]),
-        exact_match_last=_mean(m["reward/exact_match"] for m in metrics[-tenth:]),
+        exact_match_first=_exact_match(metrics[:tenth]),
+        exact_match_last=_exact_match(metrics[-tenth:]),
         lag_worst=max(m["staleness/max"] for m in metrics),
         lag_mean=_mean(m["staleness/mean"] for m in metrics),
         idle={role: timeline.idle(role) for role in timeline.roles} if timeline else {},
@@ -131,10 +133,18 @@ def _figures(run: RunSummary) -> tuple[str, ...]:
         f"{run.iterations:,}\n{run.samples:,}",
         f"{run.seconds:,.1f}",
         f"{run.samples_per_s:,.1f}\n{run.tokens_per_s:,.0f}",
-        f"{run.exact_match_first:.3f}\n{run.exact_match_last:.3f}",
+        f"{_share(run.exact_match_first)}\n{_share(run.exact_match_last)}",
         f"{run.lag_worst:.0f}\n{run.lag_mean:.2f}",
         "-" if run.fraction_of_bound is None else f"{run.fraction_of_bound:.2f}",
     )
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.3f}"
+
+
+def _exact_match(metrics: list[dict[str, Any]]) -> float | None:
+    return _mean(m["reward/exact_match"] for m in metrics) if "reward/exact_match" in metrics[0] else None
 
 
 def _idle(idle: dict[str, float]) -> str:

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed import Store
 
 from harness.protocols import Clock, Span, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
-from harness.roles.dataflow import partition_name
+from harness.roles.readers import Due, Reader, Share
+from harness.runtime.waits import Waits
 from harness.transfer_queue import Batch, Ragged, TransferQueue
-from harness.weight_sync.collective import open_store
+from harness.weight_sync.collective import CollectiveOffer, open_meeting
+from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.ipc import SharedOffer, SharedWeights, create_buffer
 from harness.weight_sync.plan import TransferPlan, gathered, plan_transfer
-from harness.weight_sync.receiver import Follower, WeightOffer, WeightSender
+from harness.weight_sync.receiver import Follower, HostSender, WeightSender
 
 
 @dataclass
@@ -48,7 +51,7 @@ class TrainReport:
 
 
 class ActorRole:
-    """rows: samples of this rank's micro-batch."""
+    """One training rank. `reader` knows in which order it takes groups."""
 
     def __init__(
         self,
@@ -57,22 +60,24 @@ class ActorRole:
         clock: Clock,
         *,
         rank: int,
-        rows: int,
+        reader: Reader,
         device: torch.device,
-        wait_timeout_s: float,
     ) -> None:
-        self.engine, self.queue, self.clock = engine, queue, clock
-        self.rank, self.name, self.rows, self.device = rank, str(rank), rows, device
-        self.wait_timeout_s = wait_timeout_s
+        self.engine, self.queue, self.clock, self.reader = engine, queue, clock, reader
+        self.rank, self.name, self.device = rank, str(rank), device
+        self.waits = Waits(f"actor[{rank}]")
         self._sender: WeightSender | None = None
+        self._offer: CollectiveOffer | HostStagedOffer
+        self._store: Store
 
-    async def train(self, iteration: int) -> TrainReport:
-        """Consumes this rank's share of one batch, micro-batch by micro-batch in group order; then one update.
+    async def train(self, iteration: int, first: Due = ()) -> TrainReport:
+        """Consumes this rank's share of one batch, micro-batch by micro-batch; then one update.
 
         Waits for rows only; the roles before it unblock it. The next micro-batch is fetched, and the receipt for the
         last one travels, while one is computed.
         """
-        report, fetch = TrainReport(), self._fetch(iteration)
+        report, share = TrainReport(), self.reader.share(iteration, first)
+        fetch = self._fetch(share, iteration)
         receipts: list[asyncio.Task[None]] = []
         while True:
             waited_from = self.clock.now()
@@ -81,30 +86,27 @@ class ActorRole:
             self._note(report, "wait_for_samples", waited_from, start, iteration)
             if batch is None:
                 break
-            fetch = self._fetch(iteration)
+            fetch = self._fetch(share, iteration)
             await asyncio.sleep(0)  # lets the request leave before the computation takes the process
-            report.sums = add_diagnostics(report.sums, self.engine.accumulate(train_batch(batch)))
+            sums = await self.engine.accumulate(train_batch(batch))
+            report.sums = add_diagnostics(report.sums, sums)
             self._note(report, "update_actor", start, self.clock.now(), iteration)
             report.trained.append(_trained_rows(batch, self.clock.now()))
             receipts.append(asyncio.create_task(self.queue.acknowledge(batch.lease)))
             await asyncio.sleep(0)
         start = self.clock.now()
-        report.grad_norm = self.engine.step()["grad_norm"]
+        with self.waits("train", "the other ranks' gradients"):
+            report.grad_norm = (await self.engine.step())["grad_norm"]
         self._note(report, "update_actor", start, self.clock.now(), iteration)
         await asyncio.gather(*receipts)
         return report
 
-    def _fetch(self, iteration: int) -> asyncio.Task[Batch | None]:
-        return asyncio.create_task(
-            self.queue.get(
-                "actor",
-                self.rows,
-                partition=partition_name(iteration),
-                rank=self.rank,
-                consumer=self.name,
-                timeout_s=self.wait_timeout_s,
-            )
-        )
+    def _fetch(self, share: Share, iteration: int) -> asyncio.Task[Batch | None]:
+        async def fetch() -> Batch | None:
+            with self.waits("train", f"rows of batch {iteration}"):
+                return await share.fetch()
+
+        return asyncio.create_task(fetch())
 
     def _note(self, report: TrainReport, kind: str, start: float, end: float, iteration: int) -> None:
         report.spans.append(Span("actor", self.name, kind, start, end, iteration, iteration))
@@ -115,31 +117,57 @@ class ActorRole:
 
     async def follow(self, plan: TransferPlan) -> None:
         """For ranks other than 0: help to gather, send nothing."""
-        self._sender = Follower(plan)
+        await self.use(Follower(plan))
 
     async def open_shared(self, plan: TransferPlan) -> SharedOffer:
         """For rank 0: offer weights through shared memory."""
         offer = create_buffer(plan)
-        self._sender = SharedWeights(offer)
+        await self.use(SharedWeights(offer))
         return offer
 
-    async def open_collective(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
-        """For rank 0: offer weights by broadcast. `join_collective` must follow while the receivers join."""
-        offer, self._store = open_store(plan, host, receivers, timeout_s)
-        self._offer = offer
-        return offer
+    async def open_collective(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> CollectiveOffer:
+        """For rank 0: offer weights by broadcast. `meet_receivers` must follow while the receivers join."""
+        meeting, self._store = open_meeting(host, receivers, timeout_s)
+        self._offer = CollectiveOffer(plan, meeting)
+        return self._offer
 
-    async def join_collective(self) -> None:
-        """For rank 0: meet the receivers."""
-        self._sender = self._offer.sender(self._store, self.device)
+    async def open_host_staged(
+        self, plan: TransferPlan, host: str, receivers: int, timeout_s: float
+    ) -> HostStagedOffer:
+        """For rank 0: offer weights from host memory to host memory. `meet_receivers` must follow, as above."""
+        meeting, self._store = open_meeting(host, receivers, timeout_s)
+        self._offer = HostStagedOffer(plan, meeting)
+        return self._offer
+
+    async def meet_receivers(self) -> None:
+        """For rank 0: the other half of `open_...`."""
+        await self.use(self._offer.sender(self._store, self.device))
+
+    async def use(self, sender: WeightSender) -> None:
+        """Send weights by this sender, which reaches its receivers already."""
+        self._sender = sender
 
     async def publish(self, version: int) -> list[Span]:
-        """Send the weights, now called `version`. By broadcast, every receiver must be in `load` meanwhile."""
+        """Send the weights, now called `version`; returns when the trainer may go on.
+
+        By broadcast, every receiver must be in `load` meanwhile. To host memory, they travel on in the background.
+        """
         if self._sender is None:
             raise RuntimeError("publish before the transport was opened; see Coordinator.connect")
         start = self.clock.now()
-        self._sender.send(version, self.engine.named_parameters())
+        with self.waits("publish", f"version {version} to be taken"):
+            await self._sender.send(version, self.engine.named_parameters())
         return [Span("actor", self.name, "publish_weights", start, self.clock.now(), version, version - 1)]
+
+    async def arrived(self, version: int) -> None:
+        """Wait until `version`, the last one published, left for all receivers, where it travels in the background."""
+        if isinstance(self._sender, HostSender):
+            with self.waits("arrived", f"version {version} to leave"):
+                await self._sender.arrived(version)
+
+    async def waiting(self) -> list[str]:
+        """What this rank waits for, a line each."""
+        return self.waits.told()
 
     async def full_weights(self) -> dict[str, torch.Tensor] | None:
         """All weights on the CPU, gathered; every rank calls it, rank 0 gets them."""

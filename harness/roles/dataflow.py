@@ -13,6 +13,7 @@ One row is one sample; `response`, `log_probs`, `versions`, `ref_log_probs` and 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal
 
 from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 
@@ -35,17 +36,35 @@ REFERENCE_COLUMNS = {"ref_log_probs": ColumnSpec("float32", ragged=True)}
 OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version": ColumnSpec("int32")}
 
 
+_PARTITION = "train_"
+
+
 def partition_name(iteration: int) -> str:
     """The partition that holds the batch of an iteration."""
-    return f"train_{iteration}"
+    return f"{_PARTITION}{iteration}"
 
 
-def queue_spec(roles: Collection[str], *, training_ranks: int, capacity_rows: int) -> QueueSpec:
+def iteration_of(partition: str) -> int:
+    """The iteration whose batch this partition holds: the inverse of `partition_name`. ValueError for another name."""
+    iteration = partition.removeprefix(_PARTITION)
+    if iteration == partition or not iteration.isdecimal():
+        raise ValueError(f"partition {partition!r} holds no batch: its name is not {_PARTITION}<iteration>")
+    return int(iteration)
+
+
+def queue_spec(
+    roles: Collection[str], *, training_ranks: int, capacity_rows: int, order: Literal["fifo", "completion"] = "fifo"
+) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
 
-    Forward passes and training take rows first in, first out: then a micro-batch holds the same rows whatever the
-    timing, and the same seed gives the same bits. Rewards are per sample, so they take whatever is ready.
+    order "fifo": forward passes and training take rows first in, first out; then a micro-batch holds the same rows
+    whatever the timing, and the same seed gives the same bits. order "completion": forward passes take whatever is
+    ready, training takes groups in the order in which they became ready, of whatever batch; ValueError unless it has
+    one rank. Rewards are per sample, so they always take whatever is ready.
     """
+    if order == "completion" and training_ranks != 1:
+        raise ValueError(f"order 'completion' trains on one rank, not {training_ranks}: use order 'fifo' or one device")
+    forward, training = ("ready", "completion") if order == "completion" else ("fifo", "fifo")
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
     trained.remove("answer")
@@ -57,10 +76,10 @@ def queue_spec(roles: Collection[str], *, training_ranks: int, capacity_rows: in
     if "reference" in roles:
         columns |= REFERENCE_COLUMNS
         trained += REFERENCE_COLUMNS
-        tasks["reference"] = TaskSpec(("prompt", "response"), whole_groups=True)
+        tasks["reference"] = TaskSpec(("prompt", "response"), policy=forward, whole_groups=True)
     if "actor_fwd" in roles:
         columns |= OLD_COLUMNS
         trained += OLD_COLUMNS
-        tasks["actor_fwd"] = TaskSpec(("prompt", "response"), whole_groups=True)
-    tasks["actor"] = TaskSpec(tuple(trained), ranks=training_ranks, whole_groups=True)
+        tasks["actor_fwd"] = TaskSpec(("prompt", "response"), policy=forward, whole_groups=True)
+    tasks["actor"] = TaskSpec(tuple(trained), policy=training, ranks=training_ranks, whole_groups=True)
     return QueueSpec(columns, tasks, capacity_rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from harness.protocols import LogProbEngine, Span
 from harness.roles.stage import Stage
 from harness.transfer_queue import Batch, Column, Ragged
-from harness.weight_sync.receiver import WeightOffer, WeightReceiver
+from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver
 
 
 class ReferenceStage(Stage):
@@ -23,8 +24,8 @@ class ReferenceStage(Stage):
         super().__init__(**stage)
         self.engine = engine
 
-    def compute(self, batch: Batch) -> Mapping[str, Column]:
-        return {"ref_log_probs": self.engine.log_probs(*prompts_and_responses(batch))}
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        return {"ref_log_probs": await self.engine.log_probs(*prompts_and_responses(batch))}
 
 
 class OldLogProbStage(Stage):
@@ -38,23 +39,46 @@ class OldLogProbStage(Stage):
     def __init__(self, engine: LogProbEngine, device: torch.device, **stage: Any) -> None:
         super().__init__(**stage)
         self.engine, self.device = engine, device
-        self._receiver: WeightReceiver | None = None
+        self._receiver: WeightReceiver | HostReceiver | None = None
+        self._engine_is_free = asyncio.Lock()  # on a simulated clock, calls come in while the engine computes
 
-    def compute(self, batch: Batch) -> Mapping[str, Column]:
-        log_probs = self.engine.log_probs(*prompts_and_responses(batch))
-        return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        async with self._engine_is_free:
+            log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
+            return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
 
     async def join(self, offer: WeightOffer, number: int) -> None:
         """Become receiver `number` of the trainer's weights."""
         self._receiver = offer.receiver(number, self.device)
 
     async def load(self, version: int) -> list[Span]:
-        """Take the weights of `version`; runs between two micro-batches, never inside one."""
-        assert self._receiver is not None, "load before join"
+        """Take the weights of `version` from the trainer, between two micro-batches, never inside one."""
+        assert isinstance(self._receiver, WeightReceiver), "load needs weights that are handed over while they travel"
+        return await self._load(version, self._receiver.receive(version))
+
+    async def stage(self, version: int) -> list[Span]:
+        """Take `version` into host memory, whatever the engine does."""
         start = self.clock.now()
-        self.engine.load_weights(version, self._receiver.receive(version))
-        self.version = version
-        return [Span(self.role, self.name, "load_weights", start, self.clock.now(), version, version - 1)]
+        with self.waits("stage", f"version {version} to arrive"):
+            await self._host_receiver.stage(version)
+        return [Span(self.role, self.name, "stage_weights", start, self.clock.now(), version, version - 1)]
+
+    async def swap(self, version: int) -> list[Span]:
+        """Take the weights of `version` from host memory, between two micro-batches."""
+        return await self._load(version, self._host_receiver.staged(version))
+
+    @property
+    def _host_receiver(self) -> HostReceiver:
+        assert isinstance(self._receiver, HostReceiver), "staging needs weights that travel by host_staged"
+        return self._receiver
+
+    async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
+        with self.waits("load", f"the weights of version {version}"):
+            async with self._engine_is_free:
+                start = self.clock.now()
+                await self.engine.load_weights(version, weights)
+                self.version = version
+                return [Span(self.role, self.name, "load_weights", start, self.clock.now(), version, version - 1)]
 
 
 def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:

@@ -23,7 +23,7 @@ class RewardStage(Stage):
         super().__init__(**stage)
         self.task = task
 
-    def compute(self, batch: Batch) -> Mapping[str, Column]:
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
         responses, answers = batch.columns["response"], batch.columns["answer"]
         assert isinstance(responses, Ragged) and isinstance(answers, Ragged)
         scores = [
@@ -44,6 +44,6 @@ class AdvantageStage(Stage):
         super().__init__(**stage)
         self.group_size, self.divide_by_std = group_size, divide_by_std
 
-    def compute(self, batch: Batch) -> Mapping[str, Column]:
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
         rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
         return {"advantage": group_advantages(rewards, divide_by_std=self.divide_by_std).flatten().numpy()}

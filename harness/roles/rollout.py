@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from harness.protocols import Clock, Completion, Request, RolloutEngine, Span
 from harness.roles.dataflow import partition_name
-from harness.transfer_queue import Column, Ragged, TransferQueue
-from harness.weight_sync.receiver import WeightOffer, WeightReceiver
+from harness.runtime.waits import Waits
+from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
+from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver
 
 
 class RolloutRole:
     """One rollout engine. `index` is its number, `share` the most samples it takes from the queue at once.
 
-    With several engines a fair share keeps the first to ask from taking a whole batch for itself.
+    With several engines a fair share keeps the first to ask from taking a whole batch for itself. Where it
+    `shares_device` with other roles, the engine takes the device for a batch and gives it back.
     """
 
     def __init__(
@@ -31,14 +33,16 @@ class RolloutRole:
         group_size: int,
         share: int,
         keep_cache: bool,
-        wait_timeout_s: float,
+        shares_device: bool,
+        wait_timeout_s: float | None,
     ) -> None:
         if engine.slots < group_size:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
         self.engine, self.queue, self.clock, self.device = engine, queue, clock, device
         self.index, self.name, self.group_size, self.share = index, str(index), group_size, share
-        self.keep_cache, self.wait_timeout_s = keep_cache, wait_timeout_s
-        self._receiver: WeightReceiver | None = None
+        self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
+        self.waits = Waits(f"rollout[{index}]")
+        self._receiver: WeightReceiver | HostReceiver | None = None
         self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
         self._completed: list[Completion] = []
         self._news = asyncio.Event()  # set when a sample was completed, or came back in the queue
@@ -46,26 +50,39 @@ class RolloutRole:
         self._empty = asyncio.Event()
         self._spans: list[Span] = []
         self._busy_since: float | None = None
+        self._paused = False
 
-    async def generate(self, iteration: int) -> list[Span]:
-        """Generate everything of one batch that no other engine took, then give the device back."""
-        self.engine.wake()
-        await self._run(partition_name(iteration))
-        self.engine.sleep()
-        return self.take_spans()
+    async def generate(self, iteration: int, batches: int = 1) -> list[Span]:
+        """Generate everything of this batch that no other engine took; or of so many batches from there on, as one."""
+        if self.shares_device:
+            await self.engine.wake()
+        # With a batch to share out, whoever asks first must leave the others theirs; it may take more as it finishes.
+        most = min(self.engine.slots, self.share * batches)
+        await self._run([partition_name(i) for i in range(iteration, iteration + batches)], most)
+        if self.shares_device:
+            await self.engine.sleep()
+        return await self.take_spans()
 
     async def stream(self) -> list[Span]:
-        """Generate what the dispatch limit allows until the queue is closed and exhausted."""
-        await self._run(None)
-        return self.take_spans()
+        """Generate what the dispatch limit allows until the queue is closed and exhausted.
+
+        Returns the last spans only: `take_spans` hands the others out while the run goes on.
+        """
+        await self._run([None], self.engine.slots)
+        return await self.take_spans()
 
     async def allow(self, below: int) -> None:
         """Dispatch rule: start only groups numbered under `below`. The queue enforces it, row by row."""
         await self.queue.set_bound("rollout", self.name, below * self.group_size)
 
     async def pause(self, drain: bool) -> None:
-        """Stop between two tokens (running samples stay), or once the running ones are done."""
-        await self.engine.pause("wait" if drain else "keep")
+        """Stop between two tokens (running samples stay), or once the running ones are done.
+
+        Groups that were on their way from the queue still come in; they start after `resume`, under its weights.
+        """
+        with self.waits("pause", "running samples to end" if drain else "the engine to stop"):
+            await self.engine.pause("wait" if drain else "keep")
+        self._paused = True
         self._close_span()
 
     async def join(self, offer: WeightOffer, number: int) -> None:
@@ -73,51 +90,89 @@ class RolloutRole:
         self._receiver = offer.receiver(number, self.device)
 
     async def load(self, version: int) -> list[Span]:
-        """Take the weights of `version`. The KV cache of the old ones is dropped unless told to keep it."""
-        assert self._receiver is not None, "load before join"
+        """Take the weights of `version` from the trainer."""
+        assert isinstance(self._receiver, WeightReceiver), "load before join, or by a transport that stages"
+        return await self._load(version, self._receiver.receive(version))
+
+    async def stage(self, version: int) -> list[Span]:
+        """Take `version` into host memory while the engine generates."""
         start = self.clock.now()
-        self._close_span()
-        self.engine.load_weights(version, self._receiver.receive(version))
-        if not self.keep_cache:
-            self.engine.drop_cache()
-        self._spans.append(Span("rollout", self.name, "load_weights", start, self.clock.now(), version, version - 1))
-        return self.take_spans()
+        with self.waits("stage", f"version {version} to arrive"):
+            await self._host_receiver.stage(version)
+        return [Span("rollout", self.name, "stage_weights", start, self.clock.now(), version, version - 1)]
+
+    async def swap(self, version: int) -> list[Span]:
+        """Take the weights of `version` from host memory, where `stage` brought them."""
+        return await self._load(version, self._host_receiver.staged(version))
 
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with a wider dispatch limit."""
         await self.allow(below)
         await self.engine.resume()
+        self._paused = False
         self._open_span()
 
-    def take_spans(self) -> list[Span]:
-        """Spans since the last call."""
+    async def take_spans(self) -> list[Span]:
+        """Spans since the last call. One that is open is cut, so that nothing done before this call is missing."""
+        if self._busy_since is not None:
+            self._cut_span()
         spans, self._spans = self._spans, []
         return spans
 
-    async def _run(self, partition: str | None) -> None:
+    async def waiting(self) -> list[str]:
+        """What this worker's loops wait for, a line each."""
+        return self.waits.told()
+
+    @property
+    def _host_receiver(self) -> HostReceiver:
+        assert isinstance(self._receiver, HostReceiver), "staging needs weights that travel by host_staged"
+        return self._receiver
+
+    async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
+        """Load into a paused or idle engine. The KV cache of the old weights is dropped unless told to keep it."""
+        start = self.clock.now()
+        self._close_span()
+        with self.waits("load", f"the weights of version {version}"):
+            await self.engine.load_weights(version, weights)
+        if not self.keep_cache:
+            self.engine.drop_cache()
+        self._spans.append(Span("rollout", self.name, "load_weights", start, self.clock.now(), version, version - 1))
+        return await self.take_spans()
+
+    async def _run(self, partitions: Sequence[str | None], most: int) -> None:
         async with asyncio.TaskGroup() as loops:
-            drain = loops.create_task(self._drain())
-            write = loops.create_task(self._write())
-            await self._feed(partition)
+            drain = loops.create_task(self._drain(), name=f"{self.waits.owner}.drain")
+            write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
+            await self._feed(partitions, most)
             while self._partition_of:
                 self._empty.clear()
-                await self._empty.wait()
+                with self.waits("empty", "its last samples"):
+                    await self._empty.wait()
             drain.cancel()
             write.cancel()
         self._close_span()
 
-    async def _feed(self, partition: str | None) -> None:
-        """Consumes groups, produces requests. Waits for free slots (unblocked by `_drain`) and for groups that the
-        dispatch limit allows (unblocked by admission and by new weights). Ends when the queue has no more."""
-        # With one batch to share out, whoever asks first must leave the others theirs; it may take more as it finishes.
-        most = self.engine.slots if partition is None else min(self.engine.slots, self.share)
-        while True:
-            free = most - self.engine.running - self.engine.waiting
-            if free < self.group_size:
-                self._room.clear()
+    async def _feed(self, partitions: Sequence[str | None], most: int) -> None:
+        """Consumes groups, produces requests, of one partition after the other (None: of any). Waits for free slots
+        (unblocked by `_drain`) and for groups that the dispatch limit allows (unblocked by admission and by new
+        weights). Ends when the queue has no more."""
+        for partition in partitions:
+            while (batch := await self._next(partition, most)) is not None:
+                prompts = batch.columns["prompt"]
+                assert isinstance(prompts, Ragged)
+                rows = batch.rows.tolist()
+                self._partition_of.update(dict.fromkeys(rows, batch.partition))
+                self.engine.submit([Request(row, prompt) for row, prompt in zip(rows, prompts.rows(), strict=True)])
+                self._open_span()
+
+    async def _next(self, partition: str | None, most: int) -> Batch | None:
+        """As many groups as there is room for, with `most` samples in the engine; None if the queue has no more."""
+        while (free := most - self.engine.running - self.engine.waiting) < self.group_size:
+            self._room.clear()
+            with self.waits("feed", "a free slot"):
                 await self._room.wait()
-                continue
-            batch = await self.queue.get(
+        with self.waits("feed", f"groups of {partition or 'any batch'}"):
+            return await self.queue.get(
                 "rollout",
                 min(self.share, free // self.group_size * self.group_size),
                 minimum=self.group_size,
@@ -125,19 +180,12 @@ class RolloutRole:
                 consumer=self.name,
                 timeout_s=self.wait_timeout_s,
             )
-            if batch is None:
-                return
-            prompts = batch.columns["prompt"]
-            assert isinstance(prompts, Ragged)
-            rows = batch.rows.tolist()
-            self._partition_of.update(dict.fromkeys(rows, batch.partition))
-            self.engine.submit([Request(row, prompt) for row, prompt in zip(rows, prompts.rows(), strict=True)])
-            self._open_span()
 
     async def _drain(self) -> None:
         """Consumes finished samples as the engine streams them out; unblocks `_feed` (slots) and `_write` (rows)."""
         while True:
-            finished = await self.engine.finished()
+            with self.waits("drain", "the engine to finish samples"):
+                finished = await self.engine.finished()
             self._completed += finished  # in two steps: `+=` across the await would bring back what was written
             if not self.engine.running and not self.engine.waiting:
                 self._close_span()
@@ -147,7 +195,8 @@ class RolloutRole:
     async def _write(self) -> None:
         """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""
         while True:
-            await self._news.wait()
+            with self.waits("write", "finished samples"):
+                await self._news.wait()
             self._news.clear()
             completed, self._completed = self._completed, []
             by_partition: dict[str, list[Completion]] = {}
@@ -171,13 +220,16 @@ class RolloutRole:
         }
 
     def _open_span(self) -> None:
-        if self._busy_since is None and (self.engine.running or self.engine.waiting):
+        if self._busy_since is None and not self._paused and (self.engine.running or self.engine.waiting):
             self._busy_since = self.clock.now()
 
     def _close_span(self) -> None:
         if self._busy_since is not None:
-            version = self.engine.version
-            self._spans.append(
-                Span("rollout", self.name, "generate", self._busy_since, self.clock.now(), version, version)
-            )
+            self._cut_span()
             self._busy_since = None
+
+    def _cut_span(self) -> None:
+        assert self._busy_since is not None
+        start, version, self._busy_since = self._busy_since, self.engine.version, self.clock.now()
+        if start < self._busy_since:
+            self._spans.append(Span("rollout", self.name, "generate", start, self._busy_since, version, version))

@@ -1,42 +1,49 @@
-"""Brings up every role of a job on a runtime, and joins them to what a schedule sees."""
+"""Brings up every role of a job on a runtime, and joins them to what a schedule sees: the same on every backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Protocol
 
-from torch.distributed import TCPStore
-
-from engines import ENGINES
-from harness.config import JobConfig, ModelConfig
+from harness.config import JobConfig
 from harness.placement import HOST_ROLES, Placement
+from harness.protocols import Clock
 from harness.roles.dataflow import queue_spec
-from harness.runner.build import (
-    Recipe,
-    build_actor,
-    build_actor_fwd,
-    build_advantages,
-    build_reference,
-    build_reward,
-    build_rollout,
-    make_task,
-)
 from harness.runner.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
-from harness.runtime.clock import RealClock
-from harness.runtime.ray_runtime import RayRuntime, RemoteRole
-from harness.transfer_queue.ray_backend import RayQueue
+from harness.runtime.handles import Handle
+from harness.runtime.runtime import Runtime
+from harness.runtime.stall import ask_waiting
+from harness.runtime.virtual_runtime import LocalRole
+from harness.tasks import Task
+from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.weight_sync.coordinator import Coordinator
+from harness.weight_sync.wires import Wire
 from schedules import Schedule
 from schedules.capacity import Capacity
 
-_STAGES: dict[str, Callable[..., Any]] = {
-    "reference": build_reference,
-    "actor_fwd": build_actor_fwd,
-    "reward": build_reward,
-    "advantages": build_advantages,
-}
+STAGES = ("reference", "actor_fwd", "reward", "advantages")
+
+
+class Kit(Protocol):
+    """How the workers of a job are made: real ones (real_kit.py) or simulated ones (simulated_kit.py)."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def wire(self) -> Wire:
+        """What carries the weights."""
+
+    @property
+    def wait_timeout_s(self) -> float | None:
+        """The longest wait for rows; None on a clock that jumps, where a wait that never ends is a Deadlock at once."""
+
+    def workers(self, role: str, devices: int) -> int:
+        """How many workers a role has on this many devices: one each, unless one stands for all."""
+
+    def start(self, role: str, count: int, runtime: Runtime, queue: TransferQueue) -> list[Handle]:
+        """Start the workers of a role. They come up side by side, in the background."""
 
 
 @dataclass(frozen=True)
@@ -44,72 +51,58 @@ class Assembly:
     """A job and the parts of it that the runner itself needs."""
 
     job: RunningJob
+    queue: TransferQueue
     coordinator: Coordinator
-    trainers: list[RemoteRole]
-    workers: list[RemoteRole]
+    trainers: Sequence[Handle]
+    workers: Sequence[Handle]
     """All of them, the trainers too."""
-    store: TCPStore
-    """Where the training ranks meet; it has to outlive them."""
+
+    async def waiting(self) -> list[str]:
+        """What every loop waits for, now. Workers that compute are not waited for."""
+        return [*await self.coordinator.waiting(), *await ask_waiting(self.workers), *await self.queue.waiting()]
+
+    def waiting_now(self) -> list[str]:
+        """The same, where all is in this process, which is not free to wait for answers."""
+        assert isinstance(self.queue, LocalQueue)
+        roles = [worker.role for worker in self.workers if isinstance(worker, LocalRole)]
+        told = [line for role in roles for line in role.waits.told()]
+        return [*self.coordinator.waits.told(), *told, *self.queue.waiting_now()]
 
 
 def assemble(
     config: JobConfig,
-    model: ModelConfig,
     schedule: Schedule,
     seed: int,
     *,
     placement: Placement,
-    runtime: RayRuntime,
-    clock: RealClock,
+    kit: Kit,
+    runtime: Runtime,
+    clock: Clock,
     observer: Observer,
 ) -> Assembly:
-    """Start all roles (they come up side by side, in the background) and build the job around them."""
-    devices, algorithm, wait_s = placement.devices, config.algorithm, config.cluster.wait_timeout_s
-    capacity = Capacity(algorithm.batch_groups, schedule.eta)
-    batch_rows = algorithm.batch_groups * algorithm.group_size
-    spec = queue_spec(
-        list(devices),
-        training_ranks=len(devices["actor"]),
-        capacity_rows=batch_rows * (capacity.worst_lag + 1),
+    """Start all roles and build the job around them."""
+    counts = worker_counts(kit, placement)
+    queue = runtime.start_queue(
+        queue_spec(
+            list(placement.devices),
+            training_ranks=counts["actor"],
+            capacity_rows=capacity_rows(config, schedule),
+            order=schedule.order,
+        )
     )
-    queue = RayQueue.start(spec)
-    recipe = Recipe(
-        config=config,
-        model=model,
-        seed=seed,
-        engine=ENGINES[config.engine.name],
-        device="cuda" if runtime.gpu else "cpu",
-        queue=queue,
-        origin=clock.origin,
-    )
-    world = len(devices["actor"])
-    # The store lives in the driver, so that no rank has to be up before the others can be told where to meet.
-    store = TCPStore(runtime.host, 0, world, True, timedelta(seconds=wait_s), wait_for_workers=False)
-    meet = {"world": world, "host": runtime.host, "port": store.port}
-    trainers = [runtime.start("actor", rank, build_actor, recipe=recipe, **meet) for rank in range(world)]
-    rollouts = [
-        runtime.start("rollout", n, build_rollout, recipe=recipe, engines=len(devices["rollout"]))
-        for n in range(len(devices["rollout"]))
-    ]
-    stages = {
-        role: [
-            runtime.start(role, n, build, recipe=recipe) for n in range(1 if role in HOST_ROLES else len(devices[role]))
-        ]
-        for role, build in _STAGES.items()
-        if role in devices or role in HOST_ROLES
-    }
-    pools = {role: StagePool(role, workers, observer) for role, workers in stages.items()}
+    workers = {role: kit.start(role, count, runtime, queue) for role, count in counts.items()}
+    pools = {role: StagePool(role, workers[role], observer) for role in STAGES if role in workers}
     coordinator = Coordinator(
-        trainers,
-        [*rollouts, *stages.get("actor_fwd", [])],
-        transport=schedule.transport,
-        host=runtime.host,
+        workers["actor"],
+        engines=workers["rollout"],
+        scorers=workers.get("actor_fwd", []),
+        wire=kit.wire,
         bucket_bytes=config.cluster.bucket_bytes,
-        timeout_s=wait_s,
         observe=observer.spans,
     )
+    algorithm = config.algorithm
     prompts = PromptSource(
-        make_task(config),
+        kit.task,
         queue,
         clock,
         observer,
@@ -117,17 +110,38 @@ def assemble(
         batch=algorithm.batch_groups,
         group_size=algorithm.group_size,
         iterations=config.iterations,
-        wait_timeout_s=wait_s,
+        wait_timeout_s=kit.wait_timeout_s,
     )
+    everybody = [worker for of_role in workers.values() for worker in of_role]
+    rollout = RolloutPool(workers["rollout"], observer)
+    rollout = RolloutPool(workers["rollout"], observer)
     job = RunningJob(
         iterations=config.iterations,
         batch=algorithm.batch_groups,
         prompts=prompts,
-        rollout=RolloutPool(rollouts, observer),
+        rollout=rollout,
         device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES],
-        trainer=TrainerPool(trainers, observer),
-        weights=PublishedWeights(coordinator, queue, observer),
+        trainer=TrainerPool(workers["actor"], observer),
+        weights=PublishedWeights(coordinator, queue, observer, [rollout, *pools.values()]),
     )
-    workers = [*trainers, *rollouts, *(worker for pool in stages.values() for worker in pool)]
-    return Assembly(job, coordinator, trainers, workers, store)
+    return Assembly(job, queue, coordinator, workers["actor"], everybody)
+
+
+def worker_counts(kit: Kit, placement: Placement) -> dict[str, int]:
+    """Workers of every role, host roles too."""
+    on_devices = {role: kit.workers(role, len(devices)) for role, devices in placement.devices.items()}
+    return on_devices | dict.fromkeys(HOST_ROLES, 1)
+
+
+def capacity_rows(config: JobConfig, schedule: Schedule) -> int:
+    """The queue's cap, in samples: what admission can be ahead of training, in whole batches (docs/schedules.md).
+
+    In completion order a group may be trained, or dropped, ceil(eta) iterations after its batch, and holds the batch's
+    rows as long; what is admitted instead of dropped groups comes on top. A dropped sample that still runs may hold its
+    batch longer: then admission waits for it.
+    """
+    algorithm = config.algorithm
+    ahead = Capacity(algorithm.batch_groups, schedule.eta).worst_lag
+    batches = ahead + 1 if schedule.order == "fifo" else 3 * ahead + 3
+    return algorithm.batch_groups * algorithm.group_size * batches

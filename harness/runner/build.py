@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from harness.config import JobConfig, ModelConfig
+from harness.config import AlgorithmConfig, JobConfig, ModelConfig
 from harness.protocols import Sampling
+from harness.roles.readers import AsCompleted, InOrder, Reader
 from harness.runtime.clock import RealClock
 from harness.tasks import TASKS, Task
 from harness.transfer_queue import TransferQueue
+from schedules.protocol import Order
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Recipe:
     device: str
     queue: TransferQueue
     origin: float
+    order: Order
 
     @property
     def stage(self) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def max_tokens(config: JobConfig, task: Task) -> int:
     return config.max_tokens or task.max_response_tokens
 
 
-def build_rollout(recipe: Recipe, number: int, engines: int) -> Any:
+def build_rollout(recipe: Recipe, number: int, engines: int, shares_device: bool) -> Any:
     from harness.roles.rollout import RolloutRole
 
     config, algorithm, device = recipe.config, recipe.config.algorithm, _device(recipe)
@@ -70,6 +73,7 @@ def build_rollout(recipe: Recipe, number: int, engines: int) -> Any:
         group_size=algorithm.group_size,
         share=-(-algorithm.batch_groups // engines) * algorithm.group_size,
         keep_cache=config.engine.keep_cache,
+        shares_device=shares_device,
         wait_timeout_s=config.cluster.wait_timeout_s,
     )
 
@@ -102,7 +106,7 @@ def build_reference(recipe: Recipe, number: int) -> Any:
 
     device, rows = _device(recipe), _micro_batch(recipe)
     engine = TorchLogProb(_model(recipe), temperature=recipe.config.algorithm.temperature, device=device)
-    return ReferenceStage(engine, name=str(number), rows=rows, minimum=rows, **recipe.stage)
+    return ReferenceStage(engine, name=str(number), rows=rows, minimum=_least(recipe), **recipe.stage)
 
 
 def build_actor_fwd(recipe: Recipe, number: int) -> Any:
@@ -111,7 +115,7 @@ def build_actor_fwd(recipe: Recipe, number: int) -> Any:
 
     device, rows = _device(recipe), _micro_batch(recipe)
     engine = TorchLogProb(_model(recipe), temperature=recipe.config.algorithm.temperature, device=device)
-    return OldLogProbStage(engine, device, name=str(number), rows=rows, minimum=rows, **recipe.stage)
+    return OldLogProbStage(engine, device, name=str(number), rows=rows, minimum=_least(recipe), **recipe.stage)
 
 
 def build_actor(recipe: Recipe, number: int, world: int, host: str, port: int) -> Any:
@@ -124,19 +128,52 @@ def build_actor(recipe: Recipe, number: int, world: int, host: str, port: int) -
     device, timeout_s = _device(recipe), recipe.config.cluster.wait_timeout_s
     store = TCPStore(host, port, world, False, timedelta(seconds=timeout_s), wait_for_workers=False)
     mesh = init_world(store, number, world, device, timeout_s)
+    algorithm = recipe.config.algorithm
     return ActorRole(
-        FSDPEngine(_model(recipe), recipe.config.algorithm, mesh=mesh, device=device),
+        FSDPEngine(_model(recipe), algorithm, mesh=mesh, device=device),
         recipe.queue,
         RealClock(recipe.origin),
         rank=number,
-        rows=_micro_batch(recipe),
+        reader=reader_of(
+            recipe.order, recipe.queue, algorithm, rank=number, rows=_micro_batch(recipe), wait_timeout_s=timeout_s
+        ),
         device=device,
-        wait_timeout_s=timeout_s,
+    )
+
+
+def reader_of(
+    order: Order,
+    queue: TransferQueue,
+    algorithm: AlgorithmConfig,
+    *,
+    rank: int,
+    rows: int,
+    wait_timeout_s: float | None,
+) -> Reader:
+    """In which order a training rank takes groups. rows: samples of its micro-batch."""
+    if order == "fifo":
+        return InOrder(queue, rank=rank, rows=rows, wait_timeout_s=wait_timeout_s)
+    return AsCompleted(
+        queue,
+        rows=rows,
+        group_size=algorithm.group_size,
+        batch=algorithm.batch_groups,
+        wait_timeout_s=wait_timeout_s,
     )
 
 
 def _micro_batch(recipe: Recipe) -> int:
     return recipe.config.algorithm.micro_batch_groups * recipe.config.algorithm.group_size
+
+
+def _least(recipe: Recipe) -> int:
+    """Rows that scoring waits for."""
+    return least_rows(recipe.order, _micro_batch(recipe), recipe.config.algorithm.group_size)
+
+
+def least_rows(order: Order, micro_batch: int, group_size: int) -> int:
+    """In order, a whole micro-batch, so that it holds the same rows whatever the timing; else a complete group."""
+    return micro_batch if order == "fifo" else group_size
 
 
 def _device(recipe: Recipe) -> Any:

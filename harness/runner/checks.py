@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 from engines import ENGINES
 from engines.model import parameter_count
 from harness.config import ConfigError, JobConfig, ModelConfig
+from harness.metrics.manifest import Backend
 from harness.placement import DEVICE_ROLES, Placement, place
 from harness.runner.build import make_task, max_tokens
 from harness.runner.machine import Machine
 from harness.tasks import TASKS
+from schedules import Schedule
 
 _GIB = 1 << 30
 
 
+class HardwareMissing(ConfigError):
+    """The job is sound, and this machine cannot hold it."""
+
+
 @dataclass(frozen=True)
 class Plan:
-    """A job that can run: where its roles go, and on what."""
+    """A job that can run: where its roles go, and on what. `why`: what made it a simulation, where nobody asked."""
 
     placement: Placement
     gpu: bool
+    backend: Backend = "real"
+    why: str = ""
 
 
 def device_roles(config: JobConfig) -> tuple[str, ...]:
@@ -36,18 +45,67 @@ def device_roles(config: JobConfig) -> tuple[str, ...]:
     return tuple(role for role in DEVICE_ROLES if role not in absent)
 
 
-def plan_job(config: JobConfig, machine: Machine) -> Plan:
-    """Check the job against itself and against this machine."""
+def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
+    """Check the job against itself, and where it is to run for real against this machine.
+
+    backend=auto runs for real where this machine can hold the job, and is a simulation otherwise.
+    """
     _check_names(config)
-    _check_backend(config)
     _check_model(config.model)
+    placement = place(config.schedule.split, config.cluster.devices, device_roles(config))
+    _check_schedule(schedule, placement)
+    if config.backend in ("virtual", "paced"):
+        return _simulated(config, schedule, placement, config.backend)
     _check_lengths(config)
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
-    placement = place(config.schedule.split, config.cluster.devices, device_roles(config))
-    _check_devices(config, placement, machine, gpu)
+    try:
+        _check_devices(config, placement, machine, gpu)
+        _check_memory(config, placement, machine, gpu)
+    except HardwareMissing as missing:
+        if config.backend == "real":
+            raise
+        return _simulated(config, schedule, placement, "virtual", why=str(missing))
     _check_batch(config, len(placement.devices["actor"]))
-    _check_memory(config, placement, machine, gpu)
+    _check_order(schedule, placement)
     return Plan(placement, gpu)
+
+
+def _simulated(
+    config: JobConfig, schedule: Schedule, placement: Placement, backend: Literal["virtual", "paced"], why: str = ""
+) -> Plan:
+    """Nothing is asked of the machine."""
+    _check_batch(config, len(placement.devices["actor"]))
+    _check_pools(schedule, placement)
+    return Plan(placement, gpu=False, backend=backend, why=why)
+
+
+def _check_schedule(schedule: Schedule, placement: Placement) -> None:
+    engines = len(placement.devices["rollout"])
+    if engines < schedule.least_engines:
+        raise ConfigError(
+            f"this schedule needs {_count(schedule.least_engines, 'rollout engine')}, schedule.split gives {engines}; "
+            f"set DEVICES higher, or schedule.split.rollout={schedule.least_engines}"
+        )
+
+
+def _check_order(schedule: Schedule, placement: Placement) -> None:
+    ranks = len(placement.devices["actor"])
+    if schedule.order == "completion" and ranks > 1:
+        raise ConfigError(
+            f"schedule.order=completion trains on one rank, schedule.split gives {ranks}; "
+            "set schedule.split.actor=1 or schedule.order=fifo"
+        )
+
+
+def _check_pools(schedule: Schedule, placement: Placement) -> None:
+    """A simulated engine does not slow down for what else runs on its device: they take turns, or have their own."""
+    sharing = set(placement.roles_on(placement.devices["rollout"][0])) - {"rollout"}
+    if sharing and schedule.transport != "ipc":
+        raise ConfigError(
+            f"schedule.split gives rollout the devices of {', '.join(sorted(sharing))}, which work at the same time "
+            "in this schedule: no simulation knows what that costs; give rollout devices of its own, as in "
+            "schedule.split.rollout=50%"
+        )
 
 
 def _check_names(config: JobConfig) -> None:
@@ -120,11 +178,6 @@ def _check_lengths(config: JobConfig) -> None:
         )
 
 
-def _check_backend(config: JobConfig) -> None:
-    if config.backend not in ("auto", "real"):
-        raise ConfigError(f"backend={config.backend} is not there yet (no simulator); use BACKEND=real")
-
-
 def _check_devices(config: JobConfig, placement: Placement, machine: Machine, gpu: bool) -> None:
     needed, threads = placement.total, config.cluster.threads_per_device
     there = machine.gpus if gpu else machine.cores // threads
@@ -136,7 +189,9 @@ def _check_devices(config: JobConfig, placement: Placement, machine: Machine, gp
     fixes.append('ARGS="cluster.kind=cpu" to use cores' if gpu else 'ARGS="cluster.oversubscribe=true" to share cores')
     kind = _count(there, "GPU") if gpu else _count(machine.cores, "core")
     each = f" of {threads} threads" if threads > 1 and not gpu else ""
-    raise ConfigError(f"the job needs {_count(needed, 'device')}{each}, this machine has {kind}; {', or '.join(fixes)}")
+    raise HardwareMissing(
+        f"the job needs {_count(needed, 'device')}{each}, this machine has {kind}; {', or '.join(fixes)}"
+    )
 
 
 def _fits(config: JobConfig, devices: int) -> bool:
@@ -178,9 +233,9 @@ def _check_memory(config: JobConfig, placement: Placement, machine: Machine, gpu
         need = f"{most / _GIB:.1f} GiB for its training state and the copies of its weights"
         there = f"there is no GPU and {here / _GIB:.1f} GiB of memory here"
     if most > here:
-        raise ConfigError(
+        raise HardwareMissing(
             f"model={config.model.name} needs {need}, and {there}; "
-            "use more or larger GPUs, or MODEL=tiny (there is no simulator yet)"
+            "use more or larger GPUs, BACKEND=virtual to simulate it, or MODEL=tiny"
         )
 
 

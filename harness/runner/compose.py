@@ -19,7 +19,7 @@ from harness.config import ConfigError, JobConfig, first_line, job_config
 from schedules import SCHEDULES, Schedule
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-GROUPS = ("schedule", "model", "engine", "task", "algorithm", "cluster")
+GROUPS = ("schedule", "model", "engine", "task", "algorithm", "cluster", "cost")
 NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights")
 """Settings that do not change what a run computes, so that they do not name a cell."""
 
@@ -75,7 +75,8 @@ def plain(config: JobConfig) -> dict[str, Any]:
 
 def cell_name(config: JobConfig) -> str:
     """`<schedule>-<model>-<task>-<hash>`: equal exactly when two configurations compute the same, seeds aside."""
-    tree = {key: value for key, value in plain(config).items() if key not in NOT_IN_CELL}
+    left_out = (*NOT_IN_CELL, "cost") if config.backend == "real" else NOT_IN_CELL
+    tree = {key: value for key, value in plain(config).items() if key not in left_out}
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:6]
     return f"{config.schedule.name}-{config.model.name}-{config.task.name}-{digest}"
 

@@ -6,12 +6,13 @@ They satisfy the protocols of schedules/protocol.py by shape; nothing here knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from harness.metrics.ledger import DropReason
 from harness.protocols import Clock, Span
 from harness.roles.actor import TrainReport
 from harness.roles.dataflow import partition_name
@@ -19,12 +20,15 @@ from harness.runtime.handles import Handle, call_all
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
 from harness.weight_sync.coordinator import Coordinator
+from schedules.protocol import Rollout
 
 
 class Observer(Protocol):
-    """Hears what happens in a job, as it happens."""
+    """Hears what happens in a job, as it happens. Whatever it hears is progress."""
 
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None: ...
+
+    def dropped(self, rows: Sequence[int], reason: DropReason) -> None: ...
 
     def doing(self, role: str, what: str) -> None: ...
 
@@ -36,7 +40,10 @@ class Observer(Protocol):
 
 
 class PromptSource:
-    """Numbers the groups and brings their prompts into the queue, batch `i` into partition `train_<i>`."""
+    """Numbers the groups and brings their prompts into the queue, batch `i` into partition `train_<i>`.
+
+    What is admitted in place of dropped groups gets partitions of its own after those of the batches.
+    """
 
     def __init__(
         self,
@@ -49,32 +56,45 @@ class PromptSource:
         batch: int,
         group_size: int,
         iterations: int,
-        wait_timeout_s: float,
+        wait_timeout_s: float | None,
     ) -> None:
         self.task, self.queue, self.clock, self.observer = task, queue, clock, observer
         self.seed, self.batch, self.group_size = seed, batch, group_size
-        self.groups = iterations * batch
+        self.planned = self.groups = iterations * batch
         self.wait_timeout_s = wait_timeout_s
         self.next = 0
+        self._partitions = 0
+        self._end = 0  # of the newest partition: the first group that is not its own
 
     async def admit(self, below: int) -> None:
         below = min(below, self.groups)
         while self.next < below:
-            iteration = self.next // self.batch
-            if self.next % self.batch == 0:
-                await self._create(iteration)
-            end = min(below, (iteration + 1) * self.batch)
-            await self._put(partition_name(iteration), range(self.next, end))
+            if self.next == self._end:
+                await self._create(below)
+            end = min(below, self._end)
+            await self._put(partition_name(self._partitions - 1), range(self.next, end))
             self.next = end
-            if self.next == self.groups:
-                await self.queue.close()
 
-    async def _create(self, iteration: int) -> None:
-        first = iteration * self.batch * self.group_size
-        rows = range(first, first + self.batch * self.group_size)
-        await self.queue.create_partition(
-            partition_name(iteration), rows, self.group_size, timeout_s=self.wait_timeout_s
-        )
+    async def drop(self, started_below: int) -> int:
+        rows = await self.queue.drop("actor", started="rollout", below=started_below * self.group_size)
+        if rows:
+            self.observer.dropped(rows, "stale")
+        groups = len(rows) // self.group_size
+        self.groups += groups
+        return groups
+
+    async def close(self) -> None:
+        await self.queue.close()
+
+    async def _create(self, below: int) -> None:
+        """A partition from the next group on: its batch, or, past the last batch, only what is admitted right now,
+        since nobody knows whether more will be dropped, and a partition has to be filled to come to its end."""
+        n, end = self.group_size, self.next + self.batch
+        if self.next >= self.planned:
+            end = min(end, below)
+        rows = range(self.next * n, end * n)
+        await self.queue.create_partition(partition_name(self._partitions), rows, n, timeout_s=self.wait_timeout_s)
+        self._partitions, self._end = self._partitions + 1, end
 
     async def _put(self, partition: str, groups: range) -> None:
         n, now = self.group_size, self.clock.now()
@@ -93,47 +113,93 @@ class PromptSource:
         )
 
 
-class RolloutPool:
-    """All rollout engines."""
-
-    def __init__(self, engines: Sequence[Handle], observer: Observer) -> None:
-        self.engines, self.observer = engines, observer
-
-    async def generate(self, iteration: int) -> None:
-        self.observer.doing("rollout", f"batch {iteration}")
-        for spans in await call_all(self.engines, "generate", iteration):
-            self.observer.spans(spans)
-        self.observer.doing("rollout", "off the device")
-
-    async def stream(self) -> None:
-        for spans in await call_all(self.engines, "stream"):
-            self.observer.spans(spans)
-        self.observer.doing("rollout", "done")
-
-    async def allow(self, below: int) -> None:
-        self.observer.doing("rollout", f"up to group {below - 1}")
-        await call_all(self.engines, "allow", below)
-
-    async def pause(self, *, drain: bool) -> None:
-        self.observer.doing("rollout", "draining" if drain else "paused for weights")
-        await call_all(self.engines, "pause", drain)
-
-    async def resume(self, below: int) -> None:
-        await call_all(self.engines, "resume", below)
-        self.observer.doing("rollout", f"up to group {below - 1}")
-
-
-class StagePool:
-    """All workers of one role between rollout and training."""
+class Pool:
+    """Workers of one role. What they did is heard when a call ends; of a long one also meanwhile, whenever asked."""
 
     def __init__(self, name: str, workers: Sequence[Handle], observer: Observer) -> None:
         self.name, self.workers, self.observer = name, workers, observer
+        self._asked = asyncio.Event()
+
+    def ask_spans(self) -> None:
+        """Have a long call that is under way hand in its spans so far. Nobody waits for them: a worker in the middle of
+        a computation answers after it."""
+        self._asked.set()
+
+    async def _call(self, method: str, *arguments: Any) -> None:
+        self._hear(await call_all(self.workers, method, *arguments))
+
+    async def _long_call(self, method: str, *arguments: Any) -> None:
+        self._asked.clear()
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(call_all(self.workers, method, *arguments))
+            call.add_done_callback(lambda _: self._asked.set())
+            while not call.done():
+                await self._asked.wait()
+                self._asked.clear()
+                if not call.done():
+                    await self._call("take_spans")
+        self._hear(call.result())
+
+    def _hear(self, spans_by_worker: Iterable[Iterable[Span]]) -> None:
+        for spans in spans_by_worker:
+            self.observer.spans(spans)
+
+
+class RolloutPool(Pool):
+    """All rollout engines, or a cohort of them."""
+
+    def __init__(self, engines: Sequence[Handle], observer: Observer, name: str = "rollout") -> None:
+        super().__init__(name, engines, observer)
+        self._cohorts: list[RolloutPool] = []
+
+    def split(self, cohorts: int | None = None) -> Sequence[RolloutPool]:
+        count = len(self.workers) if cohorts is None else cohorts
+        if not 1 <= count <= len(self.workers):
+            raise ValueError(f"{len(self.workers)} rollout engines cannot be split into {count} cohorts")
+        made = [RolloutPool(self.workers[k::count], self.observer, f"{self.name} {k}") for k in range(count)]
+        self._cohorts += made
+        return made
+
+    def ask_spans(self) -> None:
+        super().ask_spans()
+        for cohort in self._cohorts:
+            cohort.ask_spans()
+
+    async def generate(self, iteration: int, batches: int = 1) -> None:
+        what = f"batch {iteration}" if batches == 1 else f"batches {iteration} to {iteration + batches - 1}"
+        self.observer.doing(self.name, what)
+        await self._long_call("generate", iteration, batches)
+        self.observer.doing(self.name, f"done with {what}")
+
+    async def stream(self) -> None:
+        await self._long_call("stream")
+        self.observer.doing(self.name, "done")
+
+    async def allow(self, below: int) -> None:
+        self.observer.doing(self.name, f"up to group {below - 1}")
+        await call_all(self.workers, "allow", below)
+
+    async def pause(self, *, drain: bool) -> None:
+        self.observer.doing(self.name, "draining" if drain else "paused for weights")
+        await call_all(self.workers, "pause", drain)
+
+    async def resume(self, below: int) -> None:
+        await call_all(self.workers, "resume", below)
+        self.observer.doing(self.name, f"up to group {below - 1}")
+
+
+class StagePool(Pool):
+    """All workers of one role between rollout and training."""
 
     async def process(self, iteration: int) -> None:
         self.observer.doing(self.name, f"batch {iteration}")
-        for spans in await call_all(self.workers, "process", iteration):
-            self.observer.spans(spans)
+        await self._call("process", iteration)
         self.observer.doing(self.name, "waiting")
+
+    async def stream(self) -> None:
+        self.observer.doing(self.name, "streaming")
+        await self._long_call("stream")
+        self.observer.doing(self.name, "done")
 
 
 class TrainerPool:
@@ -142,25 +208,52 @@ class TrainerPool:
     def __init__(self, ranks: Sequence[Handle], observer: Observer) -> None:
         self.ranks, self.observer = ranks, observer
 
-    async def train(self, iteration: int) -> None:
+    async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         self.observer.doing("actor", f"batch {iteration}")
-        reports: list[TrainReport] = await call_all(self.ranks, "train", iteration)
+        reports: list[TrainReport] = await call_all(self.ranks, "train", iteration, first)
         self.observer.trained(iteration, reports)
         self.observer.doing("actor", "waiting")
 
 
 class PublishedWeights:
-    """The coordinator, made known. While weights travel, the queue forgets the batch that they learnt from."""
+    """The coordinator, made known. While weights travel, the queue forgets the samples that they learnt from, and
+    `pools` hand in what they did in the iteration that is closed with it."""
 
-    def __init__(self, coordinator: Coordinator, queue: TransferQueue, observer: Observer) -> None:
-        self.coordinator, self.queue, self.observer = coordinator, queue, observer
+    def __init__(
+        self, coordinator: Coordinator, queue: TransferQueue, observer: Observer, pools: Sequence[Pool]
+    ) -> None:
+        self.coordinator, self.queue, self.observer, self.pools = coordinator, queue, observer, pools
 
     async def publish(self, version: int) -> None:
-        self.observer.doing("actor", f"publishing version {version}")
+        await self._close(version, "publishing", self.coordinator.publish(version))
+
+    async def stage(self, version: int) -> None:
+        await self._close(version, "handing over", self.coordinator.stage(version))
+
+    async def keep(self, version: int) -> None:
+        """The trained weights are called `version` now, and go to no engine."""
+        await self._close(version, "keeping")
+
+    async def arrived(self, version: int) -> None:
+        await self.coordinator.arrived(version)
+        self.observer.doing("weights", f"version {version} arrived")
+
+    async def swap(self, rollout: Rollout, version: int) -> None:
+        assert isinstance(rollout, RolloutPool)
+        self.observer.doing(rollout.name, f"loading version {version}")
+        await self.coordinator.swap(rollout.workers, version)
+        self.observer.doing(rollout.name, f"at version {version}")
+
+    async def _close(self, version: int, what: str, *transfer: Coroutine[Any, Any, None]) -> None:
+        """Ends the iteration that made `version`, when its transfer has got as far as the trainer has to wait."""
+        self.observer.doing("actor", f"{what} version {version}")
+        for pool in self.pools:
+            pool.ask_spans()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.coordinator.publish(version))
+            for part in transfer:
+                tasks.create_task(part)
             told = tasks.create_task(self.queue.describe())
-            tasks.create_task(self.queue.clear(partition_name(version - 1)))
+            tasks.create_task(self.queue.clear_finished())
         self.observer.published(version, told.result()["depth_samples"])
         self.observer.doing("actor", "waiting")
 

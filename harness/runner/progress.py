@@ -13,7 +13,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from harness.runner.checks import Plan
+
 _RECENT = 10  # iterations that the displayed rates are taken over
+
+
+_SAYS = {
+    "virtual": "SIMULATED: every time below comes from a cost model; no model is trained and nothing is rewarded.",
+    "paced": "PACED: real processes, queue and weight transfers around engines that last as long as a cost model says.",
+}
+
+
+def print_banner(plan: Plan, console: Console) -> None:
+    """Says, before anything else, that what follows was not measured on the hardware it speaks of."""
+    console.print(_SAYS[plan.backend], style="bold yellow", highlight=False)
+    if plan.why:
+        console.print(f"Why: {plan.why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
 class ProgressDisplay:
@@ -64,12 +79,15 @@ class ProgressDisplay:
             return "waiting for the first iteration"
         seconds = sum(m["time/iteration_s"] for m in self._recent)
         samples = sum(m["throughput/samples_per_s"] * m["time/iteration_s"] for m in self._recent)
+        return f"{self._rewards()}{samples / seconds:,.0f} samples/s  worst lag {self._worst_lag:.0f}"
+
+    def _rewards(self) -> str:
+        """Nothing where the run is simulated: it has none."""
+        if "reward/mean" not in self._recent[0]:
+            return ""
         exact = sum(m["reward/exact_match"] for m in self._recent) / len(self._recent)
         reward = sum(m["reward/mean"] for m in self._recent) / len(self._recent)
-        return (
-            f"exact match {exact:.2f}  reward {reward:.2f}  {samples / seconds:,.0f} samples/s  "
-            f"worst lag {self._worst_lag:.0f}"
-        )
+        return f"exact match {exact:.2f}  reward {reward:.2f}  "
 
     def _render(self) -> RenderableType:
         roles = Table.grid(padding=(0, 2))

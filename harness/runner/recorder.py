@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
-from harness.metrics.ledger import Ledger
+from harness.metrics.ledger import DropReason, Ledger
 from harness.metrics.run_files import RunDirectory
-from harness.metrics.samples import SampleRecord, reward_metrics, sample_record, staleness_metrics
+from harness.metrics.samples import Fate, SampleRecord, sample_record, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.placement import HOST_ROLES, Placement
-from harness.protocols import Span
-from harness.rl.diagnostics import add_diagnostics, policy_metrics
-from harness.roles.actor import TrainedRows, TrainReport
-from harness.runtime.clock import RealClock
+from harness.protocols import Clock, Span
+from harness.rl.diagnostics import add_diagnostics
+from harness.roles.actor import TrainReport
+from harness.runner.readings import Reading, Response
 
 
 @dataclass(frozen=True)
@@ -31,29 +29,39 @@ class Recorder:
 
     def __init__(
         self,
-        run: RunDirectory,
         timeline: Timeline,
-        clock: RealClock,
+        clock: Clock,
+        reading: Reading,
         *,
         group_size: int,
         devices: int,
     ) -> None:
-        self.run, self.timeline, self.clock = run, timeline, clock
+        self.timeline, self.clock, self.reading = timeline, clock, reading
         self.group_size, self.devices = group_size, devices
         self.ledger = Ledger()
+        self.events = 0
+        """Grows whenever anything happened: what a watch for a stall looks at."""
         self.listeners: list[Callable[[Mapping[str, float]], None]] = []
         """Hear the metrics of every iteration."""
         self.on_doing: Callable[[str, str], None] = lambda role, what: None
         self._admitted: dict[int, _Admitted] = {}
+        self._dropped: dict[int, DropReason] = {}
         self._records: list[SampleRecord] = []
-        self._responses: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self._responses: list[Response] = []
         self._trained: tuple[int, Sequence[TrainReport]] | None = None
 
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
+        self.events += 1
         self.ledger.admit(rows)
         self._admitted |= {row: _Admitted(row // self.group_size, at, prompt_tokens) for row in rows}
 
+    def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
+        self.events += 1
+        self.ledger.dropped(rows, reason)
+        self._dropped |= dict.fromkeys(rows, reason)
+
     def doing(self, role: str, what: str) -> None:
+        self.events += 1
         self.on_doing(role, what)
 
     def spans(self, spans: Iterable[Span]) -> None:
@@ -70,11 +78,12 @@ class Recorder:
         iteration, reports = self._trained
         at = self.clock.now()
         self.timeline.end_iteration(iteration, at)
-        records = [record for report in reports for rows in report.trained for record in self._rows(rows, iteration)]
+        trained = [rows for report in reports for rows in report.trained]
+        records = [record for rows in trained for record in self.reading.records(rows, iteration, self.group_size)]
         self.ledger.trained([record.sample_id for record in records], iteration)
         self._records += records
-        for rows in (rows for report in reports for rows in report.trained):
-            self._responses += zip(rows.rows.tolist(), rows.responses.rows(), rows.log_probs.rows(), strict=True)
+        for rows in trained:
+            self._responses += self.reading.responses(rows)
         sums: dict[str, float] = {}
         for report in reports:
             sums = add_diagnostics(sums, report.sums)
@@ -87,61 +96,50 @@ class Recorder:
             times,
             throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
             staleness_metrics(records),
-            reward_metrics(records),
-            policy_metrics(sums),
+            self.reading.metrics(records, sums),
             self.ledger.metrics(),
             {"queue/depth_samples": float(queue_depth)},
         )
-        self.run.append_metrics(metrics)
         for listener in self.listeners:
             listener(metrics)
 
-    def write(self) -> None:
+    def samples(self) -> list[SampleRecord]:
+        """One record per sample ever admitted, by sample id."""
+        dropped = [self._untrained(row, _FATE_OF[reason]) for row, reason in self._dropped.items()]
+        in_flight = [self._untrained(row, "in_flight") for row in self.ledger.in_flight]
+        return sorted([*self._records, *dropped, *in_flight], key=lambda record: record.sample_id)
+
+    def write(self, run: RunDirectory) -> None:
         """Everything but the metrics, which are there already. Raises LedgerError if a sample was lost."""
-        in_flight = [self._in_flight(row) for row in sorted(self.ledger.in_flight)]
-        self.run.write_samples(sorted(self._records + in_flight, key=lambda record: record.sample_id))
-        self.run.write_responses(*zip(*self._responses, strict=True))
-        self.run.write_trace(self.timeline)
-        self.run.write_ledger(self.ledger)
+        run.write_samples(self.samples())
+        if self._responses:
+            run.write_responses(*zip(*self._responses, strict=True))
+        run.write_trace(self.timeline)
+        run.write_ledger(self.ledger)
 
-    def _rows(self, rows: TrainedRows, iteration: int) -> Iterable[SampleRecord]:
-        """Records of what one rank trained; the trainer held version `iteration` when the batch started."""
-        for i, (row, versions) in enumerate(zip(rows.rows.tolist(), rows.versions.rows(), strict=True)):
-            yield sample_record(
-                sample_id=row,
-                group_id=row // self.group_size,
-                fate="trained",
-                engine=str(rows.engine[i]),
-                versions=versions,
-                trainer_version=iteration,
-                trained_iteration=iteration,
-                admitted_at=float(rows.admitted_at[i]),
-                started_at=float(rows.started_at[i]),
-                finished_at=float(rows.finished_at[i]),
-                trained_at=float(rows.trained_at[i]),
-                prompt_tokens=int(rows.prompt_tokens[i]),
-                reward=float(rows.reward[i]),
-                exact_match=bool(rows.exact_match[i]),
-            )
-
-    def _in_flight(self, row: int) -> SampleRecord:
+    def _untrained(self, row: int, fate: Fate) -> SampleRecord:
         admitted = self._admitted[row]
         return sample_record(
             sample_id=row,
             group_id=admitted.group_id,
-            fate="in_flight",
+            fate=fate,
             admitted_at=admitted.at,
-            prompt_tokens=admitted.prompt_tokens,
+            prompt_tokens=self.reading.prompt_tokens(admitted.prompt_tokens),
         )
 
 
-def places(placement: Placement) -> dict[tuple[str, str], Place]:
-    """(role, worker) -> its pool and device, for the timeline."""
-    found = {
-        (role, str(number)): Place(pool, (f"device {device}",))
-        for pool, devices in placement.pools.items()
-        for role in placement.devices
-        if placement.devices[role] == devices
-        for number, device in enumerate(devices)
-    }
+_FATE_OF: dict[DropReason, Fate] = {"stale": "dropped_stale", "filtered": "dropped_filtered"}
+
+
+def places(placement: Placement, *, pooled: bool) -> dict[tuple[str, str], Place]:
+    """(role, worker) -> its pool and devices, for the timeline. A simulated (`pooled`) role is one worker that stands
+    for all its devices, save rollout, whose engines each have their own."""
+    found: dict[tuple[str, str], Place] = {}
+    for pool, devices in placement.pools.items():
+        names = tuple(f"device {device}" for device in devices)
+        for role in (role for role, its in placement.devices.items() if its == devices):
+            if pooled and role != "rollout":
+                found[role, "0"] = Place(pool, names)
+            else:
+                found |= {(role, str(number)): Place(pool, (name,)) for number, name in enumerate(names)}
     return found | {(role, "0"): Place(f"host {role}", (f"host {role}",)) for role in HOST_ROLES}

@@ -15,6 +15,9 @@ class Handle(Protocol):
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call the role's coroutine method there. Its exceptions arrive as themselves."""
 
+    async def is_dead(self, within_s: float = 5.0) -> bool:
+        """Whether the worker is gone. One that is merely busy for `within_s` counts as alive."""
+
 
 async def call_all(handles: Sequence[Handle], method: str, *arguments: Any) -> list[Any]:
     """The same call on every worker at once; the first failure cancels the rest."""

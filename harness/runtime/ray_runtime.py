@@ -14,6 +14,8 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.placement import HOST_ROLES, Placement
+from harness.transfer_queue import QueueSpec
+from harness.transfer_queue.ray_backend import RayQueue
 
 
 class RoleHost:
@@ -103,6 +105,10 @@ class RayRuntime:
 
     def __exit__(self, *exception: object) -> None:
         ray.shutdown()
+
+    def start_queue(self, spec: QueueSpec) -> RayQueue:
+        """The queue of this run, in a process of its own that ends with the run."""
+        return RayQueue.start(spec)
 
     def start(self, role: str, number: int, build: Callable[..., Any], **arguments: Any) -> RemoteRole:
         """Start worker `number` of a role on its device; `build(number=number, **arguments)` makes it there."""

@@ -30,7 +30,7 @@ class Ragged:
     def __post_init__(self) -> None:
         lengths = as_integers(self.lengths, "lengths")
         object.__setattr__(self, "lengths", lengths)
-        if self.values.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != self.values.size:
+        if self.values.ndim != 1 or lengths.min(initial=0) < 0 or lengths.sum() != self.values.size:
             raise ValueError(
                 f"a ragged column needs 1-D values of sum(lengths) items: values are {list(self.values.shape)}, "
                 f"lengths sum to {int(lengths.sum())}"
@@ -66,6 +66,10 @@ class Ragged:
         """Every row, as views."""
         return np.split(self.values, self.offsets[1:-1]) if len(self) else []
 
+    def copy(self) -> Ragged:
+        """The same rows, in memory of their own."""
+        return Ragged(self.values.copy(), self.lengths.copy())
+
     def take(self, rows: NDArray[np.integer] | Sequence[int]) -> Ragged:
         """A copy of these rows, in this order; indices count from 0."""
         return gather([self], [(0, start, stop) for start, stop in runs(np.asarray(rows, np.int64))])
@@ -84,6 +88,8 @@ def gather(parts: Sequence[Ragged], slices: Sequence[tuple[int, int, int]]) -> R
 
     Copies whole runs of rows: an index per item would cost more than the items themselves.
     """
+    if len(slices) == 1 and slices[0][1:] == (0, len(parts[slices[0][0]])):
+        return parts[slices[0][0]].copy()
     offsets = {p: parts[p].offsets for p in {p for p, _, _ in slices}}
     values = [parts[p].values[offsets[p][start] : offsets[p][stop]] for p, start, stop in slices]
     lengths = [parts[p].lengths[start:stop] for p, start, stop in slices]
@@ -96,7 +102,9 @@ def runs(indices: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Cut indices where they do not go up by one: the (start, stop) of each stretch."""
     if not indices.size:
         return []
-    cuts = np.flatnonzero(np.diff(indices) != 1)
+    cuts = np.flatnonzero(indices[1:] - indices[:-1] != 1)
+    if not cuts.size:
+        return [(int(indices[0]), int(indices[-1]) + 1)]
     starts = indices[np.concatenate(([0], cuts + 1))].tolist()
     ends = indices[np.concatenate((cuts, [-1]))].tolist()
     return [(start, end + 1) for start, end in zip(starts, ends, strict=True)]
@@ -174,6 +182,8 @@ class Batch:
 def as_integers(values: Iterable[int] | np.ndarray, what: str) -> Rows:
     """int64 [n] of a sequence of integers; ValueError for anything else."""
     array = values if isinstance(values, np.ndarray) else np.array(list(values))
+    if array.ndim == 1 and array.dtype == np.int64:
+        return array
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"{what} must be a list of integers, not {array.dtype} {list(array.shape)}")
     return array.astype(np.int64, copy=False)

@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from harness.transfer_queue import status
+from harness.transfer_queue.asks import Answer, Ask, Grant, check_one_rank, check_task
 from harness.transfer_queue.columns import Rows, as_integers
 from harness.transfer_queue.leases import Lease, Leases, Share
 from harness.transfer_queue.partition import Partition, Positions, Progress
 from harness.transfer_queue.policies import split
+from harness.transfer_queue.precedence import Precedence, precedence
 from harness.transfer_queue.spec import QueueSpec
 
 
 class QueueClosed(RuntimeError):
     """No partition can be created any more."""
-
-
-class Answer(Enum):
-    WAIT = "not now"
-    CLOSED = "nothing is left, and nothing will come"
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one `get` wants: `minimum` to `count` rows for each rank."""
-
-    task: str
-    count: int
-    minimum: int
-    consumer: str
-    rank: int
-    partition: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Rows handed out, by id and by position in their partition, under a lease."""
-
-    lease: int
-    task: str
-    partition: str
-    rows: Rows
-    positions: Positions
 
 
 class Controller:
@@ -58,10 +32,12 @@ class Controller:
         self._cleared: set[str] = set()
         self._leases = Leases()
         self._bounds: dict[tuple[str, str], int] = {}
+        self._handed = dict.fromkeys(spec.tasks, 0)  # rows handed out and not put back, over all partitions
         self._shares: dict[str, list[list[Share]]] = {  # formed and not collected, by task and rank
             task: [[] for _ in range(s.ranks)] for task, s in spec.tasks.items()
         }
         self._formed = 0
+        self._tick = 0  # puts, over all partitions
 
     # -- partitions
 
@@ -106,6 +82,11 @@ class Controller:
         self._cleared.add(name)
         return list(self.spec.tasks)
 
+    def over(self) -> list[str]:
+        """The partitions that all tasks are done with: every row finished, and no share that a rank has to collect."""
+        to_collect = {share.partition for ranks in self._shares.values() for shares in ranks for share in shares}
+        return [p.name for p in self._live() if p.over and p.name not in to_collect]
+
     def close(self) -> list[str]:
         """No more partitions; what is there can still be written and read to its end."""
         self.closed = True
@@ -124,28 +105,35 @@ class Controller:
 
     # -- handing out
 
-    def check(self, ask: Ask) -> None:
-        """ValueError for what can never be served."""
-        if ask.task not in self.spec.tasks:
-            raise ValueError(f"task {ask.task!r} is unknown; there are {sorted(self.spec.tasks)}")
-        ranks = self.spec.tasks[ask.task].ranks
-        if not 0 <= ask.rank < ranks:
-            raise ValueError(f"rank {ask.rank} of task {ask.task!r} is outside its {ranks} ranks")
-        if not 1 <= ask.minimum <= ask.count:
-            raise ValueError(f"a get takes 1 <= minimum <= count, not minimum={ask.minimum}, count={ask.count}")
+    def commit(self, partition: str, positions: Positions, columns: Iterable[str]) -> list[str]:
+        """The cells that a put claimed are stored. ValueError if the partition was cleared meanwhile."""
+        self._tick += 1
+        return self.partition(partition).commit(positions, columns, self._tick)
+
+    def counted(self, ask: Ask) -> Ask:
+        """As of now: the rows that its `first` counts from here on, counted from the queue's beginning."""
+        if ask.first is None:
+            return ask
+        other, pairs = ask.first
+        handed = self._handed[ask.task]
+        return replace(ask, first=(other, tuple(sorted((below, handed + within) for below, within in pairs))))
 
     def request(self, ask: Ask, now: float) -> Grant | Answer:
-        """Hand rows out, or say that there are none yet, or that there never will be."""
+        """Hand rows out, or say that there are none yet, or that there never will be. Asks that differ in nothing but
+        a consumer of the same bound get the same answer."""
         share = self._waiting_share(ask) or self._form(ask)
         if share is None:
             return Answer.CLOSED if self._exhausted(ask) else Answer.WAIT
         partition = self._partitions[share.partition]
-        positions = partition.tasks[ask.task].positions(share.units)
+        progress = partition.tasks[ask.task]
+        positions = progress.positions(share.units)
         rows = partition.rows[positions]
-        below = self._bounds.get((ask.task, ask.consumer))
+        below = self.bound(ask.task, ask.consumer)
         if below is not None and (rows >= below).any():  # another rank formed it under a wider bound
             return Answer.WAIT
         self._shares[ask.task][ask.rank].remove(share)
+        progress.start(share.units, below)
+        self._handed[ask.task] += rows.size
         lease_s = self.spec.tasks[ask.task].lease_s
         due = None if lease_s is None else now + lease_s
         lease = self._leases.issue(ask.task, ask.rank, ask.consumer, share, due)
@@ -165,18 +153,33 @@ class Controller:
     def _form(self, ask: Ask) -> Share | None:
         """Take a micro-batch for all ranks, and leave each its share."""
         ranks = self._shares[ask.task]
-        below = self._bounds.get((ask.task, ask.consumer))
-        for partition, progress in self._progress(ask):
-            least, most = _units(ask, progress)
-            units = progress.take(least * len(ranks), most * len(ranks), partition.limit_row(below))
+        first = self._precedence(ask)
+        for partition, progress, limit in self._in_turn(ask, first):
+            least, most = _units(ask, progress, first.room)
+            units = progress.take(least * len(ranks), most * len(ranks), limit, first.units.get(partition.name))
             if units is not None:
                 for shares, part in zip(ranks, split(units, len(ranks)), strict=True):
                     shares.append(Share(self._formed, partition.name, part, ask.count))
                 self._formed += 1
                 return ranks[ask.rank][-1]
-            if progress.left and progress.policy.strict_partitions:
+            if progress.left and progress.policy.strict_partitions and not first.units:
                 return None
         return None
+
+    def _precedence(self, ask: Ask) -> Precedence:
+        return precedence(ask, [partition for partition, _ in self._progress(ask)], self._handed[ask.task])
+
+    def _in_turn(self, ask: Ask, first: Precedence) -> list[tuple[Partition, Progress, int]]:
+        """Where to look for rows, in this order, and the first unit of each that is beyond the consumer's bound."""
+        below = self.bound(ask.task, ask.consumer)
+        asked = [
+            (partition, progress, partition.limit(ask.task, below))
+            for partition, progress in self._progress(ask)
+            if progress.left and (not first.units or partition.name in first.units)
+        ]
+        if len(asked) > 1:
+            asked.sort(key=lambda one: one[1].turn(one[2], first.units.get(one[0].name)))
+        return asked
 
     def _exhausted(self, ask: Ask) -> bool:
         """No row is left for this reader, none can come back by itself, and no partition it asks for can come."""
@@ -190,11 +193,28 @@ class Controller:
             if name in self._partitions:
                 yield self._partitions[name], self._partitions[name].tasks[ask.task]
 
-    def set_bound(self, task: str, consumer: str, below: int) -> list[str]:
-        if task not in self.spec.tasks:
-            raise ValueError(f"task {task!r} is unknown; there are {sorted(self.spec.tasks)}")
+    def bound(self, task: str, consumer: str) -> int | None:
+        """The consumer gets only rows with ids less than this."""
+        return self._bounds.get((task, consumer))
+
+    def set_bound(self, task: str, consumer: str, below: int) -> None:
+        """Only this consumer's asks can be answered otherwise by it."""
+        check_task(self.spec, task)
         self._bounds[task, consumer] = below
-        return [task]
+
+    def drop(self, task: str, started: str, below: int) -> tuple[list[int], list[str]]:
+        """Take out of `task` what it was not handed of that which `started` was handed under a bound of `below` or
+        less: the rows, and whose readers should ask again."""
+        check_task(self.spec, task)
+        check_task(self.spec, started)
+        check_one_rank(self.spec, task, "drop rows")
+        rows: list[int] = []
+        for partition in self._live():
+            units = partition.started(task, started, below)
+            progress = partition.tasks[task]
+            progress.drop(units)
+            rows += partition.rows[progress.positions(units)].tolist()
+        return rows, [task]
 
     # -- leases
 
@@ -227,12 +247,15 @@ class Controller:
 
     def _put_back(self, lease: Lease) -> list[str]:
         """To whoever asks next; among several ranks, to the same rank, so that the others' micro-batches still fit."""
+        progress = self._partitions[lease.share.partition].tasks[lease.task]
+        progress.start(lease.share.units, None)
+        self._handed[lease.task] -= lease.share.units.size * progress.unit_rows
         if self.spec.tasks[lease.task].ranks > 1:
             shares = self._shares[lease.task][lease.rank]
             shares.append(lease.share)
             shares.sort(key=lambda share: share.number)
         else:
-            self._partitions[lease.share.partition].tasks[lease.task].give_back(lease.share.units)
+            progress.give_back(lease.share.units)
         return [lease.task]
 
     def next_due(self) -> float | None:
@@ -242,36 +265,13 @@ class Controller:
     # -- what a person wants to know
 
     def explain(self, ask: Ask) -> str:
-        """Why this ask is not served: the rows that are left and the columns that they lack."""
-        what = f"task {ask.task!r} waits for {ask.minimum} rows"
-        below = self._bounds.get((ask.task, ask.consumer))
-        if below is not None:
-            what += f" with ids below {below} (the bound of consumer {ask.consumer!r})"
-        for partition, progress in self._progress(ask):
-            if progress.finished < progress.units:
-                ready, left = len(progress.policy) * progress.unit_rows, progress.left * progress.unit_rows
-                columns = ", ".join(progress.spec.columns)
-                return (
-                    f"{what} of partition {partition.name!r}: {ready} of the {left} rows left are ready; it reads "
-                    f"{columns}; rows that lack a column: {partition.missing(ask.task) or 'none'}"
-                )
-        return f"{what} of {'any partition' if ask.partition is None else repr(ask.partition)}: there is none"
+        """Why this ask is not served."""
+        asked = [partition for partition, _ in self._progress(ask)]
+        return status.explain(ask, asked, self.bound(ask.task, ask.consumer), self._precedence(ask))
 
     def slowest_task(self) -> str:
-        """The task with most rows to finish, for the error of a writer that finds no room."""
-        to_do = {
-            task: sum((p.tasks[task].units - p.tasks[task].finished) * p.tasks[task].unit_rows for p in self._live())
-            for task in self.spec.tasks
-        }
-        if not any(to_do.values()):
-            return "every task is done: clear a partition"
-        task = max(to_do, key=lambda name: to_do[name])
-        oldest = next(p for p in self._live() if p.tasks[task].finished < p.tasks[task].units)
-        lacking = oldest.missing(task) or "none"
-        return (
-            f"the slowest task is {task!r} with {to_do[task]} rows to do, the oldest in {oldest.name!r} "
-            f"(rows that lack a column: {lacking})"
-        )
+        """Why there is no room."""
+        return status.slowest_task(list(self.spec.tasks), self._live())
 
     def describe(self) -> dict[str, Any]:
         """Plain numbers, by partition and task; see the folder's README."""
@@ -288,10 +288,11 @@ class Controller:
         return list(self._partitions.values())
 
 
-def _units(ask: Ask, progress: Progress) -> tuple[int, int]:
-    """(least, most) units a rank of this ask takes; ValueError unless count is of whole groups."""
+def _units(ask: Ask, progress: Progress, room: int) -> tuple[int, int]:
+    """(least, most) units a rank takes, of up to `room` rows; ValueError unless the ask's count is of whole groups."""
     if ask.count % progress.unit_rows:
         raise ValueError(
             f"task {ask.task!r} takes whole groups of {progress.unit_rows} rows: count {ask.count} is not a multiple"
         )
-    return -(-ask.minimum // progress.unit_rows), ask.count // progress.unit_rows
+    most = min(ask.count, room) // progress.unit_rows
+    return min(-(-ask.minimum // progress.unit_rows), most), most

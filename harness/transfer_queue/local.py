@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
+from harness.transfer_queue.asks import Answer, Ask, First, Grant
 from harness.transfer_queue.columns import Batch, Column, Rows, as_integers
-from harness.transfer_queue.controller import Answer, Ask, Controller, Grant, QueueClosed
+from harness.transfer_queue.controller import Controller, QueueClosed
 from harness.transfer_queue.leases import LeaseExpired
-from harness.transfer_queue.queue import Portal, T
+from harness.transfer_queue.parking import Line, Parked, Parking, deadline
+from harness.transfer_queue.portal import portal_into
+from harness.transfer_queue.queue import Portal
 from harness.transfer_queue.spec import QueueSpec
 from harness.transfer_queue.storage import LocalStorage, Storage
 
 _TICK_S = 1e-6  # a timer may ring a rounding error before the lease is due
-
-
-@dataclass(slots=True, eq=False)
-class _Parked:
-    ask: Ask
-    answer: asyncio.Future[Grant | Answer]
 
 
 def _loop_time() -> float:
@@ -43,7 +38,7 @@ class LocalQueue:
         self._controller = Controller(spec)
         self._storage = LocalStorage() if storage is None else storage
         self._now = now
-        self._parked: dict[str, list[_Parked]] = {task: [] for task in spec.tasks}
+        self._parking = Parking(spec.tasks, self._controller.bound)
         self._creating: deque[tuple[asyncio.Future[None], str, Rows, int]] = deque()
         self._busy: dict[str, int] = {}  # reads and writes under way, by partition
         self._idle: dict[str, asyncio.Future[None]] = {}  # clears that wait for them
@@ -63,13 +58,19 @@ class LocalQueue:
         turn = (created, name, ids, group_size)
         self._creating.append(turn)
         why = f"no room for the {ids.size} rows of partition {name!r} in {timeout_s} s"
-        with _deadline(created, timeout_s, lambda: f"{why}: {self._controller.slowest_task()}"):
+        await self._make_room()
+        with deadline(created, timeout_s, lambda: f"{why}: {self._controller.slowest_task()}"):
             try:
                 await created
             finally:
                 if turn in self._creating:
                     self._creating.remove(turn)
                 self._create_waiting()  # whoever stood behind one that gave up
+
+    async def _make_room(self) -> None:
+        """What all tasks are done with goes, where a partition waits to be created."""
+        if self._creating:
+            await self.clear_finished()
 
     def _create_waiting(self) -> None:
         while self._creating and self._controller.has_room(self._creating[0][2].size):
@@ -85,6 +86,19 @@ class LocalQueue:
     async def clear(self, partition: str) -> None:
         self._expire()
         self._serve(self._controller.clear(partition))
+        await self._free(partition)
+
+    async def clear_finished(self) -> list[str]:
+        self._expire()
+        names = [name for name in self._controller.over() if name not in self._busy]
+        for name in names:
+            self._serve(self._controller.clear(name))
+        for name in names:
+            await self._free(name)
+        return names
+
+    async def _free(self, partition: str) -> None:
+        """Drop the payload of a cleared partition, once nobody reads it, and let in who waits for the room."""
         if self._busy.get(partition):
             self._idle[partition] = asyncio.get_running_loop().create_future()
             await self._idle[partition]
@@ -108,13 +122,14 @@ class LocalQueue:
         self._begin(partition)
         try:
             await self._storage.write(partition, positions, columns)
-            tasks = self._controller.partition(partition).commit(positions, columns)  # unless it was cleared meanwhile
+            tasks = self._controller.commit(partition, positions, columns)
         except BaseException:
             target.unclaim(positions, columns)
             raise
         finally:
             self._done(partition)
         self._serve(tasks)
+        await self._make_room()
 
     def _check_columns(self, rows: int, columns: Mapping[str, Column]) -> None:
         for name, column in columns.items():
@@ -131,12 +146,14 @@ class LocalQueue:
         rank: int = 0,
         minimum: int | None = None,
         partition: str | None = None,
+        first: First | None = None,
         timeout_s: float | None = None,
     ) -> Batch | None:
         self._loop = asyncio.get_running_loop()
-        ask = Ask(task, count, count if minimum is None else minimum, consumer, rank, partition)
-        self._controller.check(ask)
+        ask = Ask(task, count, count if minimum is None else minimum, consumer, rank, partition, first)
+        ask.check(self.spec)
         self._expire()
+        ask = self._controller.counted(ask)
         answer = self._request(ask)
         if isinstance(answer, Grant):
             self._serve([task])  # what is left may now be another reader's last batch, or its share
@@ -159,6 +176,7 @@ class LocalQueue:
             raise
         finally:
             self._done(grant.partition)
+        await self._make_room()
         return Batch(grant.partition, grant.rows, columns, grant.lease)
 
     def _begin(self, partition: str) -> None:
@@ -175,61 +193,93 @@ class LocalQueue:
     # -- waiting
 
     async def _park(self, ask: Ask, timeout_s: float | None) -> Grant | Answer:
-        parked = _Parked(ask, asyncio.get_running_loop().create_future())
-        self._parked[ask.task].append(parked)
+        parked = self._parking.add(ask, asyncio.get_running_loop().create_future())
         self._set_alarm()
-        with _deadline(parked.answer, timeout_s, lambda: f"after {timeout_s} s: {self._controller.explain(ask)}"):
+        with deadline(parked.answer, timeout_s, lambda: f"after {timeout_s} s: {self._controller.explain(ask)}"):
             try:
                 return await parked.answer
             except asyncio.CancelledError:
-                if _granted(parked.answer):  # answered and cancelled at once
-                    grant = parked.answer.result()
-                    assert isinstance(grant, Grant)
+                if (grant := parked.granted) is not None:  # answered and cancelled at once
                     self._done(grant.partition)
                     self._serve(self._controller.give_back(grant.lease))
                 raise
             finally:
-                if parked in self._parked[ask.task]:
-                    self._parked[ask.task].remove(parked)
+                self._parking.remove(parked)
                 self._set_alarm()
 
     def _serve(self, tasks: Iterable[str]) -> None:
-        """Answer the parked gets of these tasks that can be, until none can: each answer may make another possible."""
-        for task in tasks:
-            while any([self._answer(parked) for parked in list(self._parked[task])]):
-                pass
+        """These tasks may have been handed something, or have more to get: answer the parked gets that can be, theirs
+        and those of tasks that want first what these were handed, until none can: each answer may make another
+        possible."""
+        todo = [follower for task in tasks for follower in (task, *self._parking.followers(task))]
+        while todo:
+            task = todo.pop(0)
+            if self._serve_task(task):
+                todo += self._parking.followers(task)
         self._set_alarm()
 
-    def _answer(self, parked: _Parked) -> bool:
-        if parked.answer.done():
-            return False
-        try:
-            answer = self._request(parked.ask)
-        except ValueError as error:
-            parked.answer.set_exception(error)
-        else:
-            if answer is Answer.WAIT:
-                return False
-            parked.answer.set_result(answer)
-        self._parked[parked.ask.task].remove(parked)
+    def _serve_task(self, task: str) -> bool:
+        """Ask for the head of each line, in order of arrival; whether any was answered."""
+        answered, refused = False, set[Line]()
+        while (head := self._parking.next(task, refused)) is not None:
+            line, parked = head
+            if self._answer(parked):
+                answered = True
+                refused.clear()
+            else:
+                refused.add(line)
+        return answered
+
+    def _answer(self, parked: Parked) -> bool:
+        """Whether it waits no longer."""
+        if not parked.answer.done():  # otherwise it was cancelled, or timed out, and has not run since
+            try:
+                answer = self._request(parked.ask)
+            except ValueError as error:
+                parked.answer.set_exception(error)
+            else:
+                if answer is Answer.WAIT:
+                    return False
+                parked.answer.set_result(answer)
+        self._parking.remove(parked)
         return True
 
     async def set_bound(self, task: str, consumer: str, below: int) -> None:
-        self._serve(self._controller.set_bound(task, consumer, below))
+        self._controller.set_bound(task, consumer, below)
+        if any([self._answer(parked) for parked in self._parking.rebind(task, consumer)]):
+            self._serve([task])
+
+    async def drop(self, task: str, started: str, below: int) -> list[int]:
+        rows, tasks = self._controller.drop(task, started, below)
+        self._serve(tasks)
+        return rows
+
+    async def waiting(self) -> list[str]:
+        return self.waiting_now()
+
+    def waiting_now(self) -> list[str]:
+        """As `waiting`, for whoever reports that nothing in this event loop can go on."""
+        gets = [f"consumer {p.ask.consumer!r} of {self._controller.explain(p.ask)}" for p in self._parking]
+        room = [
+            f"partition {name!r} waits for room for {ids.size} rows: {self._controller.slowest_task()}"
+            for _, name, ids, _ in self._creating
+        ]
+        return gets + room
 
     # -- leases
 
     async def acknowledge(self, lease: int) -> None:
         self._expire()
         self._serve(self._controller.acknowledge(lease))
+        await self._make_room()
 
     async def give_back(self, lease: int) -> None:
         self._expire()
         self._serve(self._controller.give_back(lease))
 
     async def release(self, consumer: str) -> None:
-        for parked in [p for waiting in self._parked.values() for p in waiting if p.ask.consumer == consumer]:
-            self._parked[parked.ask.task].remove(parked)
+        for parked in [p for p in self._parking if p.ask.consumer == consumer]:
+            self._parking.remove(parked)
             if not parked.answer.done():
                 parked.answer.set_exception(LeaseExpired(f"consumer {consumer!r} was released while it waited"))
         self._serve(self._controller.release(consumer))
@@ -239,7 +289,7 @@ class LocalQueue:
 
     def _set_alarm(self) -> None:
         """While somebody waits, wake up when the next lease runs out; otherwise the next call is early enough."""
-        due = self._controller.next_due() if any(self._parked.values()) else None
+        due = self._controller.next_due() if self._parking else None
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = None
@@ -252,48 +302,8 @@ class LocalQueue:
         self._expire()
         told = self._controller.describe()
         sizes = {name: self._storage.nbytes(name) for name in told["partitions"]}
-        waiting = {task: len(parked) for task, parked in self._parked.items()}
+        waiting = {task: self._parking.count(task) for task in self.spec.tasks}
         return told | {"bytes": sum(sizes.values()), "partition_bytes": sizes, "waiting_gets": waiting}
 
-    @contextmanager
-    def portal(self) -> Iterator[Portal[Any]]:
-        loop = self._loop
-        if loop is None or not loop.is_running():  # nobody else uses it: any loop will do
-            with asyncio.Runner() as runner:
-                yield runner.run
-        else:
-            yield partial(_run_in, loop)
-
-
-def _run_in(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run it in another thread's loop; an interrupt here takes it back there."""
-    if asyncio._get_running_loop() is loop:
-        coroutine.close()
-        raise RuntimeError("this thread runs the queue's event loop and cannot wait for it: use `await` or `async for`")
-    answer = asyncio.run_coroutine_threadsafe(coroutine, loop)
-    try:
-        return answer.result()
-    finally:
-        answer.cancel()
-
-
-def _granted(answer: asyncio.Future[Grant | Answer]) -> bool:
-    return (
-        answer.done() and not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), Grant)
-    )
-
-
-@contextmanager
-def _deadline(answer: asyncio.Future[Any], timeout_s: float | None, why: Callable[[], str]) -> Iterator[None]:
-    """Fail the future with TimeoutError after so many seconds; `why` is asked only then."""
-
-    def expire() -> None:
-        if not answer.done():
-            answer.set_exception(TimeoutError(why()))
-
-    handle = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, expire)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            handle.cancel()
+    def portal(self) -> AbstractContextManager[Portal[Any]]:
+        return portal_into(self._loop)

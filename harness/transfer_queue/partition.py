@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.transfer_queue.columns import Rows
-from harness.transfer_queue.policies import POLICIES, Units
+from harness.transfer_queue.policies import NEVER, POLICIES, Units
 from harness.transfer_queue.spec import QueueSpec, TaskSpec
 
 Positions = NDArray[np.int64]
@@ -25,43 +25,97 @@ class Progress:
         self.policy = POLICIES[spec.policy](self.units)
         self.taken = 0
         self.acknowledged = 0
+        self.dropped = 0
+        self._ever_ready = 0
         self._missing_cells = np.full(self.units, self.unit_rows * len(spec.columns), np.int64)
+        self.open = np.ones(self.units, bool)  # neither handed out nor dropped
+        self.changes = 0  # how often `open` or a bound changed
+        self._bounds: NDArray[np.int64] | None = None  # under which each unit is out; there once one was given
 
     @property
     def left(self) -> int:
         """Units that nobody holds or has finished."""
-        return self.units - self.taken
+        return self.units - self.taken - self.dropped
 
     @property
     def finished(self) -> int:
         """Units that will not go out again by themselves."""
-        return self.taken if self.spec.lease_s is None else self.acknowledged
+        return self.dropped + (self.taken if self.spec.lease_s is None else self.acknowledged)
 
-    def fill(self, positions: Positions, columns: int) -> bool:
+    @property
+    def over(self) -> bool:
+        """Everything is finished, and everything the task reads was written: also of what was dropped before that."""
+        return self.finished == self._ever_ready == self.units
+
+    def fill(self, positions: Positions, columns: int, tick: int) -> bool:
         """These rows got this many more of the task's columns; whether a unit became ready by it."""
-        units = positions
-        if self.unit_rows == 1:
-            self._missing_cells[units] -= columns
-        else:
-            units, rows = np.unique(positions // self.unit_rows, return_counts=True)
-            self._missing_cells[units] -= rows * columns
+        units = positions // self.unit_rows
+        np.subtract.at(self._missing_cells, units, columns)
         ready = units[self._missing_cells[units] == 0]
-        self.policy.add(ready)
-        return bool(ready.size)
+        if not ready.size:
+            return False
+        ready = np.unique(ready)
+        self._ever_ready += ready.size
+        self.policy.add(ready[self.open[ready]], tick)
+        return True
 
-    def take(self, least: int, most: int, limit_row: int) -> Units | None:
-        """Units in the policy's order, none with a row at or beyond position `limit_row`; at the end of the partition
-        the rest, however few."""
-        if not self.left:
+    def take(self, least: int, most: int, limit: int, among: Units | None) -> Units | None:
+        """Units below `limit` in the policy's order; at the end of the partition the rest, however few. `among`: none
+        but these, which need not wait for others, and at their end the rest of them."""
+        left = self.left if among is None else among.size
+        if not left:
             return None
-        units = self.policy.take(min(least, self.left), most, limit_row // self.unit_rows)
+        if among is None:
+            units = self.policy.take(min(least, left), most, limit)
+        else:
+            units = self._take_among(among, min(least, left), most, limit)
         if units is not None:
             self.taken += units.size
+            self._set_open(units, False)
         return units
+
+    def _set_open(self, units: Units, is_open: bool) -> None:
+        self.open[units] = is_open
+        self.changes += 1
+
+    def _take_among(self, among: Units, least: int, most: int, limit: int) -> Units | None:
+        units = self.policy.in_order(self.ready_among(among, limit))[:most]
+        if units.size < least:
+            return None
+        self.policy.remove(units)
+        return units
+
+    def ready_among(self, among: Units, limit: int) -> Units:
+        """Those of these open units, ascending, that are ready and below `limit`."""
+        return among[(among < limit) & (self._missing_cells[among] == 0)]
+
+    def turn(self, limit: int, among: Units | None) -> int:
+        """Of several partitions, the one with the lowest turn is asked first."""
+        return self.policy.turn(limit, None if among is None else self.ready_among(among, limit))
 
     def give_back(self, units: Units) -> None:
         self.taken -= units.size
-        self.policy.add(units)
+        self._set_open(units, True)
+        self.policy.put_back(units)
+
+    def drop(self, units: Units) -> None:
+        """Open units that are not to go out, ready or not."""
+        self.dropped += units.size
+        self._set_open(units, False)
+        self.policy.remove(units)
+
+    def start(self, units: Units, bound: int | None) -> None:
+        """They are in the hands of a consumer with this bound. None: of one without, or of nobody any more."""
+        if self._bounds is None:
+            if bound is None:
+                return
+            self._bounds = np.full(self.units, NEVER)
+        self._bounds[units] = NEVER if bound is None else bound
+        self.changes += 1
+
+    def started(self, below: int) -> NDArray[np.bool_] | None:
+        """bool [units]: in somebody's hands under a bound of `below` or less. None where none is under any bound."""
+        return None if self._bounds is None else self._bounds <= below
 
     def positions(self, units: Units) -> Positions:
         """The rows of these units, as positions in the partition."""
@@ -78,25 +132,58 @@ class Partition:
         self.rows = rows
         self.group_size = group_size
         self.tasks = {task: Progress(s, rows.size, group_size) for task, s in spec.tasks.items()}
+        self._started: dict[tuple[str, str], tuple[tuple[int, int], dict[int, Units]]] = {}  # by tasks; as of, by bound
         # A cell is claimed when a put begins to store it, ready when it is stored: two puts cannot both write it.
         self._claimed = {column: np.zeros(rows.size, bool) for column in spec.columns}
         self._ready = {column: np.zeros(rows.size, bool) for column in spec.columns}
         self._order = np.argsort(rows, kind="stable")
         self._sorted = rows[self._order]
         self._highest = np.maximum.accumulate(rows)
+        self._mark = np.zeros(rows.size, np.int64)
 
-    def limit_row(self, below: int | None) -> int:
-        """The first position that a reader may not have: from the first row with an id of `below` or more."""
-        return self.rows.size if below is None else int(np.searchsorted(self._highest, below))
+    def limit(self, task: str, below: int | None) -> int:
+        """The first unit that a reader may not have: the one with the first row with an id of `below` or more."""
+        progress = self.tasks[task]
+        return progress.units if below is None else int(self._highest.searchsorted(below)) // progress.unit_rows
+
+    def started(self, task: str, other: str, below: int) -> Units:
+        """The units that `task` is still to be handed, and `other` was handed (of a group: a row) under a bound of
+        `below` or less. Looked for once, until either task is handed something here: not to be changed."""
+        mine, theirs = self.tasks[task], self.tasks[other]
+        now = (mine.changes, theirs.changes)
+        as_of, known = self._started.get((task, other), (None, {}))
+        if as_of != now:
+            known = {}
+            self._started[task, other] = (now, known)
+        if below not in known:
+            known[below] = self._find_started(mine, theirs, below)
+        return known[below]
+
+    @staticmethod
+    def _find_started(mine: Progress, theirs: Progress, below: int) -> Units:
+        started = theirs.started(below)
+        if started is None:
+            return np.empty(0, np.int64)
+        if mine.unit_rows == theirs.unit_rows:
+            return np.flatnonzero(started & mine.open)
+        rows = np.repeat(started, theirs.unit_rows).reshape(-1, mine.unit_rows)
+        return np.flatnonzero(rows.any(axis=1) & mine.open)
+
+    @property
+    def over(self) -> bool:
+        """Every task has finished every row, and no put of what any of them reads is to come."""
+        return all(progress.over for progress in self.tasks.values())
 
     def claim(self, rows: Rows, columns: Iterable[str]) -> Positions:
         """Reserve cells for a put; ValueError, and nothing reserved, for foreign or doubled rows and written cells."""
-        at = np.minimum(np.searchsorted(self._sorted, rows), self.rows.size - 1)
+        at = np.minimum(self._sorted.searchsorted(rows), self.rows.size - 1)
         foreign = rows[self._sorted[at] != rows]
         if foreign.size:
             raise ValueError(f"row {foreign[0]} is not in partition {self.name!r} ({foreign.size} such rows)")
         positions = self._order[at]
-        if np.unique(positions).size < rows.size:
+        order = np.arange(rows.size)
+        self._mark[positions] = order
+        if (self._mark[positions] != order).any():  # a later one wrote over it
             raise ValueError(f"a put to partition {self.name!r} names a row twice: {rows.tolist()[:20]}")
         for column in columns:
             written = rows[self._claimed[column][positions]]
@@ -113,12 +200,13 @@ class Partition:
         for column in columns:
             self._claimed[column][positions] = False
 
-    def commit(self, positions: Positions, columns: Iterable[str]) -> list[str]:
-        """The claimed cells are stored; the tasks for which rows became ready."""
+    def commit(self, positions: Positions, columns: Iterable[str], tick: int) -> list[str]:
+        """The claimed cells are stored; the tasks for which rows became ready, as of this tick."""
         for column in columns:
             self._ready[column][positions] = True
-        counts = {task: len(set(columns) & set(p.spec.columns)) for task, p in self.tasks.items()}
-        return [task for task, count in counts.items() if count and self.tasks[task].fill(positions, count)]
+        written = set(columns)
+        counts = {task: len(written.intersection(p.spec.columns)) for task, p in self.tasks.items()}
+        return [task for task, count in counts.items() if count and self.tasks[task].fill(positions, count, tick)]
 
     def missing(self, task: str) -> dict[str, int]:
         """How many rows lack each column that the task reads; columns that no row lacks are left out."""
@@ -144,7 +232,8 @@ class Partition:
         return {
             "ready": len(progress.policy) * progress.unit_rows,
             "handed_out": progress.taken * progress.unit_rows,
-            "done": progress.finished * progress.unit_rows,
+            "done": (progress.finished - progress.dropped) * progress.unit_rows,
+            "dropped": progress.dropped * progress.unit_rows,
             "depth": progress.left * progress.unit_rows,
             "missing": self.missing(task),
         }

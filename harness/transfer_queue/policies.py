@@ -7,25 +7,38 @@ partition's order. To add a policy, write a class and its line in POLICIES.
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Units = NDArray[np.int64]
+NEVER = np.iinfo(np.int64).max
 
 
 class Policy(Protocol):
     strict_partitions: bool
     """Whether a reader of any partition waits for the oldest one that has units left, rather than pass it over."""
 
-    def add(self, units: Units) -> None:
-        """Units that became ready, or came back after they had been taken."""
+    def add(self, units: Units, tick: int) -> None:
+        """Units that became ready; ticks count the puts that made any ready, over all partitions."""
+
+    def put_back(self, units: Units) -> None:
+        """Units that were taken or removed, and are ready to go out again."""
+
+    def remove(self, units: Units) -> None:
+        """Units, ready or not, that are dealt with out of turn: nobody waits for theirs."""
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
         """Up to `most` units below `limit`, in the policy's order; None, and nothing taken, where there are fewer
-        than `least`. Costs O(units asked for), whatever the partition's size."""
+        than `least`. Never looks at a unit on its own that it does not hand out."""
+
+    def in_order(self, units: Units) -> Units:
+        """Ready units (ascending), in the policy's order."""
+
+    def turn(self, limit: int, among: Units | None) -> int:
+        """Of several partitions, the one with the lowest turn goes first; of equal ones, the oldest. That of the ready
+        units below `limit`, or of ready units `among`."""
 
     def __len__(self) -> int:
         """Ready units that were not taken, whether their turn has come or not."""
@@ -37,78 +50,100 @@ class Ready:
     strict_partitions = False
 
     def __init__(self, units: int) -> None:
-        self._heap: list[int] = []
+        self._ready = bytearray(units)  # 1 = waits to be handed out; searched at the speed of memory
+        self._flags = np.frombuffer(self._ready, np.uint8)  # the same bytes
 
-    def add(self, units: Units) -> None:
-        for unit in units.tolist():
-            heappush(self._heap, unit)
+    def add(self, units: Units, tick: int) -> None:
+        self.put_back(units)
+
+    def put_back(self, units: Units) -> None:
+        self._flags[units] = 1
+
+    def remove(self, units: Units) -> None:
+        self._flags[units] = 0
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
-        if len(self._heap) < least:
-            return None
-        taken = _pop(self._heap, most, limit)
+        taken: list[int] = []
+        unit = self._ready.find(1, 0, limit)
+        while unit >= 0 and len(taken) < most:
+            taken.append(unit)
+            unit = self._ready.find(1, unit + 1, limit)
         if len(taken) < least:
-            self.add(np.array(taken, np.int64))
             return None
-        return np.array(taken, np.int64)
+        units = np.array(taken, np.int64)
+        self._flags[units] = 0
+        return units
+
+    def in_order(self, units: Units) -> Units:
+        return units
+
+    def turn(self, limit: int, among: Units | None) -> int:
+        return 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return self._ready.count(1)
 
 
-class Fifo:
-    """Strictly in order: a unit waits until all before it were taken, so the k-th batch never depends on timing.
+class Fifo(Ready):
+    """Strictly in order: a unit waits until all before it were ready, so the k-th batch never depends on timing.
 
-    Units below `_next` were taken once (those that came back go first), those from `_next` to `_frontier` are ready.
+    Those that came back are before the others, so they go first.
     """
 
     strict_partitions = True
 
     def __init__(self, units: int) -> None:
-        self._ready = bytearray(units + 1)  # the last one stays 0: a fence for the frontier
-        self._next = 0
-        self._frontier = 0
-        self._returned: list[int] = []
-        self._count = 0
+        super().__init__(units)
+        self._come = bytearray(units + 1)  # 1 = was ready once, or removed; the last one stays 0: a fence
+        self._come_flags = np.frombuffer(self._come, np.uint8)
+        self._frontier = 0  # the first that has not come
 
-    def add(self, units: Units) -> None:
-        self._count += units.size
-        for unit in units.tolist():
-            if unit < self._next:
-                heappush(self._returned, unit)
-            else:
-                self._ready[unit] = 1
-        self._frontier = self._ready.find(0, self._frontier)
+    def add(self, units: Units, tick: int) -> None:
+        self._pass(units)
+        super().add(units, tick)
+
+    def remove(self, units: Units) -> None:
+        self._pass(units)
+        super().remove(units)
+
+    def _pass(self, units: Units) -> None:
+        self._come_flags[units] = 1
+        self._frontier = self._come.find(0, self._frontier)
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
-        if len(self._returned) + self._frontier - self._next < least:
+        return super().take(least, most, min(limit, self._frontier))
+
+
+class Completion(Ready):
+    """The unit that became ready first goes first, whatever its number and its partition."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__(units)
+        self._tick = np.zeros(units, np.int64)
+
+    def add(self, units: Units, tick: int) -> None:
+        self._tick[units] = tick
+        super().add(units, tick)
+
+    def take(self, least: int, most: int, limit: int) -> Units | None:
+        units = self.in_order(np.flatnonzero(self._flags[:limit]))[:most]
+        if units.size < least:
             return None
-        returned = _pop(self._returned, most, limit)
-        stop = max(self._next, min(self._frontier, limit, self._next + most - len(returned)))
-        if len(returned) + stop - self._next < least:
-            for unit in returned:
-                heappush(self._returned, unit)
-            return None
-        units = np.concatenate((np.array(returned, np.int64), np.arange(self._next, stop)))
-        self._next = stop
-        self._count -= units.size
+        self._flags[units] = 0
         return units
 
-    def __len__(self) -> int:
-        return self._count
+    def in_order(self, units: Units) -> Units:
+        return units[np.argsort(self._tick[units], kind="stable")]
+
+    def turn(self, limit: int, among: Units | None) -> int:
+        ready = np.flatnonzero(self._flags[:limit]) if among is None else among
+        return int(self._tick[ready].min(initial=NEVER))
 
 
-POLICIES: dict[str, Callable[[int], Policy]] = {"fifo": Fifo, "ready": Ready}
+POLICIES: dict[str, Callable[[int], Policy]] = {"fifo": Fifo, "ready": Ready, "completion": Completion}
 """Name -> a policy for a partition of this many units."""
 
 
 def split(units: Units, ranks: int) -> list[Units]:
     """Contiguous shares, one a rank, of equal size where it divides, else as even as can be, the first ones longer."""
-    return np.array_split(units, ranks)
-
-
-def _pop(heap: list[int], most: int, limit: int) -> list[int]:
-    units: list[int] = []
-    while heap and heap[0] < limit and len(units) < most:
-        units.append(heappop(heap))
-    return units
+    return [units] if ranks == 1 else np.array_split(units, ranks)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
+from harness.transfer_queue.asks import First
 from harness.transfer_queue.columns import Batch, Column
 from harness.transfer_queue.spec import QueueSpec
 
@@ -43,15 +44,29 @@ class TransferQueue(Protocol):
         rank: int = 0,
         minimum: int | None = None,
         partition: str | None = None,
+        first: First | None = None,
         timeout_s: float | None = None,
     ) -> Batch | None:
         """Wait for `minimum` (default `count`) rows that are ready for the task, and take up to `count`, under a lease
-        of the consumer. All are of one partition: the named one, or the oldest that has some; at its end the rest, if
-        fewer. None: the named partition (or the closed queue) is exhausted for this task. TimeoutError says what is
-        missing; ValueError for an unknown task or rank, or a count that does not fit."""
+        of the consumer. All are of one partition: the named one, or the one that the task's policy asks first; at its
+        end the rest, if fewer. None: the named partition (or the closed queue) is exhausted for this task. TimeoutError
+        says what is missing; ValueError for an unknown task or rank, or a count that does not fit.
+
+        first=(other, ((below, within), ...)): for each pair, what task `other` was handed under a bound (`set_bound`)
+        of `below` or less, and this task was not handed yet, is to be among the next `within` rows that this task is
+        handed, counted from this call. While others fit before it, at most as many go at once as do, even if fewer
+        than `minimum`. Where none fits any more, or it is too late, what the lowest such `below` names is waited for
+        and goes alone, and what is left of it in a partition is handed out like that partition's rest. A named
+        partition's rows only; what went back to the queue was not handed out. ValueError for a task with several ranks.
+        """
 
     async def set_bound(self, task: str, consumer: str, below: int) -> None:
         """From now on hand this consumer only rows with ids less than `below`."""
+
+    async def drop(self, task: str, started: str, below: int) -> list[int]:
+        """Take out of `task` all units it was not handed yet, ready or not, that task `started` was handed under a
+        bound of `below` or less (of a group: a row). The ids of their rows; other tasks still get them. ValueError for
+        a task with several ranks."""
 
     async def acknowledge(self, lease: int) -> None:
         """The batch is done with. LeaseExpired if its rows went back to the queue; twice does no harm."""
@@ -64,6 +79,13 @@ class TransferQueue(Protocol):
 
     async def clear(self, partition: str) -> None:
         """Free a partition. ValueError while a task with leases holds rows of it; a get of it then returns None."""
+
+    async def clear_finished(self) -> list[str]:
+        """Clear every partition that all tasks are done with, and that nobody is reading; their names. Rows dropped
+        before they were ready are done with once all that their task reads was written: no put comes too late."""
+
+    async def waiting(self) -> list[str]:
+        """One line for each call that waits: who, for what, and what is missing."""
 
     async def close(self) -> None:
         """No more partitions. What is there can be written and read to its end."""

@@ -17,7 +17,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from harness.transfer_queue.columns import Batch, Column, Ragged, as_integers
+from harness.transfer_queue.asks import First
+from harness.transfer_queue.columns import Batch, Column, as_integers
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.queue import Portal
 from harness.transfer_queue.spec import QueueSpec
@@ -96,6 +97,7 @@ class RayQueue:
         rank: int = 0,
         minimum: int | None = None,
         partition: str | None = None,
+        first: First | None = None,
         timeout_s: float | None = None,
     ) -> Batch | None:
         ticket = uuid.uuid4().hex
@@ -109,6 +111,7 @@ class RayQueue:
                 rank=rank,
                 minimum=minimum,
                 partition=partition,
+                first=first,
                 timeout_s=timeout_s,
             )
         except asyncio.CancelledError:
@@ -118,6 +121,9 @@ class RayQueue:
 
     async def set_bound(self, task: str, consumer: str, below: int) -> None:
         await self._call("set_bound", task, consumer, below)
+
+    async def drop(self, task: str, started: str, below: int) -> list[int]:
+        return await self._call("drop", task, started, below)
 
     async def acknowledge(self, lease: int) -> None:
         await self._call("acknowledge", lease)
@@ -130,6 +136,12 @@ class RayQueue:
 
     async def clear(self, partition: str) -> None:
         await self._call("clear", partition)
+
+    async def clear_finished(self) -> list[str]:
+        return await self._call("clear_finished")
+
+    async def waiting(self) -> list[str]:
+        return await self._call("waiting")
 
     async def close(self) -> None:
         await self._call("close")
@@ -155,8 +167,5 @@ class RayQueue:
 
 def _own(batch: Batch) -> Batch:
     """The batch in memory of this process: Ray's buffers are read-only, and held in its store while one is in use."""
-    columns: dict[str, Column] = {
-        name: Ragged(c.values.copy(), c.lengths.copy()) if isinstance(c, Ragged) else c.copy()
-        for name, c in batch.columns.items()
-    }
+    columns: dict[str, Column] = {name: column.copy() for name, column in batch.columns.items()}
     return Batch(batch.partition, batch.rows.copy(), columns, batch.lease)

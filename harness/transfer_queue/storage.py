@@ -39,20 +39,32 @@ class _Chunks:
     parts: list[Column] = field(default_factory=list)
     slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def append(self, positions: Positions, column: Column) -> None:
-        rows = int(positions.max(initial=-1)) + 1
+    def append(self, positions: Positions, rows: int, index: Positions, column: Column) -> None:
+        """rows: more than any position; index: 0, 1, ..., one a position."""
         if rows > self.slots.size:
             self.slots = np.resize(self.slots, max(rows, 2 * self.slots.size))  # what is not written is never read
-        self.slots[positions] = (len(self.parts) << _INDEX_BITS) + np.arange(positions.size)
-        self.parts.append(_copy(column))
+        self.slots[positions] = (len(self.parts) << _INDEX_BITS) + index
+        self.parts.append(column.copy())
 
-    def read(self, positions: Positions) -> Column:
-        slices = [_slice(start, stop) for start, stop in runs(self.slots[positions])]
+    def read(self, slices: Sequence[tuple[int, int, int]]) -> Column:
         if isinstance(self.parts[0], Ragged):
             return gather(self.parts, slices)  # type: ignore[arg-type]  # a column is ragged in every put or in none
         if not slices:
             return self.parts[0][:0].copy()
         return np.concatenate([self.parts[p][start:stop] for p, start, stop in slices])  # type: ignore[index]
+
+
+def _gathered(columns: Sequence[_Chunks], positions: Positions) -> list[Column]:
+    """These rows of all columns. Those that were put together lie alike, so that where they lie is worked out once."""
+    known: dict[bytes, list[tuple[int, int, int]]] = {}
+    gathered = []
+    for column in columns:
+        slots = column.slots[positions]
+        key = slots.tobytes()
+        if key not in known:
+            known[key] = [_slice(start, stop) for start, stop in runs(slots)]
+        gathered.append(column.read(known[key]))
+    return gathered
 
 
 class LocalStorage:
@@ -64,13 +76,14 @@ class LocalStorage:
 
     async def write(self, partition: str, positions: Positions, columns: Mapping[str, Column]) -> None:
         held = self._partitions.setdefault(partition, {})
+        rows, index = int(positions.max(initial=-1)) + 1, np.arange(positions.size)
         for name, column in columns.items():
-            held.setdefault(name, _Chunks()).append(positions, column)
-            self._bytes[partition] = self._bytes.get(partition, 0) + column.nbytes
+            held.setdefault(name, _Chunks()).append(positions, rows, index, column)
+        self._bytes[partition] = self._bytes.get(partition, 0) + sum(column.nbytes for column in columns.values())
 
     async def read(self, partition: str, positions: Positions, columns: Sequence[str]) -> dict[str, Column]:
         held = self._partitions[partition]
-        return {name: held[name].read(positions) for name in columns}
+        return dict(zip(columns, _gathered([held[name] for name in columns], positions), strict=True))
 
     async def drop(self, partition: str) -> None:
         self._partitions.pop(partition, None)
@@ -83,7 +96,3 @@ class LocalStorage:
 def _slice(start: int, stop: int) -> tuple[int, int, int]:
     index = start & ((1 << _INDEX_BITS) - 1)
     return start >> _INDEX_BITS, index, index + stop - start
-
-
-def _copy(column: Column) -> Column:
-    return Ragged(column.values.copy(), column.lengths.copy()) if isinstance(column, Ragged) else column.copy()

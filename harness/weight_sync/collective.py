@@ -20,28 +20,43 @@ SOURCE = 0
 
 
 @dataclass(frozen=True)
-class CollectiveOffer:
-    """Where to meet: a store at host:port, `size` members with the sender as member 0; waits end after timeout_s."""
+class Meeting:
+    """Where a process group comes together: a store at host:port, `size` members, waits that end after timeout_s."""
 
-    plan: TransferPlan
     host: str
     port: int
     size: int
     timeout_s: float
 
-    def receiver(self, number: int, device: torch.device) -> CollectiveReceiver:
+    def host_group(self, store: dist.Store, device: torch.device) -> dist.ProcessGroup:
+        """The group as member 0, which holds the store. Returns when all members have joined."""
+        return _group(store, SOURCE, self.size, device, self.timeout_s)
+
+    def guest_group(self, number: int, device: torch.device) -> dist.ProcessGroup:
+        """The group as receiver `number` (from 0)."""
         store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(self.timeout_s), wait_for_workers=False)
-        return CollectiveReceiver(self.plan, _group(store, number + 1, self.size, device, self.timeout_s), device)
+        return _group(store, number + 1, self.size, device, self.timeout_s)
+
+
+def open_meeting(host: str, receivers: int, timeout_s: float) -> tuple[Meeting, dist.Store]:
+    """A store on a free port of `host` and the way to it. The store lives as long as it is held."""
+    store = dist.TCPStore(host, 0, receivers + 1, True, _seconds(timeout_s), wait_for_workers=False)
+    return Meeting(host, store.port, receivers + 1, timeout_s), store
+
+
+@dataclass(frozen=True)
+class CollectiveOffer:
+    """A plan, and where to meet for its broadcasts."""
+
+    plan: TransferPlan
+    meeting: Meeting
+
+    def receiver(self, number: int, device: torch.device) -> CollectiveReceiver:
+        return CollectiveReceiver(self.plan, self.meeting.guest_group(number, device), device)
 
     def sender(self, store: dist.Store, device: torch.device) -> CollectiveSender:
-        """The other end; `store` comes from `open_store`. Returns when all receivers have joined."""
-        return CollectiveSender(self.plan, _group(store, SOURCE, self.size, device, self.timeout_s), device)
-
-
-def open_store(plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> tuple[CollectiveOffer, dist.Store]:
-    """A store on a free port of `host` and the offer that leads to it. The store lives as long as it is held."""
-    store = dist.TCPStore(host, 0, receivers + 1, True, _seconds(timeout_s), wait_for_workers=False)
-    return CollectiveOffer(plan, host, store.port, receivers + 1, timeout_s), store
+        """The other end; `store` comes from `open_meeting`. Returns when all receivers have joined."""
+        return CollectiveSender(self.plan, self.meeting.host_group(store, device), device)
 
 
 class CollectiveSender:
@@ -50,11 +65,11 @@ class CollectiveSender:
     def __init__(self, plan: TransferPlan, group: dist.ProcessGroup, device: torch.device) -> None:
         self.plan, self._group, self._device = plan, group, device
 
-    def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         buffer = torch.empty(self.plan.largest, dtype=torch.uint8, device=self._device)
         for bucket in self.plan.buckets:
             pack(bucket, parameters, buffer)
-            _broadcast(self._group, buffer[: bucket.bytes])
+            broadcast(self._group, buffer[: bucket.bytes])
 
 
 class CollectiveReceiver:
@@ -66,7 +81,7 @@ class CollectiveReceiver:
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         buffer = torch.empty(self.plan.largest, dtype=torch.uint8, device=self._device)
         for bucket in self.plan.buckets:
-            _broadcast(self._group, buffer[: bucket.bytes])
+            broadcast(self._group, buffer[: bucket.bytes])
             yield from unpack(bucket, buffer)
 
 
@@ -79,7 +94,8 @@ def _group(store: dist.Store, rank: int, size: int, device: torch.device, timeou
     return cast(dist.ProcessGroup, dist.ProcessGroupGloo(prefixed, rank, size, _seconds(timeout_s)))
 
 
-def _broadcast(group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
+def broadcast(group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
+    """From member 0 to all others; returns when `buffer` (uint8, on the group's device) was read or filled."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = SOURCE, 0
     group.broadcast([buffer], options).wait()

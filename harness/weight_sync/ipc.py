@@ -66,7 +66,7 @@ class SharedWeights:
             self._bytes = torch.frombuffer(mmap(file.fileno(), _HEADER + self.plan.bytes), dtype=torch.uint8)
         self._version = self._bytes[:8].view(torch.int64)
 
-    def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         self._version.fill_(_WRITING)
         for bucket, region in self._regions():
             pack(bucket, parameters, region)

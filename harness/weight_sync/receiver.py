@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from harness.weight_sync.plan import TransferPlan, pack
 
 
+@runtime_checkable
 class WeightReceiver(Protocol):
+    """The end of a transport that hands weights over while they travel."""
+
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, full tensor) of every parameter of `version`; a tensor lives until the next one is asked for."""
 
 
+@runtime_checkable
+class HostReceiver(Protocol):
+    """The end of a transport that brings weights to host memory first, while their user goes on with the old ones."""
+
+    async def stage(self, version: int) -> None:
+        """Fill host memory with `version`; returns when it is all there."""
+
+    def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of every parameter of what was staged as `version`. Once it was read to its end, this
+        version and older ones are forgotten.
+
+        Raises ValueError, naming the versions that are there, where this one is not.
+        """
+
+
 class WeightSender(Protocol):
-    def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Hand out the trainer's weights as `version`. Every training rank calls it with its shards."""
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Hand out the trainer's weights as `version`; every training rank calls it with its shards. When it returns,
+        the trainer may change them."""
+
+
+@runtime_checkable
+class HostSender(WeightSender, Protocol):
+    """A sender whose weights still travel when `send` has returned."""
+
+    async def arrived(self, version: int) -> None:
+        """Wait until `version`, the last one sent, has left for all receivers. Raises RuntimeError, naming the version,
+        where it did not get there."""
 
 
 class WeightOffer(Protocol):
@@ -26,7 +54,7 @@ class WeightOffer(Protocol):
     @property
     def plan(self) -> TransferPlan: ...
 
-    def receiver(self, number: int, device: torch.device) -> WeightReceiver:
+    def receiver(self, number: int, device: torch.device) -> WeightReceiver | HostReceiver:
         """Join as receiver `number` (from 0). Blocks until the transport is up on all sides."""
 
 
@@ -36,6 +64,6 @@ class Follower:
     def __init__(self, plan: TransferPlan) -> None:
         self.plan = plan
 
-    def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         for bucket in self.plan.buckets:
             pack(bucket, parameters, None)

@@ -99,13 +99,13 @@ class BareLoop:
             for at in range(0, len(problems), size)
         ]
         with self.timed("reference"):
-            reference = [self.reference.log_probs(b.prompts, b.responses) for b in batches if algorithm.reference]
+            reference = [await self.reference.log_probs(b.prompts, b.responses) for b in batches if algorithm.reference]
         with self.timed("old_log_prob"):
-            old = [self.old.log_probs(b.prompts, b.responses) for b in batches if algorithm.recompute_log_probs]
+            old = [await self.old.log_probs(b.prompts, b.responses) for b in batches if algorithm.recompute_log_probs]
         with self.timed("update_actor"):
             for i, batch in enumerate(batches):
-                self.trainer.accumulate(with_scores(batch, reference[i : i + 1], old[i : i + 1], iteration))
-            self.trainer.step()
+                await self.trainer.accumulate(with_scores(batch, reference[i : i + 1], old[i : i + 1], iteration))
+            await self.trainer.step()
 
     async def generate(self, first: int, problems: list[Problem]) -> list[Completion]:
         self.rollout.submit([Request(first + i, problem.prompt) for i, problem in enumerate(problems)])

@@ -112,12 +112,12 @@ def train_rate(config: ModelConfig, mesh: DeviceMesh, device: torch.device) -> f
         advantages=np.random.default_rng(0).standard_normal(TRAIN_ROWS).astype(np.float32),
     )
 
-    def step() -> int:
-        engine.accumulate(batch)
-        engine.step()
+    async def step() -> int:
+        await engine.accumulate(batch)
+        await engine.step()
         return total + TRAIN_ROWS * PROMPT_TOKENS
 
-    return per_second(step)
+    return per_second(lambda: asyncio.run(step()))
 
 
 def transfer_rate(config: ModelConfig, mesh: DeviceMesh, device: torch.device) -> float:
@@ -130,13 +130,13 @@ def transfer_rate(config: ModelConfig, mesh: DeviceMesh, device: torch.device) -
     sender, receiver = SharedWeights(offer), offer.receiver(0, device)
     offer.path.unlink()
 
-    def transfer() -> int:
+    async def transfer() -> int:
         version = engine.version + 1
-        sender.send(version, trainer.named_parameters())
-        engine.load_weights(version, receiver.receive(version))
+        await sender.send(version, trainer.named_parameters())
+        await engine.load_weights(version, receiver.receive(version))
         return offer.plan.bytes
 
-    return per_second(transfer) / 1e9
+    return per_second(lambda: asyncio.run(transfer())) / 1e9
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ from harness.rl.log_probs import token_log_probs
 from harness.rl.losses import CORRECTIONS, k3
 from harness.runtime.clock import RealClock
 from harness.transfer_queue import Ragged
-from harness.weight_sync.collective import CollectiveReceiver, CollectiveSender, open_store
+from harness.weight_sync.collective import CollectiveOffer, CollectiveReceiver, CollectiveSender, open_meeting
+from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.ipc import SharedWeights, create_buffer
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 
@@ -120,7 +121,7 @@ def test_the_log_prob_engine_agrees_with_the_rollout_engine() -> None:
     asked = prompts(TINY, 40)
     done = generate(rollout(TINY, slots=16, max_tokens=60), asked)
     scorer = TorchLogProb(build_model(TINY), temperature=1.0, device=GPU)
-    ours = scorer.log_probs(Ragged.from_rows(asked), Ragged.from_rows([c.tokens for c in done]))
+    ours = asyncio.run(scorer.log_probs(Ragged.from_rows(asked), Ragged.from_rows([c.tokens for c in done])))
     np.testing.assert_allclose(ours.values, np.concatenate([c.log_probs for c in done]), rtol=1e-4, atol=1e-4)
 
 
@@ -134,9 +135,9 @@ def test_sleep_gives_memory_back_and_wake_goes_on() -> None:
     engine = rollout(QWEN, slots=16, max_tokens=4)
     first = generate(engine, prompts(QWEN, 4))
     awake = torch.cuda.memory_allocated()
-    engine.sleep()
+    asyncio.run(engine.sleep())
     assert torch.cuda.memory_allocated() < awake - 2 * 490_000_000  # the weights alone, two bytes each
-    engine.wake()
+    asyncio.run(engine.wake())
     for ours, theirs in zip(generate(engine, prompts(QWEN, 4)), first, strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
 
@@ -168,8 +169,8 @@ def test_losses_and_their_gradients_are_those_of_the_cpu(correction: str) -> Non
 def test_a_step_over_nccl_is_that_of_plain_adamw(mesh: DeviceMesh) -> None:
     batch = train_batch(TINY, 16)
     engine = FSDPEngine(build_model(TINY), replace(ALGORITHM, kl_coef=0.0, correction="none"), mesh=mesh, device=GPU)
-    engine.accumulate(batch)
-    norm = engine.step()["grad_norm"]
+    asyncio.run(engine.accumulate(batch))
+    norm = asyncio.run(engine.step())["grad_norm"]
     model = build_model(TINY, device=GPU).train()
     loss = torch.zeros((), device=GPU)
     rows = zip(batch.prompts.rows(), batch.responses.rows(), batch.advantages.tolist(), strict=True)
@@ -190,8 +191,8 @@ def test_a_qwen_shape_trains_in_bfloat16_and_its_loss_falls(mesh: DeviceMesh) ->
     engine = FSDPEngine(build_model(QWEN), algorithm, mesh=mesh, device=GPU)
     ratios = []
     for _ in range(4):
-        ratios.append(engine.accumulate(batch)["ratio_max"])
-        assert np.isfinite(engine.step()["grad_norm"])
+        ratios.append(asyncio.run(engine.accumulate(batch))["ratio_max"])
+        assert np.isfinite(asyncio.run(engine.step())["grad_norm"])
     assert ratios[-1] > ratios[0], "the tokens that were praised did not become likelier"
     assert {parameter.dtype for parameter in engine.named_parameters().values()} == {torch.float32}
 
@@ -208,9 +209,9 @@ def test_weights_go_from_a_gpu_through_shared_memory_to_a_gpu(mesh: DeviceMesh) 
     offer = create_buffer(plan_of(trainer))
     sender, receiver = SharedWeights(offer), offer.receiver(0, GPU)
     offer.path.unlink()
-    sender.send(1, trainer.named_parameters())
+    asyncio.run(sender.send(1, trainer.named_parameters()))
     engine, same = (rollout(TINY, slots=8, max_tokens=20, seed=seed) for seed in (0, 7))
-    engine.load_weights(1, receiver.receive(1))
+    asyncio.run(engine.load_weights(1, receiver.receive(1)))
     for ours, theirs in zip(*(generate(e, prompts(TINY, 12)) for e in (engine, same)), strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
         assert set(ours.versions.tolist()) == {1}
@@ -219,13 +220,35 @@ def test_weights_go_from_a_gpu_through_shared_memory_to_a_gpu(mesh: DeviceMesh) 
 def test_weights_of_a_gpu_travel_over_gloo_through_the_host(mesh: DeviceMesh) -> None:
     """Two ranks cannot share one GPU in NCCL, so this broadcast is staged in host memory."""
     trainer = FSDPEngine(build_model(TINY, seed=7), ALGORITHM, mesh=mesh, device=GPU)
-    offer, store = open_store(plan_of(trainer), "127.0.0.1", receivers=1, timeout_s=60)
+    meeting, store = open_meeting("127.0.0.1", receivers=1, timeout_s=60)
+    offer = CollectiveOffer(plan_of(trainer), meeting)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(offer.receiver, 0, CPU)
         sender: CollectiveSender = offer.sender(store, CPU)
         receiver: CollectiveReceiver = joining.result()
         arriving = pool.submit(lambda: {name: t.to(GPU, copy=True) for name, t in receiver.receive(1)})
-        sender.send(1, trainer.named_parameters())
+        asyncio.run(sender.send(1, trainer.named_parameters()))
         arrived = arriving.result()
     for name, parameter in build_model(TINY, seed=7, device=GPU).named_parameters():
         assert torch.equal(arrived[name], parameter)
+
+
+def test_weights_travel_from_gpu_to_gpu_through_pinned_host_memory_in_the_background(mesh: DeviceMesh) -> None:
+    trainer = FSDPEngine(build_model(TINY, seed=7), ALGORITHM, mesh=mesh, device=GPU)
+    meeting, store = open_meeting("127.0.0.1", receivers=1, timeout_s=60)
+    offer = HostStagedOffer(plan_of(trainer), meeting)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(offer.receiver, 0, GPU)
+        sender, receiver = offer.sender(store, GPU), joining.result()
+    engine, same = (rollout(TINY, slots=8, max_tokens=20, seed=seed) for seed in (0, 7))
+
+    async def travel() -> None:
+        await sender.send(1, trainer.named_parameters())
+        await receiver.stage(1)
+        await sender.arrived(1)
+        assert all(buffer.is_pinned() for buffer in receiver._staged[1])
+        await engine.load_weights(1, receiver.staged(1))
+
+    asyncio.run(travel())
+    for ours, theirs in zip(*(generate(e, prompts(TINY, 12)) for e in (engine, same)), strict=True):
+        assert ours.tokens.tolist() == theirs.tokens.tolist()

@@ -139,6 +139,30 @@ async def test_a_cancelled_get_takes_nothing(queue: RayQueue) -> None:
     assert batch is not None and batch.rows.tolist() == [0, 1, 2, 3]
 
 
+async def test_what_a_consumer_started_under_a_bound_goes_first_or_is_dropped(queue: RayQueue) -> None:
+    await queue.create_partition("train_0", range(8), group_size=2)
+    await queue.put("train_0", range(8), {"tokens": tokens(range(8))})
+    for consumer, below in (("old", 2), ("new", 4), ("newest", 8)):
+        await queue.set_bound("score", consumer, below)
+        assert await queue.get("score", 4, minimum=1, consumer=consumer, timeout_s=60) is not None
+    parked = asyncio.ensure_future(queue.get("train", 4, minimum=2, first=("score", ((4, 0),)), timeout_s=60))
+    await until(queue, lambda told: told["waiting_gets"]["train"] == 1)
+    (line,) = await queue.waiting()
+    assert line.startswith("consumer '0' of task 'train' waits for 2 rows, first for these 4 of partition 'train_0'")
+    assert await queue.drop("train", "score", 2) == [0, 1]
+    await queue.put("train_0", range(2, 8), {"reward": np.zeros(6, np.float32)})
+    batch = await parked
+    assert batch is not None and batch.rows.tolist() == [2, 3]
+    rest = await queue.get("train", 4, timeout_s=60)
+    assert rest is not None and rest.rows.tolist() == [4, 5, 6, 7]
+    assert await queue.clear_finished() == []
+    await queue.acknowledge(batch.lease)
+    await queue.acknowledge(rest.lease)
+    assert await queue.clear_finished() == [], "the dropped rows have no reward yet"
+    await queue.put("train_0", range(2), {"reward": np.zeros(2, np.float32)})
+    assert await queue.clear_finished() == ["train_0"]
+
+
 def test_a_process_without_an_event_loop_iterates(queue: RayQueue) -> None:
     with queue.portal() as run:
         run(queue.create_partition("train_0", range(6)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,26 +61,39 @@ def token_count(samples: Sequence[int]) -> int:
 
 
 class World:
-    """A training world of this process alone, or this process's rank in a larger one."""
+    """A training world of this process alone, or this process's rank in a larger one; on one thread, as roles are,
+    since how many there are decides in which order kernels add up."""
 
     def __init__(self, store: Store | None = None, rank: int = 0, world: int = 1) -> None:
+        self._threads = torch.get_num_threads()
         self.mesh = init_world(store or HashStore(), rank, world, CPU, timeout_s=60)
 
     def __enter__(self) -> World:
+        torch.set_num_threads(1)
         return self
 
     def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._threads)
         destroy_process_group()
 
     def engine(self, algorithm: AlgorithmConfig) -> FSDPEngine:
         return FSDPEngine(build_model(SMALL), algorithm, mesh=self.mesh, device=CPU)
 
 
+def computed(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine returns that never waits, as those of engines that compute."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits for something, and so gives its process to others in the middle of a computation")
+
+
 def train(engine: FSDPEngine, micro_batches: Sequence[Sequence[int]]) -> float:
     """One step; the norm of its gradient."""
     for samples in micro_batches:
-        engine.accumulate(batch_of(samples))
-    return engine.step()["grad_norm"]
+        computed(engine.accumulate(batch_of(samples)))
+    return computed(engine.step())["grad_norm"]
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from harness.roles.dataflow import partition_name, queue_spec
 from harness.roles.rollout import RolloutRole
 from harness.tasks import TASKS, Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
+from schedules.protocol import Order
 
 GROUP, GROUPS = 4, 6
 ROWS = GROUP * GROUPS
@@ -43,8 +44,8 @@ class TickingClock:
 class CountingQueue(LocalQueue):
     """Remembers the responses that were put; `gate` holds such puts back while it is not set."""
 
-    def __init__(self, roles: Iterable[str] = ALL_ROLES, partitions: int = 3) -> None:
-        super().__init__(queue_spec(list(roles), training_ranks=1, capacity_rows=ROWS * partitions))
+    def __init__(self, roles: Iterable[str] = ALL_ROLES, partitions: int = 3, order: Order = "fifo") -> None:
+        super().__init__(queue_spec(list(roles), training_ranks=1, capacity_rows=ROWS * partitions, order=order))
         self.responses: list[list[int]] = []
         self.versions: dict[int, list[int]] = {}
         self.putting = asyncio.Event()
@@ -114,14 +115,14 @@ class HandEngine:
     async def resume(self) -> None:
         self.paused = None
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         list(weights)
         self.version = version
 
-    def sleep(self) -> None:
+    async def sleep(self) -> None:
         self.awake = False
 
-    def wake(self) -> None:
+    async def wake(self) -> None:
         self.awake = True
 
     async def close(self) -> None: ...
@@ -136,7 +137,10 @@ def completion(sample_id: int, version: int) -> Completion:
 
 
 class FixedWeights:
-    """Offer and receiver in one: version v is the model drawn from seed v."""
+    """Offer and receiver in one, of all transports: version v is the model drawn from seed v."""
+
+    def __init__(self) -> None:
+        self.there: list[int] = []
 
     def receiver(self, number: int, device: torch.device) -> FixedWeights:
         return self
@@ -145,6 +149,13 @@ class FixedWeights:
         model = build_model(SMALL, seed=version)
         return ((name, parameter.detach()) for name, parameter in model.named_parameters())
 
+    async def stage(self, version: int) -> None:
+        self.there.append(version)
+
+    def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        assert version in self.there, f"version {version} was not staged"
+        return self.receive(version)
+
 
 def torch_engine(slots: int = 8, max_tokens: int = 12) -> TorchRollout:
     sampling = Sampling(max_tokens, stop_tokens=(TASK.stop_token,))
@@ -152,7 +163,13 @@ def torch_engine(slots: int = 8, max_tokens: int = 12) -> TorchRollout:
 
 
 def rollout_role(
-    engine: RolloutEngine, queue: LocalQueue, *, index: int = 0, share: int = ROWS, wait_timeout_s: float = 5.0
+    engine: RolloutEngine,
+    queue: LocalQueue,
+    *,
+    index: int = 0,
+    share: int = ROWS,
+    shares_device: bool = False,
+    wait_timeout_s: float = 5.0,
 ) -> RolloutRole:
     clock: Clock = TickingClock()
     return RolloutRole(
@@ -164,6 +181,7 @@ def rollout_role(
         group_size=GROUP,
         share=share,
         keep_cache=False,
+        shares_device=shares_device,
         wait_timeout_s=wait_timeout_s,
     )
 

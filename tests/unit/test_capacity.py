@@ -69,6 +69,19 @@ def test_at_staleness_0_a_version_samples_its_own_batch_and_no_other(batch: int,
     assert (capacity.limit(version), capacity.worst_lag) == ((version + 1) * batch, 0)
 
 
+@given(batches, etas, versions)
+def test_what_a_version_may_start_can_be_trained_before_it_lags_too_much(batch: int, eta: float, version: int) -> None:
+    """Iterations 0 to version + worst lag train so many groups: there is room for all that it may have begun."""
+    capacity = Capacity(batch, eta)
+    assert capacity.limit(version) <= (version + 1 + capacity.worst_lag) * batch
+
+
+@given(batches, versions)
+def test_half_a_step_ahead_is_the_first_half_of_a_batch_and_no_group_more(batch: int, version: int) -> None:
+    """So ceil(batch / 2) groups of a batch lag at most: their mean is at most 1/2 where the batch is even."""
+    assert Capacity(batch, 0.5).limit(version) - (version + 1) * batch == math.ceil(batch / 2)
+
+
 @pytest.mark.parametrize(
     ("batch", "eta", "version", "limit"),
     [

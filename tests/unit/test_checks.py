@@ -10,7 +10,7 @@ import pytest
 from engines.model import parameter_count
 from harness.config import ConfigError
 from harness.runner.checks import Plan, device_bytes, device_roles, plan_job
-from harness.runner.compose import compose_job
+from harness.runner.compose import compose_job, make_schedule
 from harness.runner.machine import Machine
 
 GIB = 1 << 30
@@ -18,12 +18,14 @@ CORES = Machine(cores=8, gpus=0, gpu_bytes=0)
 
 
 def plan(*settings: str, machine: Machine = CORES) -> Plan:
-    return plan_job(compose_job(settings), machine)
+    config = compose_job(settings)
+    return plan_job(config, make_schedule(config), machine)
 
 
 def refused(*settings: str, machine: Machine = CORES) -> str:
+    """What is said where it is to run for real."""
     with pytest.raises(ConfigError) as caught:
-        plan(*settings, machine=machine)
+        plan("backend=real", *settings, machine=machine)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -48,7 +50,7 @@ def test_the_main_job_runs_on_two_cores() -> None:
 def test_roles_that_the_algorithm_does_not_want_have_no_place() -> None:
     config = compose_job(["algorithm.reference=false", "algorithm.recompute_log_probs=false"])
     assert device_roles(config) == ("rollout", "actor")
-    assert set(plan_job(config, CORES).placement.devices) == {"rollout", "actor"}
+    assert set(plan_job(config, make_schedule(config), CORES).placement.devices) == {"rollout", "actor"}
 
 
 def test_a_batch_that_does_not_divide_says_what_does() -> None:
@@ -107,7 +109,7 @@ def test_a_large_model_without_gpus_says_what_it_needs(small_memory: None) -> No
     """7.6e9 parameters: 16 bytes each for training, 2 each for the copies of rollout, reference and actor_fwd."""
     assert refused("model=qwen7b") == (
         "model=qwen7b needs 156.0 GiB for its training state and the copies of its weights, and there is no GPU and "
-        "24.0 GiB of memory here; use more or larger GPUs, or MODEL=tiny (there is no simulator yet)"
+        "24.0 GiB of memory here; use more or larger GPUs, BACKEND=virtual to simulate it, or MODEL=tiny"
     )
 
 
@@ -144,9 +146,44 @@ def test_memory_can_be_said_instead_of_asked() -> None:
     assert not plan("model=qwen7b", "cluster.memory_gib=400").gpu
 
 
-def test_a_backend_that_is_not_there_yet_is_refused() -> None:
+def test_what_the_machine_cannot_hold_is_simulated_and_says_why(small_memory: None) -> None:
+    found = plan("model=qwen7b")
+    assert found.backend == "virtual" and found.why.startswith("model=qwen7b needs 156.0 GiB")
+    found = plan("schedule=colocate_sync", "cluster.devices=9", "algorithm.batch_groups=72")
+    assert found.backend == "virtual" and found.why.startswith("the job needs 9 devices, this machine has 8 cores")
+    assert plan().backend == "real" and not plan().why
+
+
+def test_what_is_wrong_with_the_job_itself_is_refused_on_every_backend() -> None:
+    for backend in ("auto", "real", "virtual", "paced"):
+        with pytest.raises(ConfigError, match="does not divide into micro-batches of 7"):
+            plan(f"backend={backend}", "algorithm.micro_batch_groups=7")
+
+
+def test_a_simulation_asks_nothing_of_the_machine() -> None:
     for backend in ("virtual", "paced"):
-        assert refused(f"backend={backend}") == f"backend={backend} is not there yet (no simulator); use BACKEND=real"
+        found = plan(f"backend={backend}", "model=qwen32b", "cluster.devices=512", "algorithm.batch_groups=2048")
+        assert (found.backend, found.placement.total, found.why) == (backend, 512, "")
+
+
+def test_a_device_that_streaming_roles_share_with_rollout_is_not_simulated() -> None:
+    with pytest.raises(ConfigError, match="rollout the devices of actor, actor_fwd, reference, which work at the same"):
+        plan("backend=virtual", "schedule.split.rollout=actor")
+    plan("backend=virtual", "schedule=colocate_sync")
+
+
+def test_staggered_engines_must_be_several() -> None:
+    told = refused("schedule=half_step", "schedule.split.rollout=1")
+    assert told.startswith("this schedule needs 2 rollout engines, schedule.split gives 1; ")
+
+
+def test_completion_order_trains_on_one_rank() -> None:
+    settings = ("schedule.order=completion", "cluster.devices=4", "algorithm.micro_batch_groups=4")
+    assert refused(*settings) == (
+        "schedule.order=completion trains on one rank, schedule.split gives 2; "
+        "set schedule.split.actor=1 or schedule.order=fifo"
+    )
+    plan("backend=virtual", *settings)
 
 
 def test_names_that_only_the_code_knows_are_checked() -> None:

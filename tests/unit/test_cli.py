@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness import cli
 from harness.config import ConfigError
+from schedules import SCHEDULES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +32,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (["schedule=nope"], "schedule=nope is unknown; choose one of colocate_sync, fully_async"),
+        (["schedule=nope"], "schedule=nope is unknown; choose one of colocate_sync, delayed_update, fully_async, "),
         (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
         (["task=nope"], "task=nope is unknown; choose one of copy, expand, jsonl, reverse"),
         (["engine=nope"], "engine=nope is unknown; choose one of torch"),
@@ -45,7 +47,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["schedule.max_staleness=-1"], "schedule.max_staleness=-1.0 is no bound; use 0 or more"),
         (["schedule.max_staleness=nan"], "schedule.max_staleness=nan is no bound"),
         (["schedule.max_staleness=many"], "schedule.max_staleness=many is no number"),
-        (["cluster.kind=cpu", "cluster.devices=4096"], "the job needs 4096 devices, this machine has "),
+        (["backend=real", "cluster.kind=cpu", "cluster.devices=4096"], "the job needs 4096 devices, this machine has "),
         (
             ["schedule.split.rollout=5"],
             "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set DEVICES=6",
@@ -53,9 +55,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["algorithm.micro_batch_groups=7", "cluster.oversubscribe=true"], "algorithm.batch_groups=16 does not divide"),
         (["task=jsonl"], 'task.path has no value; add ARGS="task.path=..."'),
         (["task=jsonl", "task.path=not/there"], "task.path=not/there: No such file or directory"),
-        (["backend=virtual"], "backend=virtual is not there yet (no simulator); use BACKEND=real"),
         (
-            ["model=qwen7b", "cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true"],
+            ["backend=real", "model=qwen7b", "cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true"],
             "model=qwen7b needs 156.0 GiB for its training state",
         ),
         (["experiment=a/b"], "experiment=a/b cannot name a folder"),
@@ -74,7 +75,7 @@ def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
 def test_an_unknown_verb_names_those_that_there_are(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     err = capsys.readouterr().err
-    assert "use python -m harness bench|list|doctor|ui" in err and err.count("\n") == 1
+    assert "use python -m harness bench|list|doctor|ui|table" in err and err.count("\n") == 1
     assert err.startswith(f"{arguments[0]} is no verb" if arguments else "use python")
 
 
@@ -90,11 +91,11 @@ def test_what_is_done_is_shown_and_not_run_again(
 ) -> None:
     shown: list[list[Path]] = []
     monkeypatch.setattr("harness.report.summary.print_summary", lambda folders, console: shown.append(folders))
-    monkeypatch.setattr("harness.runner.checks.plan_job", lambda config, machine: None)
+    monkeypatch.setattr("harness.runner.checks.plan_job", lambda *_: SimpleNamespace(backend="real"))
     from harness.runner.compose import compose_job
     from harness.runner.run import run_directory
 
-    with run_directory(compose_job([]), 0, results) as folder:
+    with run_directory(compose_job(["backend=real"]), 0, results) as folder:
         folder.finish()
     assert cli.main(["bench"]) == 0
     assert shown == [[folder.path]]
@@ -162,5 +163,5 @@ def test_the_command_itself_ends_with_code_2_and_leaves_nothing(tmp_path: Path) 
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "schedule=nope is unknown; choose one of colocate_sync, fully_async\n"
+    assert done.stderr == f"schedule=nope is unknown; choose one of {', '.join(sorted(SCHEDULES))}\n"
     assert not list(tmp_path.iterdir())

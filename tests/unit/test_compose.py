@@ -43,12 +43,12 @@ def test_an_unknown_choice_names_those_that_there_are(group: str) -> None:
 
 @pytest.mark.parametrize("override", ["schedule=", "schedule=../bench", "schedule=[fully_async]", "~schedule"])
 def test_what_is_no_choice_is_refused(override: str) -> None:
-    assert refused(override).endswith("is unknown; choose one of colocate_sync, fully_async")
+    assert refused(override).endswith(f"is unknown; choose one of {', '.join(choices('schedule'))}")
 
 
 def test_an_unknown_setting_names_those_beside_it() -> None:
     assert refused("schedule.nonsense=1") == (
-        "schedule.nonsense is no setting; those of schedule are max_staleness, name, partial, split"
+        "schedule.nonsense is no setting; those of schedule are max_staleness, name, on_stale, order, partial, split"
     )
     assert refused("algorithm.lr=1").startswith(
         "algorithm.lr is no setting; those of algorithm are batch_groups, betas"
@@ -65,7 +65,7 @@ def test_the_settings_named_are_those_of_the_chosen_schedule() -> None:
 
 def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
     assert refused("+schedule.nonsense=1") == (
-        "schedule.nonsense is no option of fully_async; it has max_staleness, partial"
+        "schedule.nonsense is no option of fully_async; it has max_staleness, partial, order, on_stale"
     )
     assert refused("schedule=colocate_sync", "+schedule.partial=true").endswith("of colocate_sync; it has none")
     assert refused("+algorithm.lr=1").startswith("algorithm.lr=1 is no setting")
@@ -95,6 +95,11 @@ def test_other_refusals_of_hydra_are_one_line_too() -> None:
     assert refused("+schedule=fully_async").startswith("+schedule=fully_async cannot be read; a group has one choice")
     assert refused("iterations=${nowhere}").startswith("iterations: Interpolation key 'nowhere' not found")
     assert "iterations=1,2" in refused("iterations=1,2")
+
+
+@pytest.mark.parametrize("cost", choices("cost"))
+def test_every_set_of_costs_composes(cost: str) -> None:
+    assert compose_job([f"cost={cost}"]).cost.name == cost
 
 
 def test_a_task_that_reads_a_file_asks_for_it() -> None:

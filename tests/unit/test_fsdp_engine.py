@@ -11,6 +11,7 @@ from fsdp_samples import (
     SMALL,
     World,
     batch_of,
+    computed,
     gradients,
     plain_gradients,
     token_count,
@@ -85,15 +86,15 @@ def test_the_kl_term_needs_a_coefficient_and_a_reference(world: World) -> None:
 
     def norm(algorithm: type(FREE), batch: object = batch) -> float:
         engine = world.engine(algorithm)
-        engine.accumulate(batch)
-        return engine.step()["grad_norm"]
+        computed(engine.accumulate(batch))
+        return computed(engine.step())["grad_norm"]
 
     assert norm(FREE) != norm(without)
     assert norm(FREE, replace(batch, ref_log_probs=None)) == norm(without)
 
 
 def test_diagnostics_count_the_response_tokens(world: World) -> None:
-    told = world.engine(FREE).accumulate(batch_of(ALL))
+    told = computed(world.engine(FREE).accumulate(batch_of(ALL)))
     assert told["tokens"] == token_count(ALL)
     assert {"entropy", "kl_ref", "clipped", "ratio_max"} <= told.keys()
     assert "mismatch" not in told
@@ -102,9 +103,8 @@ def test_diagnostics_count_the_response_tokens(world: World) -> None:
 def test_only_tokens_of_the_recomputed_version_are_compared_with_the_engine(world: World) -> None:
     batch = batch_of(ALL)
     old_versions = np.where(np.arange(SAMPLES) < 5, 0, 1).astype(np.int32)  # tokens are of version 0
-    told = world.engine(FREE).accumulate(
-        replace(batch, old_log_probs=batch.behaviour_log_probs, old_versions=old_versions)
-    )
+    scored = replace(batch, old_log_probs=batch.behaviour_log_probs, old_versions=old_versions)
+    told = computed(world.engine(FREE).accumulate(scored))
     assert told["mismatch_tokens"] == batch.responses.lengths[:5].sum()
     assert told["mismatch"] == 0
 
@@ -115,7 +115,7 @@ def test_its_weights_are_float32_and_fit_a_rollout_engine(world: World) -> None:
     rollout = TorchRollout(
         build_model(SMALL, seed=1), sampling=Sampling(4), slots=2, seed=0, clock=RealClock.starting_now()
     )
-    rollout.load_weights(1, weights(engine).items())
+    computed(rollout.load_weights(1, weights(engine).items()))
     assert rollout.version == 1
     assert {tensor.dtype for tensor in weights(engine).values()} == {torch.float32}
 

@@ -10,6 +10,7 @@ from fsdp_samples import (
     FREE,
     SAMPLES,
     World,
+    computed,
     full,
     gradients,
     plain_gradients,
@@ -102,7 +103,7 @@ def one_rank_of_two(rank: int, port: int, offer: SharedOffer) -> tuple[Tensors, 
         clipped = world.engine(CLIPPED)
         train(clipped, BY_RANK[rank])
         sender = SharedWeights(offer) if rank == 0 else Follower(offer.plan)
-        sender.send(1, clipped.named_parameters())
+        computed(sender.send(1, clipped.named_parameters()))
         return gradients(free), weights(free), norm, weights(clipped)
 
 

@@ -17,6 +17,7 @@ from harness.metrics.samples import (
     FATES,
     SCHEMA,
     SampleRecord,
+    length_metrics,
     read_samples,
     reward_metrics,
     sample_record,
@@ -136,12 +137,16 @@ def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> Non
 
 def test_reward_metrics_are_means_over_trained_samples() -> None:
     short, long = trained([0] * 2, 0, reward=0.5, exact_match=False), trained([0] * 102, 0)
-    assert reward_metrics([short, long, waiting()]) == {
-        "reward/mean": 0.75,
-        "reward/exact_match": 0.5,
-        "response_length/mean": 52.0,
-        "response_length/p99": 101.0,
-    }
+    assert reward_metrics([short, long, waiting()]) == {"reward/mean": 0.75, "reward/exact_match": 0.5}
+    assert length_metrics([short, long, waiting()]) == {"response_length/mean": 52.0, "response_length/p99": 101.0}
+
+
+def test_runs_of_tokens_weigh_what_they_hold() -> None:
+    told = {"sample_id": 0, "group_id": 0, "fate": "trained", "admitted_at": 0.0, "prompt_tokens": 5}
+    at = {"trainer_version": 4, "trained_iteration": 4, "trained_at": 1.0}
+    by_run = sample_record(versions=[1, 3], run_tokens=[30, 10], **told, **at)
+    by_token = sample_record(versions=[1] * 30 + [3] * 10, **told, **at)
+    assert by_run == by_token and by_run.lag_mean == 2.5
 
 
 def test_metrics_over_no_trained_sample_are_refused() -> None:

@@ -89,7 +89,7 @@ def test_idle_is_what_is_left_of_the_window() -> None:
 def test_waiting_is_not_work() -> None:
     timeline = Timeline({("actor", "0"): Place("actor", ("a0",))})
     timeline.add([span("actor", "wait_for_samples", 0, 10)])
-    assert KINDS - WORK_KINDS == {"wait_for_samples"}
+    assert KINDS - WORK_KINDS == {"wait_for_samples", "stage_weights"}
     assert timeline.idle("actor", (0, 10)) == 1.0
 
 
@@ -167,6 +167,26 @@ def test_a_weight_sync_is_exposed_only_where_a_device_does_nothing_else() -> Non
     metrics = timeline.iteration_metrics(1)
     assert metrics["time/weight_sync_s"] == 4
     assert metrics["time/weight_sync_exposed_s"] == 1
+
+
+def test_weights_that_travel_in_the_background_are_a_sync_that_is_never_exposed_and_no_work() -> None:
+    timeline = Timeline({("rollout", "0"): Place("rollout", ("r0",)), ("actor", "0"): Place("actor", ("a0",))})
+    timeline.add(
+        [
+            span("actor", "publish_weights", 0, 1),
+            # Both windows have some of it; beside it are generation, a load, and nothing.
+            span("rollout", "stage_weights", 1, 6, iteration=2),
+            span("rollout", "generate", 2, 3),
+            span("rollout", "load_weights", 3, 4),
+            span("rollout", "stage_weights", 9, 10, iteration=2),
+        ]
+    )
+    timeline.end_iteration(1, 5.0)
+    timeline.end_iteration(2, 10.0)
+    first, second = timeline.iteration_metrics(1), timeline.iteration_metrics(2)
+    assert (first["time/weight_sync_s"], second["time/weight_sync_s"]) == (5, 2)
+    assert (first["time/weight_sync_exposed_s"], second["time/weight_sync_exposed_s"]) == (2, 0)
+    assert (first["idle/rollout"], second["idle/rollout"]) == (pytest.approx(0.6), 1.0)
 
 
 def test_every_metric_of_the_timeline_has_a_known_name() -> None:

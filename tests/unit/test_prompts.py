@@ -26,9 +26,11 @@ class StandingClock:
 
 
 class Heard:
-    """An observer that listens to admissions only."""
+    """An observer that listens to admissions and drops only."""
 
     def __init__(self) -> None:
+        self.dropped_rows: list[int] = []
+        self.reasons: list[str] = []
         self.rows: list[int] = []
         self.prompt_tokens: dict[int, int] = {}
 
@@ -36,6 +38,10 @@ class Heard:
         assert at == 12.5
         self.rows += rows
         self.prompt_tokens |= dict.fromkeys(rows, prompt_tokens)
+
+    def dropped(self, rows: Sequence[int], reason: str) -> None:
+        self.dropped_rows += sorted(rows)
+        self.reasons.append(reason)
 
 
 def source(*, iterations: int = 3, batches_in_queue: int = 3) -> tuple[PromptSource, LocalQueue, Heard]:
@@ -89,20 +95,59 @@ async def test_what_is_admitted_is_heard_with_its_length_and_time() -> None:
     assert heard.prompt_tokens == {row: len(TASKS["reverse"]().problem(row // N, SEED).prompt) for row in range(5 * N)}
 
 
-async def test_the_last_group_closes_the_queue_and_more_is_never_admitted() -> None:
+async def test_more_than_the_last_group_is_never_admitted_and_the_queue_stays_open_until_told() -> None:
     prompts, queue, heard = source(iterations=2)
-    await prompts.admit(below=7)
-    reader = asyncio.create_task(queue.get("rollout", BATCH * N, minimum=BATCH * N, partition="train_2"))
-    await asyncio.sleep(0)
-    assert not reader.done(), "the queue may still grow"
-    reader.cancel()
     await prompts.admit(below=1000)
     assert heard.rows == list(range(2 * BATCH * N))
     for _ in range(2):
         await take(queue, BATCH)
-    assert await queue.get("rollout", N) is None, "closed and exhausted"
+    reader = asyncio.create_task(queue.get("rollout", N))
+    await asyncio.sleep(0)
+    assert not reader.done(), "the queue may still grow"
+    await prompts.close()
+    assert await reader is None, "closed and exhausted"
     await prompts.admit(below=2000)
     assert len(heard.rows) == 2 * BATCH * N
+
+
+async def start(queue: LocalQueue, groups: int, below: int) -> None:
+    """An engine takes these groups while its dispatch limit is `below`."""
+    await queue.set_bound("rollout", "0", below * N)
+    await take(queue, groups)
+
+
+async def test_dropped_groups_are_heard_and_as_many_more_are_admitted() -> None:
+    prompts, queue, heard = source(iterations=2, batches_in_queue=4)
+    await prompts.admit(below=2 * BATCH)
+    await start(queue, groups=3, below=BATCH)
+    await start(queue, groups=1, below=2 * BATCH)
+    assert await prompts.drop(started_below=BATCH) == 3
+    assert (heard.dropped_rows, heard.reasons) == (list(range(3 * N)), ["stale"])
+    assert await prompts.drop(started_below=BATCH) == 0
+    assert heard.reasons == ["stale"], "nothing was dropped, and nothing is told"
+    await prompts.admit(below=2 * BATCH + 1)
+    await prompts.admit(below=1000)
+    assert heard.rows == list(range((2 * BATCH + 3) * N))
+
+
+async def test_what_replaces_dropped_groups_comes_to_an_end_however_few_they_are() -> None:
+    prompts, queue, _ = source(iterations=1, batches_in_queue=4)
+    await prompts.admit(below=BATCH)
+    await start(queue, groups=BATCH, below=BATCH)
+    assert await prompts.drop(started_below=BATCH) == BATCH
+    await prompts.admit(below=BATCH + 1)
+    await prompts.admit(below=BATCH + 3)
+    await queue.set_bound("rollout", "0", 1000)
+    assert (await take(queue, 1))[:2] == ("train_1", list(range(BATCH * N, (BATCH + 1) * N)))
+    await start(queue, groups=2, below=BATCH + 3)
+    assert await prompts.drop(started_below=BATCH + 3) == 2, "the one under a wider limit stays"
+    await prompts.admit(below=1000)
+    await queue.set_bound("rollout", "0", 1000)
+    await prompts.close()
+    taken = 0
+    while (batch := await queue.get("rollout", BATCH * N, minimum=N)) is not None:
+        taken += len(batch.rows) // N
+    assert taken == 3, "one not admitted before, and two in place of the last that were dropped"
 
 
 async def test_admission_waits_while_the_queue_is_at_its_cap() -> None:

@@ -16,6 +16,7 @@ from harness.metrics.timeline import Place, Timeline
 from harness.placement import HOST_ROLES, Placement
 from harness.protocols import Span
 from harness.roles.actor import TrainedRows, TrainReport
+from harness.runner.readings import Measured, Simulated
 from harness.runner.recorder import Recorder, places
 from harness.runtime.clock import RealClock
 from harness.transfer_queue import Ragged
@@ -43,7 +44,11 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
 
 @pytest.fixture
 def recorder(run: RunDirectory) -> Recorder:
-    return Recorder(run, Timeline(places(PLACEMENT), warmup=0), SetClock(), group_size=N, devices=2)
+    recorder = Recorder(
+        Timeline(places(PLACEMENT, pooled=False), warmup=0), SetClock(), Measured(), group_size=N, devices=2
+    )
+    recorder.listeners.append(run.append_metrics)
+    return recorder
 
 
 def trained(rows: list[int], version: int) -> TrainedRows:
@@ -118,7 +123,7 @@ def test_ranks_add_up_to_one_iteration(recorder: Recorder, run: RunDirectory) ->
 def test_what_is_not_trained_at_the_end_is_in_flight(recorder: Recorder, run: RunDirectory) -> None:
     admit(recorder, range(BATCH + 2))
     play(recorder, 0, version=0)
-    recorder.write()
+    recorder.write(run)
     samples = load_samples(run.path).to_pylist()
     assert [sample["sample_id"] for sample in samples] == list(range((BATCH + 2) * N))
     assert [sample["fate"] for sample in samples] == ["trained"] * 6 + ["in_flight"] * 4
@@ -134,7 +139,7 @@ def test_a_trained_sample_keeps_what_it_went_through(recorder: Recorder, run: Ru
     admit(recorder, range(2 * BATCH))
     play(recorder, 0, version=0)
     play(recorder, 1, version=0)
-    recorder.write()
+    recorder.write(run)
     sample = load_samples(run.path).to_pylist()[7]
     assert (sample["sample_id"], sample["group_id"], sample["engine"], sample["trained_iteration"]) == (7, 3, "0", 1)
     assert (sample["lag_worst"], sample["lag_in_flight"], sample["lag_in_queue"], sample["span"]) == (1, 0, 1, 1)
@@ -147,10 +152,46 @@ def test_a_trained_sample_keeps_what_it_went_through(recorder: Recorder, run: Ru
 def test_the_timeline_is_written_with_every_place(recorder: Recorder, run: RunDirectory) -> None:
     admit(recorder, range(BATCH))
     play(recorder, 0, version=0)
-    recorder.write()
+    recorder.write(run)
     timeline = load_timeline(run.path)
     assert timeline.iteration_ends == {0: 1.0}
     assert [(span.role, span.kind) for span in timeline.spans] == [("rollout", "generate"), ("actor", "update_actor")]
+
+
+def test_a_dropped_sample_is_accounted_for_by_its_reason(recorder: Recorder, run: RunDirectory) -> None:
+    admit(recorder, range(2 * BATCH))
+    play(recorder, 0, version=0)
+    recorder.dropped([6, 7], "stale")
+    recorder.write(run)
+    samples = load_samples(run.path).to_pylist()
+    assert [sample["fate"] for sample in samples] == ["trained"] * 6 + ["dropped_stale"] * 2 + ["in_flight"] * 4
+    assert load_ledger(run.path)["dropped_ids"]["stale"] == [6, 7]
+    with pytest.raises(LedgerError, match="sample 6 cannot be dropped as stale: it is dropped"):
+        recorder.dropped([6], "stale")
+
+
+def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: RunDirectory) -> None:
+    timeline = Timeline(places(PLACEMENT, pooled=True), warmup=0)
+    recorder = Recorder(timeline, SetClock(), Simulated(prompt=100), group_size=N, devices=2)
+    recorder.listeners.append(run.append_metrics)
+    admit(recorder, range(3 * BATCH))
+    for iteration in range(3):
+        rows = list(range(iteration * BATCH * N, (iteration + 1) * BATCH * N))
+        told = trained(rows, iteration)
+        runs = [0, 2] if iteration == 2 else [iteration, iteration]
+        told.versions = Ragged(np.tile(np.array(runs, np.int32), len(rows)), np.full(len(rows), 2))
+        told.responses = Ragged(np.tile(np.array([30, 10]), len(rows)), np.full(len(rows), 2))
+        span = Span("actor", "0", "update_actor", iteration, iteration + 0.9, iteration, iteration)
+        recorder.trained(iteration, [TrainReport([told], {}, 0.0, [span])])
+        recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
+        recorder.published(iteration + 1, queue_depth=0)
+    recorder.write(run)
+    *_, last = load_metrics(run.path)
+    assert not [name for name in last if name.startswith(("reward/", "policy/"))]
+    assert last["response_length/mean"] == 40 and last["throughput/tokens_per_s"] == 6 * 140
+    assert (last["staleness/max"], last["staleness/mean"], last["staleness/span_max"]) == (2, 1.5, 2)
+    assert not (run.path / "responses.parquet").exists()
+    assert load_samples(run.path).to_pylist()[-1]["reward"] is None
 
 
 def test_a_sample_that_nobody_admitted_or_that_is_trained_twice_is_an_error(recorder: Recorder) -> None:
@@ -175,9 +216,12 @@ def test_listeners_hear_what_is_written(recorder: Recorder, run: RunDirectory) -
 
 
 def test_places_follow_the_placement() -> None:
-    found = places(PLACEMENT)
+    found = places(PLACEMENT, pooled=False)
     assert found["rollout", "0"] == Place("rollout", ("device 0",))
     assert found["actor_fwd", "0"] == found["actor", "0"] == Place("actor+actor_fwd+reference", ("device 1",))
     assert found["reward", "0"].devices == ("host reward",)
-    pair = places(Placement({"rollout": (0, 1), "actor": (0, 1)}))
-    assert pair["actor", "1"] == Place("rollout+actor", ("device 1",))
+    both = Placement({"rollout": (0, 1), "actor": (0, 1)})
+    assert places(both, pooled=False)["actor", "1"] == Place("rollout+actor", ("device 1",))
+    pooled = places(both, pooled=True)
+    assert pooled["actor", "0"] == Place("rollout+actor", ("device 0", "device 1")) and ("actor", "1") not in pooled
+    assert pooled["rollout", "1"] == Place("rollout+actor", ("device 1",))

@@ -38,17 +38,74 @@ async def test_batch_after_batch_can_be_generated() -> None:
     assert sorted(row for put in queue.responses for row in put) == list(range(3 * ROWS))
 
 
-async def test_generate_wakes_the_engine_and_puts_it_to_sleep_when_the_batch_is_done() -> None:
+@pytest.mark.parametrize("shares_device", [True, False])
+async def test_an_engine_that_shares_its_device_takes_it_for_a_batch_and_gives_it_back(shares_device: bool) -> None:
     queue, engine = CountingQueue(), HandEngine()
     _: RolloutEngine = engine
     await queue.admit(0)
-    engine.awake = False
-    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    engine.awake = not shares_device
+    running = asyncio.create_task(rollout_role(engine, queue, shares_device=shares_device).generate(0))
     await settle()
     assert engine.awake and engine.running == ROWS
     engine.finish(list(engine.held))
     await running
-    assert not engine.awake
+    assert engine.awake is not shares_device
+
+
+async def test_engines_may_be_at_different_batches_at_the_same_time() -> None:
+    queue, engines = CountingQueue(), [HandEngine(), HandEngine()]
+    half = ROWS // 2 // GROUP * GROUP
+    roles = [rollout_role(engine, queue, index=i, share=half) for i, engine in enumerate(engines)]
+    await queue.admit(0)
+    slow = asyncio.create_task(roles[1].generate(0))
+    fast = asyncio.create_task(roles[0].generate(0))
+    await settle()
+    engines[0].finish(list(engines[0].held))
+    await fast
+    await queue.admit(1)
+    fast = asyncio.create_task(roles[0].generate(1))
+    await settle()
+    assert engines[0].held[0] == ROWS and engines[1].running == half
+    engines[1].finish(list(engines[1].held))
+    await slow
+    assert not fast.done()
+    slow = asyncio.create_task(roles[1].generate(1))
+    while not (fast.done() and slow.done()):
+        for engine in engines:
+            engine.finish(list(engine.held))
+        await settle()
+    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS))
+    written = (await queue.describe())["partitions"]
+    assert [written[f"train_{i}"]["written"]["response"] for i in (0, 1)] == [ROWS, ROWS]
+
+
+async def test_several_batches_as_one_fill_the_slots_that_the_first_leaves_free() -> None:
+    queue, engine = CountingQueue(), HandEngine(slots=ROWS + GROUP)
+    for iteration in range(3):
+        await queue.admit(iteration)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0, 2))
+    await settle()
+    assert engine.held == list(range(ROWS + GROUP)), "samples of the second batch run beside those of the first"
+    while not running.done():
+        engine.finish(list(engine.held))
+        await settle()
+    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS)), "and none of the third"
+
+
+async def test_of_several_batches_as_one_each_engine_leaves_the_others_their_share() -> None:
+    queue, early, late = CountingQueue(), HandEngine(slots=2 * ROWS), HandEngine(slots=2 * ROWS)
+    half = ROWS // 2 // GROUP * GROUP
+    for iteration in range(2):
+        await queue.admit(iteration)
+    first = asyncio.create_task(rollout_role(early, queue, index=0, share=half).generate(0, 2))
+    await settle()
+    assert early.running == 2 * half
+    second = asyncio.create_task(rollout_role(late, queue, index=1, share=half).generate(0, 2))
+    await settle()
+    assert late.running == 2 * ROWS - 2 * half
+    early.finish(list(early.held))
+    late.finish(list(late.held))
+    await asyncio.gather(first, second)
 
 
 async def test_an_engine_gets_whole_groups_and_no_more_than_it_has_slots_for() -> None:
@@ -218,6 +275,97 @@ async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sam
     assert all(row == sorted(row) and set(row) <= {0, 1} for row in versions)
     spanning = [row for row in versions if set(row) == {0, 1}]
     assert bool(spanning) is not drain
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_staged_weights_are_swapped_in_while_the_stream_is_paused(drain: bool) -> None:
+    queue, engine, weights = CountingQueue(), torch_engine(slots=ROWS), FixedWeights()
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.join(weights, 0)
+    running = asyncio.create_task(role.stream())
+    while not queue.responses:
+        await settle(1)
+    assert engine.running, "all finished at once: the test shows nothing"
+    (staged,) = await role.stage(1)
+    assert engine.version == 0 and engine.running, "staging disturbs nobody"
+    await role.pause(drain)
+    assert bool(engine.running) is not drain
+    spans = await role.swap(1)
+    await role.resume(below=ROWS // GROUP)
+    await running
+    assert (staged.kind, staged.version, staged.iteration) == ("stage_weights", 1, 0)
+    assert [(span.kind, span.version) for span in spans][-1] == ("load_weights", 1)
+    versions = list(queue.versions.values())
+    assert len(versions) == ROWS and all(row == sorted(row) for row in versions)
+    assert any(set(row) == {0, 1} for row in versions) is not drain
+
+
+async def test_an_idle_engine_swaps_without_a_pause() -> None:
+    queue, engine = CountingQueue(), torch_engine()
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    for iteration in range(2):
+        await queue.admit(iteration)
+        await role.generate(iteration)
+        await role.stage(iteration + 1)
+        await role.swap(iteration + 1)
+    assert all(set(versions) == {row // ROWS} for row, versions in queue.versions.items())
+
+
+async def test_groups_that_arrive_during_a_pause_start_under_the_new_weights() -> None:
+    queue, engine = CountingQueue(), torch_engine(slots=ROWS)
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    running = asyncio.create_task(role.stream())
+    await role.pause(drain=False)
+    await settle()
+    assert (engine.running, engine.waiting) == (0, ROWS)
+    await role.load(1)
+    await role.resume(below=ROWS // GROUP)
+    spans = await running
+    assert all(set(versions) == {1} for versions in queue.versions.values())
+    assert [span.version for span in spans] == [1], "an engine that stands still is not busy, whatever waits in it"
+
+
+async def test_spans_taken_in_the_middle_of_work_reach_up_to_now_and_go_on_from_there() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    role = rollout_role(engine, queue)
+    running = asyncio.create_task(role.generate(0))
+    await settle()
+    (first,) = await role.take_spans()
+    assert first.end > first.start
+    engine.finish(list(engine.held))
+    (second,) = await running
+    assert second.start == first.end and second.end > second.start
+    assert await role.take_spans() == []
+
+
+async def test_each_loop_says_what_it_waits_for() -> None:
+    queue, engine = CountingQueue(), HandEngine(slots=GROUP)
+    await queue.admit(0)
+    role = rollout_role(engine, queue, index=2)
+    assert await role.waiting() == []
+    running = asyncio.create_task(role.generate(0))
+    await settle()
+    assert sorted(await role.waiting()) == [
+        "rollout[2].drain waits for the engine to finish samples",
+        "rollout[2].feed waits for a free slot",
+        "rollout[2].write waits for finished samples",
+    ]
+    while not running.done():
+        engine.finish(list(engine.held))
+        await settle()
+    assert await role.waiting() == []
+    streaming = asyncio.create_task(role.stream())
+    await settle()
+    assert "rollout[2].feed waits for groups of any batch" in await role.waiting()
+    await queue.close()
+    await streaming
 
 
 async def test_a_wait_that_lasts_too_long_says_what_is_missing() -> None:

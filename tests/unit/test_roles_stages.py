@@ -1,7 +1,8 @@
 """A batch through all roles, each as it is, over one queue in one process; only the rollout may be a stand-in."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from harness.rl.advantages import group_advantages
 from harness.roles.actor import ActorRole
 from harness.roles.dataflow import partition_name
 from harness.roles.log_probs import OldLogProbStage, ReferenceStage
+from harness.roles.readers import InOrder
 from harness.roles.reward import AdvantageStage, RewardStage
 from harness.transfer_queue import Ragged
 
@@ -45,11 +47,11 @@ class NotingTrainer:
         self.steps: list[int] = []
         self.weights = {name: tensor.detach() for name, tensor in build_model(SMALL, seed=9).named_parameters()}
 
-    def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         self.batches.append(batch)
         return {"tokens": float(len(batch.responses.values)), "ratio_max": float(len(self.batches))}
 
-    def step(self) -> dict[str, float]:
+    async def step(self) -> dict[str, float]:
         self.steps.append(len(self.batches))
         return {"grad_norm": 2.5}
 
@@ -74,7 +76,8 @@ def scorer() -> TorchLogProb:
 
 
 def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 5.0) -> ActorRole:
-    return ActorRole(engine, queue, TickingClock(), rank=0, rows=MICRO_BATCH, device=CPU, wait_timeout_s=wait_timeout_s)
+    reader = InOrder(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=wait_timeout_s)
+    return ActorRole(engine, queue, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
 class Stages:
@@ -133,7 +136,7 @@ async def test_every_column_that_training_reads_belongs_to_its_row() -> None:
             row += 1
         expected = group_advantages(torch.tensor(scores).view(-1, GROUP)).flatten()
         np.testing.assert_array_equal(batch.advantages, expected.numpy())
-        ours = scored.log_probs(batch.prompts, batch.responses)
+        ours = await scored.log_probs(batch.prompts, batch.responses)
         for column in (batch.ref_log_probs, batch.old_log_probs):
             assert column is not None and column.lengths.tolist() == batch.responses.lengths.tolist()
             np.testing.assert_array_equal(column.values, ours.values)
@@ -190,7 +193,7 @@ async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
     assert batch.dense("old_version").tolist() == [0] * MICRO_BATCH + [1] * (ROWS - MICRO_BATCH)
     new = TorchLogProb(build_model(SMALL, seed=1), temperature=1.0, device=CPU)
     late = np.arange(MICRO_BATCH, ROWS)
-    expected = new.log_probs(batch.ragged("prompt").take(late), batch.ragged("response").take(late))
+    expected = await new.log_probs(batch.ragged("prompt").take(late), batch.ragged("response").take(late))
     np.testing.assert_allclose(batch.ragged("old_log_probs").take(late).values, expected.values, rtol=1e-4, atol=1e-5)
 
 
@@ -247,6 +250,95 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_mem
     assert sent is not None and all(torch.equal(sent[name], tensor) for name, tensor in trainer.weights.items())
 
 
+async def test_weights_go_from_the_actor_to_engine_and_scorer_through_host_memory_while_training_goes_on() -> None:
+    queue, trainer, engine = CountingQueue(), NotingTrainer(), torch_engine()
+    role, rollout = actor(queue, trainer), rollout_role(engine, queue)
+    old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    offer = await role.open_host_staged(await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
+    with ThreadPoolExecutor(2) as pool:
+        for number, receiver in enumerate((rollout, old)):
+            pool.submit(asyncio.run, receiver.join(offer, number))
+        await role.meet_receivers()
+    sent = {name: tensor.clone() for name, tensor in trainer.weights.items()}
+    await role.publish(1)
+    for tensor in trainer.weights.values():
+        tensor.zero_()
+    await asyncio.gather(role.arrived(1), rollout.stage(1), old.stage(1))
+    assert rollout.engine.version == old.version == 0
+    await rollout.swap(1)
+    await old.swap(1)
+    assert rollout.engine.version == old.version == 1
+    loaded = dict(engine._model.named_parameters())
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in sent.items())
+
+
 async def test_publishing_before_the_transport_is_open_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="before the transport was opened"):
         await actor(CountingQueue(), NotingTrainer()).publish(1)
+
+
+# --- loads and computations take their time on a simulated clock ------------------------------------------------------
+
+
+class SlowScorer:
+    """A log-prob engine that computes and loads until it is told to end, and writes down what it did."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.end = asyncio.Event()
+
+    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        await self._take_time("score")
+        return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
+
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        list(weights)
+        await self._take_time("load")
+
+    async def _take_time(self, what: str) -> None:
+        self.log.append(f"{what} begins")
+        await self.end.wait()
+        self.log.append(f"{what} ends")
+
+
+async def slow_stage() -> tuple[OldLogProbStage, SlowScorer, CountingQueue]:
+    """It has joined, version 1 is in its host memory, and a micro-batch waits for it."""
+    queue, engine = CountingQueue(), SlowScorer()
+    stage = OldLogProbStage(engine, CPU, **told(queue, MICRO_BATCH))
+    await stage.join(FixedWeights(), 0)
+    await queue.admit(0)
+    await put_responses(queue, range(MICRO_BATCH))
+    (span,) = await stage.stage(1)
+    assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "stage_weights", 1, 0)
+    return stage, engine, queue
+
+
+async def test_weights_that_come_during_a_computation_are_loaded_after_it() -> None:
+    stage, engine, queue = await slow_stage()
+    working = asyncio.create_task(stage.process(0))
+    await settle()
+    swapping = asyncio.create_task(stage.swap(1))
+    await settle()
+    assert engine.log == ["score begins"] and stage.version == 0
+    assert "actor_fwd[0].load waits for the weights of version 1" in await stage.waiting()
+    engine.end.set()
+    (span,) = await swapping
+    await settle()
+    assert engine.log == ["score begins", "score ends", "load begins", "load ends"]
+    assert (span.kind, span.version) == ("load_weights", 1)
+    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    spans = await working
+    assert [s.version for s in spans if s.kind == "old_log_prob"] == [0, 1, 1]
+
+
+async def test_rows_that_come_during_a_load_are_scored_by_what_was_loaded() -> None:
+    stage, engine, queue = await slow_stage()
+    swapping = asyncio.create_task(stage.swap(1))
+    await settle()
+    scoring = asyncio.create_task(stage.compute(await queue.read("actor_fwd", count=MICRO_BATCH)))
+    await settle()
+    assert engine.log == ["load begins"]
+    engine.end.set()
+    await swapping
+    assert (await scoring)["old_version"].tolist() == [1] * MICRO_BATCH
+    assert engine.log == ["load begins", "load ends", "score begins", "score ends"]

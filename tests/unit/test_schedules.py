@@ -1,138 +1,22 @@
-"""What each schedule asks of a job, in which order; and what that does to lag, played through on a real queue."""
+"""What each schedule asks of a job, in which order: what runs beside what, and what waits for what."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-
-import numpy as np
 import pytest
+from fake_job import DEVICE, HOST, FakeJob
 
-from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
-from harness.transfer_queue.local import LocalQueue
-from schedules import SCHEDULES, ColocateSync, FullyAsync
+from schedules import (
+    SCHEDULES,
+    ColocateSync,
+    DelayedUpdate,
+    FullyAsync,
+    HalfStep,
+    KStepOff,
+    OneStepOff,
+    SeparatedSync,
+)
 from schedules.capacity import Capacity
-
-HOST, DEVICE = ("reward", "advantages"), ("reference", "actor_fwd")
-
-
-# -- a job that only writes down what is asked of it
-
-
-class Log:
-    """Calls as they begin and end, such as "train 3" and "train 3 done"."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.under_way: set[str] = set()
-
-    @contextmanager
-    def call(self, line: str) -> Iterator[set[str]]:
-        """Yields what was under way when the call came."""
-        before = set(self.under_way)
-        self.lines.append(line)
-        self.under_way.add(line)
-        yield before
-        self.under_way.discard(line)
-        self.lines.append(f"{line} done")
-
-    def at(self, line: str) -> int:
-        assert self.lines.count(line) == 1, f"{line}: {self.lines.count(line)} times in {self.lines}"
-        return self.lines.index(line)
-
-    def of(self, *verbs: str) -> list[str]:
-        return [line for line in self.lines if line.startswith(verbs) and not line.endswith("done")]
-
-
-async def turns(count: int = 3) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-@dataclass
-class FakePrompts:
-    log: Log
-
-    async def admit(self, below: int) -> None:
-        with self.log.call(f"admit {below}"):
-            await turns()
-
-
-@dataclass
-class FakeRollout:
-    log: Log
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def generate(self, iteration: int) -> None:
-        with self.log.call(f"generate {iteration}"):
-            await turns(7)
-
-    async def stream(self) -> None:
-        with self.log.call("stream"):
-            await self.ended.wait()
-
-    async def allow(self, below: int) -> None:
-        with self.log.call(f"allow {below}"):
-            await turns()
-
-    async def pause(self, *, drain: bool) -> None:
-        with self.log.call(f"pause drain={drain}"):
-            await turns()
-
-    async def resume(self, below: int) -> None:
-        with self.log.call(f"resume {below}"):
-            await turns()
-
-
-@dataclass
-class FakeStage:
-    log: Log
-    name: str
-
-    async def process(self, iteration: int) -> None:
-        with self.log.call(f"{self.name} {iteration}"):
-            await turns(5)
-
-
-@dataclass
-class FakeTrainer:
-    log: Log
-    fail_at: int | None = None
-
-    async def train(self, iteration: int) -> None:
-        with self.log.call(f"train {iteration}"):
-            await turns(5)
-            if iteration == self.fail_at:
-                raise ArithmeticError(f"the loss of iteration {iteration} is not finite")
-
-
-@dataclass
-class FakeWeights:
-    log: Log
-    rollout: FakeRollout
-    last: int
-
-    async def publish(self, version: int) -> None:
-        with self.log.call(f"publish {version}"):
-            await turns()
-        if version == self.last:
-            self.rollout.ended.set()
-
-
-class FakeJob:
-    """`schedules.protocol.Job`."""
-
-    def __init__(self, *, iterations: int = 4, batch: int = 8, fail_at: int | None = None) -> None:
-        self.log = Log()
-        self.iterations, self.batch = iterations, batch
-        self.prompts, self.rollout = FakePrompts(self.log), FakeRollout(self.log)
-        self.host_stages: Sequence[FakeStage] = [FakeStage(self.log, name) for name in HOST]
-        self.device_stages: Sequence[FakeStage] = [FakeStage(self.log, name) for name in DEVICE]
-        self.trainer = FakeTrainer(self.log, fail_at)
-        self.weights = FakeWeights(self.log, self.rollout, iterations)
-
+from schedules.protocol import Schedule
 
 # -- colocate_sync
 
@@ -173,212 +57,188 @@ async def test_a_failing_stage_ends_a_colocated_run_before_training() -> None:
     assert caught.group_contains(OSError, match="no reward model") and not job.log.of("train")
 
 
-# -- fully_async
+# -- separated_sync
 
 
-@pytest.mark.parametrize("eta", [0, 0.5, 1, 2, 2.5])
-async def test_streaming_admits_and_dispatches_up_to_the_limit_of_the_published_version(eta: float) -> None:
+async def test_without_streaming_separated_roles_wait_for_whole_batches() -> None:
+    log = await FakeJob().play(SeparatedSync(streaming=False))
+    for i in range(4):
+        for name in (*HOST, *DEVICE):
+            assert log.at(f"generate {i} done") < log.at(f"{name} {i}")
+            assert log.at(f"{name} {i} done") < log.at(f"train {i}")
+        assert log.at(f"actor_fwd {i}") < log.at(f"reference {i} done"), "they have devices of their own"
+
+
+async def test_with_streaming_separated_roles_begin_a_batch_together() -> None:
+    log = await FakeJob().play(SeparatedSync())
+    for i in range(4):
+        begun = [log.at(f"{what} {i}") for what in ("generate", *HOST, *DEVICE, "train")]
+        ended = [log.at(f"{what} {i} done") for what in ("generate", *HOST, *DEVICE, "train")]
+        assert max(begun) < min(ended) and max(ended) < log.at(f"publish {i + 1}")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_separated_batch_is_admitted_when_its_version_was_published(streaming: bool) -> None:
+    log = await FakeJob().play(SeparatedSync(streaming=streaming))
+    assert log.of("admit") == [f"admit {8 * (i + 1)}" for i in range(4)]
+    for i in range(1, 4):
+        assert log.at(f"publish {i} done") < log.at(f"admit {8 * (i + 1)}") < log.at(f"generate {i}")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_rollout_that_fails_ends_a_separated_run(streaming: bool) -> None:
     job = FakeJob()
-    await FullyAsync(max_staleness=eta).run(job)
-    capacity = Capacity(8, eta)
-    limits = [capacity.limit(version) for version in range(5)]
-    log = job.log
+
+    async def fail(iteration: int) -> None:
+        raise OSError("an engine died")
+
+    job.rollout.generate = fail  # type: ignore[method-assign, assignment]
+    with pytest.raises((OSError, ExceptionGroup)):
+        await SeparatedSync(streaming=streaming).run(job)
+    assert "train 0 done" not in job.log.lines
+
+
+# -- one_step_off and k_step_off
+
+
+async def test_one_step_off_generates_the_next_batch_while_it_trains_and_meets_for_weights() -> None:
+    log = await FakeJob().play(OneStepOff())
+    assert log.of("admit") == [f"admit {8 * (version + 2)}" for version in range(5)]
+    for i in range(4):
+        for name in (*HOST, *DEVICE):
+            assert log.at(f"generate {i} done") < log.at(f"{name} {i}") < log.at(f"train {i}")
+            assert log.at(f"{name} {i} done") < log.at(f"train {i}"), "training starts when the batch is complete"
+        assert log.at(f"train {i} done") < log.at(f"publish {i + 1}")
+    for i in range(1, 4):
+        if i > 1:
+            assert log.at(f"publish {i - 1} done") < log.at(f"generate {i}"), "batch i is sampled by version i - 1"
+        assert log.at(f"generate {i}") < log.at(f"train {i - 1}") < log.at(f"publish {i}")
+        assert log.at(f"generate {i} done") < log.at(f"publish {i}"), "and by no other"
+    assert log.of("generate") == [f"generate {i}" for i in range(4)]
+
+
+async def test_k_step_off_with_k_1_is_one_step_off_call_by_call() -> None:
+    one, k = await FakeJob().play(OneStepOff()), await FakeJob().play(KStepOff(k=1))
+    assert one.lines == k.lines
+
+
+async def test_k_step_off_makes_k_versions_on_a_rollout_batch_and_gives_engines_the_last() -> None:
+    log = await FakeJob(iterations=6).play(KStepOff(k=2))
+    assert log.of("generate") == ["generate 0-1", "generate 2-3", "generate 4-5"]
+    assert log.of("publish", "keep") == ["keep 1", "publish 2", "keep 3", "publish 4", "keep 5", "publish 6"]
+    assert log.of("admit") == ["admit 32", "admit 48", "admit 64", "admit 80"], "limit(v) = (v + 4) * 8 at boundaries"
+    assert log.at("generate 2-3") < log.at("train 0") < log.at("generate 2-3 done") < log.at("publish 2")
+    assert log.at("train 1 done") < log.at("publish 2") < log.at("generate 4-5")
+    assert log.at("train 0 done") < log.at("keep 1 done") < log.at("train 1")
+
+
+async def test_the_last_rollout_batch_of_k_step_off_is_what_is_left() -> None:
+    log = await FakeJob(iterations=5).play(KStepOff(k=3))
+    assert log.of("generate") == ["generate 0-2", "generate 3-4"]
+    assert log.of("publish", "keep") == ["keep 1", "keep 2", "publish 3", "keep 4", "publish 5"]
+
+
+@pytest.mark.parametrize("k", [0, -2])
+def test_a_rollout_batch_of_no_training_batch_is_refused(k: int) -> None:
+    with pytest.raises(ValueError, match=f"^schedule.k={k} is no number of training batches; use 1 or more$"):
+        KStepOff(k=k)
+
+
+# -- delayed_update and half_step
+
+
+async def test_every_engine_swaps_between_two_batches_the_version_before() -> None:
+    job = FakeJob(engines=3)
+    log = await job.play(DelayedUpdate())
+    for k in range(3):
+        own = [line for line in log.lines if line.startswith(f"{k}: ") and not line.endswith("done")]
+        assert own == [f"{k}: {what}" for what in BATCH_BY_BATCH], "swaps are never before a generate is done"
+    for version in (1, 2):
+        assert log.at(f"here {version}") < log.at(f"0: swap {version}")
+    assert log.of("allow", "stream") == [], "a batch's own groups are all that an engine is asked for"
+
+
+BATCH_BY_BATCH = ["generate 0", "generate 1", "swap 1", "generate 2", "swap 2", "generate 3"]
+
+
+@pytest.mark.parametrize("schedule", [DelayedUpdate(), HalfStep()])
+async def test_training_goes_on_while_staged_weights_travel(schedule: Schedule) -> None:
+    job = FakeJob()
+    limits = [Capacity(8, schedule.eta).limit(version) for version in range(5)]
+    log = await job.play(schedule)
     assert log.of("admit") == [f"admit {limit}" for limit in limits]
-    assert log.of("allow", "resume") == [f"allow {limits[0]}", *[f"resume {limit}" for limit in limits[1:]]]
+    asked = [line for line in log.lines if line.startswith(("train", "stage", "admit", "close"))]
+    expected = [f"admit {limits[0]}"]
     for version in range(1, 5):
-        published = log.at(f"publish {version} done")
-        assert published < log.at(f"resume {limits[version]}") and published < log.at(f"admit {limits[version]}")
-
-
-async def test_streaming_publishes_only_while_engines_are_paused() -> None:
-    job = FakeJob()
-    await FullyAsync().run(job)
-    log, expected = job.log, []
-    for version in range(1, 5):
-        for line in (f"train {version - 1}", "pause drain=False", f"publish {version}", f"resume {8 * (version + 3)}"):
-            expected += [line, f"{line} done"]
-    assert [line for line in log.lines if line.startswith(("train", "pause", "publish", "resume"))] == expected
-
-
-@pytest.mark.parametrize(("partial", "drain"), [(True, False), (False, True)])
-async def test_streaming_drains_engines_where_samples_may_not_go_on_under_new_weights(
-    partial: bool, drain: bool
-) -> None:
-    job = FakeJob()
-    await FullyAsync(partial=partial).run(job)
-    assert job.log.of("pause") == [f"pause drain={drain}"] * 4
-
-
-async def test_every_stage_streams_through_every_iteration_once_and_in_order() -> None:
-    job = FakeJob()
-    await FullyAsync().run(job)
+        expected += [f"train {version - 1}", f"stage {version}", f"admit {limits[version]}"]
+    assert [line for line in asked if not line.endswith("done")] == [*expected, "close"]
+    assert log.at("stage 1 done") < log.at("train 1") < log.at("here 1"), "one version travels while the next is made"
+    assert log.at("here 4"), "nothing is under way when the run ends"
     for name in (*HOST, *DEVICE):
-        assert job.log.of(name + " ") == [f"{name} {i}" for i in range(4)]
-    assert job.log.at("actor_fwd 0") < job.log.at("reference 0 done"), "stages run side by side"
+        assert log.of(f"{name} ") == [f"{name} streams"]
 
 
-async def test_the_first_failure_ends_a_streaming_run_with_all_its_loops() -> None:
-    job = FakeJob(fail_at=2)
-    with pytest.raises(ExceptionGroup) as caught:
-        await FullyAsync().run(job)
-    assert [str(error) for error in caught.value.exceptions] == ["the loss of iteration 2 is not finite"]
-    assert job.log.of("publish") == ["publish 1", "publish 2"]
-    assert "stream done" not in job.log.lines, "engines that waited were cancelled"
+async def test_cohorts_take_a_version_one_after_the_other() -> None:
+    log = await FakeJob(engines=5).play(HalfStep(cohorts=3))
+    assert log.of("allow") == ["allow 12"]
+    expected = []
+    for version in range(1, 5):
+        for k in range(3):
+            for verb in ("pause drain=False", f"swap {version}", f"resume {8 * version + 12}"):
+                expected += [f"{k}: {verb}", f"{k}: {verb} done"]
+    assert [line for line in log.lines if line[1:3] == ": "] == expected, "at most one is paused at any time"
 
 
-@pytest.mark.parametrize("staleness", [-1, -0.001, float("nan"), float("inf"), 1e7])
-def test_a_staleness_that_is_no_bound_is_refused(staleness: float) -> None:
-    with pytest.raises(ValueError, match=f"^schedule.max_staleness={staleness} is no bound; use 0 or more"):
-        FullyAsync(max_staleness=staleness)
+async def test_cohorts_drain_where_samples_may_not_go_on_under_new_weights() -> None:
+    log = await FakeJob().play(HalfStep(partial=False))
+    assert set(log.of("0: pause", "1: pause")) == {"0: pause drain=True", "1: pause drain=True"}
+
+
+@pytest.mark.parametrize("cohorts", [1, 0])
+def test_a_single_cohort_would_stop_rollout_as_a_whole(cohorts: int) -> None:
+    with pytest.raises(ValueError, match=f"^schedule.cohorts={cohorts} leaves no engine to generate .*; use 2 or more"):
+        HalfStep(cohorts=cohorts)
+
+
+def test_half_step_needs_an_engine_for_every_cohort() -> None:
+    assert (HalfStep().least_engines, HalfStep(cohorts=3).least_engines, DelayedUpdate().least_engines) == (2, 3, 1)
+
+
+# -- all of them
 
 
 def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
-    told = {name: (schedule().transport, schedule().eta) for name, schedule in SCHEDULES.items()}
-    assert told == {"colocate_sync": ("ipc", 0.0), "fully_async": ("collective", 2.0)}
+    told = {name: (s.transport, s.eta, s.order) for name, s in ((name, made()) for name, made in SCHEDULES.items())}
+    assert told == {
+        "colocate_sync": ("ipc", 0.0, "fifo"),
+        "separated_sync": ("collective", 0.0, "fifo"),
+        "one_step_off": ("collective", 1.0, "fifo"),
+        "k_step_off": ("collective", 3.0, "fifo"),
+        "delayed_update": ("host_staged", 1.0, "fifo"),
+        "half_step": ("host_staged", 0.5, "fifo"),
+        "fully_async": ("collective", 2.0, "fifo"),
+    }
+    assert FullyAsync(order="completion").order == "completion"
 
 
-# -- both, played through: a real queue, engines and a trainer that compute nothing
-
-N = 2  # samples of a group
-
-
-class PlayedJob:
-    """Engines that take `steps` turns of the event loop per token and stamp each token with the version they run.
-
-    Prompts, queue and dispatch bound are used as the real roles use them. Takes turns instead of time.
-    """
-
-    def __init__(self, *, eta: float, iterations: int, batch: int, engines: int, train_turns: int) -> None:
-        self.iterations, self.batch, self.engines, self.train_turns = iterations, batch, engines, train_turns
-        rows = batch * N * (Capacity(batch, eta).worst_lag + 1)
-        columns = {"prompt": ColumnSpec("int64"), "first": ColumnSpec("int32"), "last": ColumnSpec("int32")}
-        tasks = {
-            "rollout": TaskSpec(("prompt",), whole_groups=True),
-            "actor": TaskSpec(("first", "last"), whole_groups=True),
-        }
-        self.queue = LocalQueue(QueueSpec(columns, tasks, rows))
-        self.prompts = self.rollout = self.trainer = self.weights = self
-        self.host_stages: Sequence[FakeStage] = ()
-        self.device_stages: Sequence[FakeStage] = ()
-        self.admitted, self.version, self.running = 0, 0, 0
-        self.unpaused, self.drained = asyncio.Event(), asyncio.Event()
-        self.unpaused.set()
-        self.draining = False
-        self.trained: list[tuple[int, int, int, int]] = []  # row, iteration, first version, last version
-
-    async def admit(self, below: int) -> None:
-        while self.admitted < min(below, self.iterations * self.batch):
-            i = self.admitted // self.batch
-            if self.admitted % self.batch == 0:
-                rows = range(self.admitted * N, (self.admitted + self.batch) * N)
-                await self.queue.create_partition(f"train_{i}", rows, N)
-            end = min(below, (i + 1) * self.batch)
-            rows = range(self.admitted * N, end * N)
-            await self.queue.put(f"train_{i}", rows, {"prompt": np.arange(len(rows))})
-            self.admitted = end
-            if end == self.iterations * self.batch:
-                await self.queue.close()
-
-    async def allow(self, below: int) -> None:
-        for engine in range(self.engines):
-            await self.queue.set_bound("rollout", str(engine), below * N)
-
-    async def stream(self, partition: str | None = None) -> None:
-        async with asyncio.TaskGroup() as engines:
-            for engine in range(self.engines):
-                engines.create_task(self._engine(str(engine), partition))
-
-    async def generate(self, iteration: int) -> None:
-        await self.stream(f"train_{iteration}")
-
-    async def _engine(self, name: str, partition: str | None) -> None:
-        while True:
-            await self.unpaused.wait()
-            batch = await self.queue.get("rollout", N, consumer=name, partition=partition)
-            if batch is None:
-                return
-            await self.unpaused.wait()  # it may have been paused while it waited for rows
-            self.running += 1
-            first = self.version
-            for _ in range(1 + int(batch.rows[0]) % 5):  # groups differ in length
-                if not self.draining:
-                    await self.unpaused.wait()
-                await asyncio.sleep(0)
-                last = self.version
-            self.running -= 1
-            if not self.running:
-                self.drained.set()
-            versions = {"first": np.full(N, first, np.int32), "last": np.full(N, last, np.int32)}
-            await self.queue.put(batch.partition, batch.rows, versions)
-            await self.queue.acknowledge(batch.lease)
-
-    async def pause(self, *, drain: bool) -> None:
-        self.draining = drain
-        self.unpaused.clear()
-        if drain and self.running:
-            self.drained.clear()
-            await self.drained.wait()
-
-    async def resume(self, below: int) -> None:
-        await self.allow(below)
-        self.unpaused.set()
-
-    async def train(self, iteration: int) -> None:
-        partition = f"train_{iteration}"
-        while (batch := await self.queue.get("actor", 2 * N, partition=partition, consumer="0")) is not None:
-            firsts, lasts = batch.columns["first"], batch.columns["last"]
-            self.trained += [
-                (int(row), iteration, int(first), int(last))
-                for row, first, last in zip(batch.rows, firsts, lasts, strict=True)  # type: ignore[arg-type]
-            ]
-            await turns(self.train_turns)
-            await self.queue.acknowledge(batch.lease)
-        await self.queue.clear(partition)
-
-    async def publish(self, version: int) -> None:
-        assert not self.running or not self.unpaused.is_set(), "weights arrived while an engine generated"
-        await turns()
-        self.version = version
+@pytest.mark.parametrize("name", SCHEDULES)
+async def test_every_version_is_made_known_once_and_in_order(name: str) -> None:
+    log = await FakeJob(iterations=5).play(SCHEDULES[name]())
+    assert [line.split()[1] for line in log.of("publish", "stage", "keep")] == ["1", "2", "3", "4", "5"]
+    assert log.of("train") == [f"train {i}" for i in range(5)]
 
 
-SPEEDS = pytest.mark.parametrize(("engines", "train_turns"), [(1, 1), (1, 200), (3, 0), (3, 20)])
+@pytest.mark.parametrize("name", SCHEDULES)
+async def test_a_job_of_one_iteration_ends(name: str) -> None:
+    log = await FakeJob(iterations=1).play(SCHEDULES[name]())
+    assert log.of("train") == ["train 0"]
 
 
-@SPEEDS
-@pytest.mark.parametrize("partial", [True, False])
-@pytest.mark.parametrize("eta", [0, 0.5, 1, 1.3, 2])
-async def test_streaming_trains_every_row_once_within_the_bound(
-    eta: float, partial: bool, engines: int, train_turns: int
-) -> None:
-    job = PlayedJob(eta=eta, iterations=7, batch=6, engines=engines, train_turns=train_turns)
-    async with asyncio.timeout(60):
-        await FullyAsync(max_staleness=eta, partial=partial).run(job)
-    rows = [row for row, *_ in job.trained]
-    assert rows == list(range(7 * 6 * N)), "each once, in group order"
-    assert all(iteration == row // N // 6 for row, iteration, *_ in job.trained)
-    lags = [iteration - first for _, iteration, first, _ in job.trained]
-    assert 0 <= min(lags) and max(lags) <= Capacity(6, eta).worst_lag
-    if not partial:
-        assert all(first == last for *_, first, last in job.trained), "no sample lived through an update"
-
-
-async def test_where_rollout_is_faster_the_bound_is_reached_and_samples_live_through_updates() -> None:
-    job = PlayedJob(eta=2, iterations=7, batch=6, engines=3, train_turns=50)
-    await FullyAsync(max_staleness=2).run(job)
-    assert max(iteration - first for _, iteration, first, _ in job.trained) == 2
-
-
-async def test_half_a_batch_of_staleness_samples_the_other_half_fresh() -> None:
-    job = PlayedJob(eta=0.5, iterations=5, batch=6, engines=3, train_turns=200)
-    await FullyAsync(max_staleness=0.5).run(job)
-    for row, iteration, first, _ in job.trained:
-        if iteration:
-            assert iteration - first == (1 if row // N % 6 < 3 else 0)
-
-
-@SPEEDS
-async def test_colocated_training_never_sees_a_lag(engines: int, train_turns: int) -> None:
-    job = PlayedJob(eta=0, iterations=5, batch=6, engines=engines, train_turns=train_turns)
-    await ColocateSync().run(job)
-    assert [row for row, *_ in job.trained] == list(range(5 * 6 * N))
-    assert all(iteration == first == last for _, iteration, first, last in job.trained)
+@pytest.mark.parametrize("name", SCHEDULES)
+async def test_the_first_failure_ends_every_schedule(name: str) -> None:
+    with pytest.raises((ArithmeticError, ExceptionGroup)) as caught:
+        await FakeJob(fail_at=2).play(SCHEDULES[name]())
+    error: BaseException = caught.value
+    while isinstance(error, ExceptionGroup):
+        (error,) = error.exceptions
+    assert str(error) == "the loss of iteration 2 is not finite"

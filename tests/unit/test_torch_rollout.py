@@ -333,9 +333,10 @@ async def test_only_a_samples_own_aborted_completion_can_be_continued() -> None:
         engine.submit([replace(requests(1)[0], partial=finished)])
 
 
-async def test_a_dropped_cache_is_recomputed_to_the_same_bits() -> None:
+@pytest.mark.parametrize("key_heads", [1, 2, 4], ids=lambda heads: f"{4 // heads} query heads share a key head")
+async def test_a_dropped_cache_is_recomputed_to_the_same_bits(key_heads: int) -> None:
     todo = requests(6)
-    engine = make_engine(slots=6)
+    engine = make_engine(slots=6, config=replace(TINY, kv_heads=key_heads))
     engine.submit(todo)
     expected = await drain(engine)
     engine.submit(todo)
@@ -354,12 +355,12 @@ async def test_sleep_releases_the_cache_and_samples_go_on_after_wake() -> None:
     engine.submit(todo)
     engine.step()
     with pytest.raises(RuntimeError, match="sleep needs a paused or idle engine"):
-        engine.sleep()
+        await engine.sleep()
     await engine.pause("keep")
-    engine.sleep()
+    await engine.sleep()
     with pytest.raises(RuntimeError, match="asleep"):
         await engine.resume()
-    engine.wake()
+    await engine.wake()
     await engine.resume()
     for sample_id, completion in (await drain(engine)).items():
         assert_bitwise_equal(completion, expected[sample_id])
@@ -386,7 +387,7 @@ async def sample_across_an_update(drop: bool) -> tuple[Sequence[Request], dict[i
     await engine.pause("keep")
     if drop:
         engine.drop_cache()
-    engine.load_weights(3, weights_of(build_model(TINY, seed=1)))
+    await engine.load_weights(3, weights_of(build_model(TINY, seed=1)))
     await engine.resume()
     return todo, await drain(engine)
 
@@ -419,7 +420,7 @@ async def test_a_torn_load_refuses_to_generate_until_a_complete_set_is_loaded() 
 
     engine = make_engine()
     with pytest.raises(ConnectionError):
-        engine.load_weights(1, torn())
+        await engine.load_weights(1, torn())
     engine.submit(requests(1))
     with pytest.raises(RuntimeError, match="version 1 was loaded in part only"):
         await engine.finished()
@@ -427,7 +428,7 @@ async def test_a_torn_load_refuses_to_generate_until_a_complete_set_is_loaded() 
         await engine.resume()
     assert engine.version == 0
     await engine.pause("keep")
-    engine.load_weights(2, weights_of(build_model(TINY, seed=1)))
+    await engine.load_weights(2, weights_of(build_model(TINY, seed=1)))
     await engine.resume()
     assert set((await drain(engine))[0].versions) == {2}
 
@@ -441,7 +442,7 @@ async def test_one_error_names_all_that_does_not_fit_and_the_iterable_is_read_to
     left = iter(weights.items())
     engine = make_engine()
     with pytest.raises(ValueError) as caught:
-        engine.load_weights(1, left)
+        await engine.load_weights(1, left)
     for part in (
         "strange.weight is unknown",
         "model.embed_tokens.weight has shape (2, 3), not (32, 64)",
@@ -455,34 +456,34 @@ async def test_one_error_names_all_that_does_not_fit_and_the_iterable_is_read_to
 
 
 @pytest.mark.parametrize("with_head", [True, False])
-def test_a_tied_head_may_be_given_or_absent(with_head: bool) -> None:
+async def test_a_tied_head_may_be_given_or_absent(with_head: bool) -> None:
     source = build_model(TINY, seed=1)
     weights = dict(source.named_parameters(remove_duplicate=not with_head))
     assert ("lm_head.weight" in weights) == with_head
     engine = make_engine()
-    engine.load_weights(1, weights.items())
+    await engine.load_weights(1, weights.items())
     assert engine.version == 1
 
 
-def test_an_untied_head_may_not_be_absent() -> None:
+async def test_an_untied_head_may_not_be_absent() -> None:
     engine = make_engine(config=UNTIED)
     weights = dict(weights_of(build_model(UNTIED)))
     del weights["lm_head.weight"]
     with pytest.raises(ValueError, match="lm_head.weight is missing"):
-        engine.load_weights(1, weights.items())
+        await engine.load_weights(1, weights.items())
 
 
-def test_weights_are_refused_while_samples_run() -> None:
+async def test_weights_are_refused_while_samples_run() -> None:
     engine = make_engine()
     engine.submit(requests(1))
     engine.step()
     with pytest.raises(RuntimeError, match="load_weights needs a paused or idle engine, but 1 samples run"):
-        engine.load_weights(1, weights_of(build_model(TINY)))
+        await engine.load_weights(1, weights_of(build_model(TINY)))
 
 
 async def test_weights_that_are_not_finite_stop_generation() -> None:
     engine = make_engine()
-    engine.load_weights(1, ((name, tensor * torch.nan) for name, tensor in weights_of(build_model(TINY))))
+    await engine.load_weights(1, ((name, tensor * torch.nan) for name, tensor in weights_of(build_model(TINY))))
     engine.submit(requests(1))
     with pytest.raises(FloatingPointError, match="version 1"):
         await engine.finished()

@@ -656,8 +656,15 @@ async def test_describe_says_what_is_ready_done_and_missing() -> None:
     told = await q.describe()
     a = told["partitions"]["a"]
     assert a["tasks"] == {
-        "score": {"ready": 1, "handed_out": 3, "done": 0, "depth": 3, "missing": {"reward": 2}},
-        "train": {"ready": 1, "handed_out": 0, "done": 0, "depth": 6, "missing": {"reward": 2, "tokens": 5}},
+        "score": {"ready": 1, "handed_out": 3, "done": 0, "dropped": 0, "depth": 3, "missing": {"reward": 2}},
+        "train": {
+            "ready": 1,
+            "handed_out": 0,
+            "done": 0,
+            "dropped": 0,
+            "depth": 6,
+            "missing": {"reward": 2, "tokens": 5},
+        },
     }
     assert a["written"] == {"tokens": 1, "reward": 4, "old": 0}
     assert (told["depth_samples"], told["open_leases"], told["bytes"]) == (4, 1, 4 * 4 + 2 * 8 + 8)
@@ -670,7 +677,7 @@ async def test_describe_says_what_is_ready_done_and_missing() -> None:
 def test_a_policy_takes_nothing_where_it_cannot_take_enough() -> None:
     for name, make in POLICIES.items():
         policy = make(100_000)
-        policy.add(np.arange(100_000))
+        policy.add(np.arange(100_000), 1)
         taken = policy.take(16, 16, 100_000)
         assert taken is not None and taken.tolist() == list(range(16)), name
         assert policy.take(16, 16, 20) is None and len(policy) == 100_000 - 16

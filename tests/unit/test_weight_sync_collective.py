@@ -4,8 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from processes import run_in_processes
+from torch.distributed import Store
 
-from harness.weight_sync.collective import CollectiveOffer, open_store
+from harness.weight_sync.collective import CollectiveOffer, open_meeting
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 
 CPU = torch.device("cpu")
@@ -29,6 +30,11 @@ def plan() -> TransferPlan:
     return plan_transfer(weights(0).items(), BUCKET_BYTES)
 
 
+def offered(receivers: int, timeout_s: float) -> tuple[CollectiveOffer, Store]:
+    meeting, store = open_meeting(HOST, receivers, timeout_s)
+    return CollectiveOffer(plan(), meeting), store
+
+
 def take_part(number: int, offer: CollectiveOffer) -> list[bool]:
     """A receiver: whether each version arrived bit for bit."""
     receiver = offer.receiver(number, CPU)
@@ -41,26 +47,26 @@ def take_part(number: int, offer: CollectiveOffer) -> list[bool]:
     return fine
 
 
-def test_every_version_reaches_every_receiver_bit_for_bit() -> None:
-    offer, store = open_store(plan(), HOST, receivers=2, timeout_s=60)
+async def test_every_version_reaches_every_receiver_bit_for_bit() -> None:
+    offer, store = offered(receivers=2, timeout_s=60)
     with ThreadPoolExecutor(1) as pool:
         answers = pool.submit(run_in_processes, take_part, [(0, offer), (1, offer)], 90)
         sender = offer.sender(store, CPU)
         for version in VERSIONS:
-            sender.send(version, weights(version))
+            await sender.send(version, weights(version))
         assert answers.result() == [[True] * len(VERSIONS)] * 2
 
 
 @pytest.mark.timeout(60)
 def test_a_missing_receiver_is_an_error_and_not_a_hang() -> None:
-    offer, store = open_store(plan(), HOST, receivers=1, timeout_s=1.0)
+    offer, store = offered(receivers=1, timeout_s=1.0)
     with pytest.raises(RuntimeError):  # torch's own error is one
         offer.sender(store, CPU)
 
 
 @pytest.mark.timeout(60)
 def test_a_receiver_without_a_sender_is_an_error_and_not_a_hang() -> None:
-    offer, _store = open_store(plan(), HOST, receivers=1, timeout_s=1.0)
+    offer, _store = offered(receivers=1, timeout_s=1.0)
     with pytest.raises(RuntimeError):
         offer.receiver(0, CPU)
 
@@ -69,19 +75,19 @@ def join_and_leave(number: int, offer: CollectiveOffer) -> None:
     offer.receiver(number, CPU)
 
 
-def test_a_receiver_that_dies_is_an_error_for_the_sender() -> None:
-    offer, store = open_store(plan(), HOST, receivers=1, timeout_s=60)
+async def test_a_receiver_that_dies_is_an_error_for_the_sender() -> None:
+    offer, store = offered(receivers=1, timeout_s=60)
     with ThreadPoolExecutor(1) as pool:
         gone = pool.submit(run_in_processes, join_and_leave, [(0, offer)], 90)
         sender = offer.sender(store, CPU)
         gone.result()
     with pytest.raises(RuntimeError):
         for version in range(1, 50):  # the first sends may still fit into a socket's buffer
-            sender.send(version, weights(version))
+            await sender.send(version, weights(version))
 
 
 def test_the_offer_is_small_and_picklable() -> None:
-    offer, _store = open_store(plan(), HOST, receivers=2, timeout_s=5)
+    offer, _store = offered(receivers=2, timeout_s=5)
     data = pickle.dumps(offer)
     assert pickle.loads(data) == offer and len(data) < 4096
-    assert offer.size == 3 and offer.port > 0
+    assert offer.meeting.size == 3 and offer.meeting.port > 0

@@ -33,10 +33,10 @@ def assert_received(end: SharedWeights, version: int) -> None:
         assert arrived[name].dtype == tensor.dtype and torch.equal(arrived[name], tensor)
 
 
-def test_what_was_sent_arrives_version_after_version(offer: SharedOffer) -> None:
+async def test_what_was_sent_arrives_version_after_version(offer: SharedOffer) -> None:
     sender, receivers = SharedWeights(offer), [offer.receiver(number, CPU) for number in range(2)]
     for version in (1, 2, 3):
-        sender.send(version, weights(version))
+        await sender.send(version, weights(version))
         for receiver in receivers:
             assert_received(receiver, version)
 
@@ -48,29 +48,29 @@ def test_a_buffer_that_was_never_filled_is_refused(offer: SharedOffer) -> None:
 
 
 @pytest.mark.parametrize("asked", [1, 3])
-def test_another_version_than_the_one_held_is_refused(offer: SharedOffer, asked: int) -> None:
+async def test_another_version_than_the_one_held_is_refused(offer: SharedOffer, asked: int) -> None:
     sender = SharedWeights(offer)
-    sender.send(2, weights(2))
+    await sender.send(2, weights(2))
     with pytest.raises(RuntimeError, match=f"hold version 2, not {asked}; send must end before receive"):
         next(offer.receiver(0, CPU).receive(asked))
 
 
-def test_a_send_that_broke_off_leaves_a_buffer_that_nobody_takes(offer: SharedOffer) -> None:
+async def test_a_send_that_broke_off_leaves_a_buffer_that_nobody_takes(offer: SharedOffer) -> None:
     sender, receiver = SharedWeights(offer), offer.receiver(0, CPU)
-    sender.send(1, weights(1))
+    await sender.send(1, weights(1))
     with pytest.raises(KeyError, match="scale"):
-        sender.send(2, {name: tensor for name, tensor in weights(2).items() if name != "scale"})
+        await sender.send(2, {name: tensor for name, tensor in weights(2).items() if name != "scale"})
     for version in (1, 2):
         with pytest.raises(RuntimeError, match=f"hold version -1, not {version}"):
             next(receiver.receive(version))
-    sender.send(3, weights(3))
+    await sender.send(3, weights(3))
     assert_received(receiver, 3)
 
 
-def test_the_mapping_outlives_its_file(offer: SharedOffer) -> None:
+async def test_the_mapping_outlives_its_file(offer: SharedOffer) -> None:
     sender, receiver = SharedWeights(offer), offer.receiver(0, CPU)
     offer.path.unlink()
-    sender.send(1, weights(1))
+    await sender.send(1, weights(1))
     assert_received(receiver, 1)
 
 
@@ -89,8 +89,8 @@ def sums_in_another_process(offer: SharedOffer, version: int) -> list[float]:
     return [float(tensor.float().sum()) for _, tensor in offer.receiver(0, CPU).receive(version)]
 
 
-def test_another_process_reads_what_was_sent(offer: SharedOffer) -> None:
-    SharedWeights(offer).send(4, weights(4))
+async def test_another_process_reads_what_was_sent(offer: SharedOffer) -> None:
+    await SharedWeights(offer).send(4, weights(4))
     (sums,) = run_in_processes(sums_in_another_process, [(offer, 4)], timeout_s=120)
     assert sums == [float(tensor.float().sum()) for tensor in weights(4).values()]
 

@@ -1,0 +1,276 @@
+"""Engines that let time pass instead of computing, on a virtual clock or a real one.
+
+A sample has a length and no content. It is run-length coded, in the columns that real samples use: its prompt is one
+value, the number of prompt tokens; its `tokens` are the lengths of its runs, a run being consecutive tokens of one
+version, and `versions` the version of each. Only these engines, the simulated task and the recorder know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.config import CostConfig
+from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request
+from harness.simulator.cost import offload_s, reload_s
+from harness.simulator.decoding import Decoding, SimulatedSample
+from harness.simulator.lengths import Lengths
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SimulatedRollout:
+    """`harness.protocols.RolloutEngine` of one device: `harness.simulator.decoding`, driven by a clock and one timer.
+
+    cost: resolved for the model; load_s: what taking new weights lasts; group_size: a handful of samples.
+
+    To spare the event loop, `finished` hands samples over when the last of a group is done, or when another
+    `group_size` slots have become free (then whoever fills the engine has something to do); each sample keeps the time
+    at which it finished. On a real clock a timer that comes late delays what it tells, and no sample.
+    """
+
+    def __init__(
+        self,
+        cost: CostConfig,
+        lengths: Lengths,
+        *,
+        slots: int,
+        group_size: int,
+        clock: Clock,
+        load_s: float,
+        name: str = "0",
+    ) -> None:
+        self.slots, self.name, self.version = slots, name, 0
+        self._cost, self._lengths, self._clock, self._load_s = cost, lengths, clock, load_s
+        self._decoding = Decoding(
+            slots=slots,
+            step_s=cost.decode_step_s,
+            step_s_per_sample=cost.decode_step_s_per_sample,
+            prefill_s_per_token=cost.prefill_s_per_token,
+        )
+        self._group_size = group_size
+        self._unfinished: dict[int, int] = {}  # samples of each group that are here
+        self._held: list[Completion] = []  # done, but not worth an event yet
+        self._room = slots // group_size
+        self._done: list[Completion] = []
+        self._changed = asyncio.Event()  # for `finished`
+        self._event = asyncio.Event()  # for `pause`
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None
+        self._paused = self._moving = self._asleep = self._closed = False
+        self._torn: int | None = None
+
+    @property
+    def running(self) -> int:
+        return self._decoding.running
+
+    @property
+    def waiting(self) -> int:
+        return len(self._decoding.waiting)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Raises ValueError for a prompt that is not one value, and for a partial that is not the sample's own."""
+        lengths = self._lengths.of(np.array([request.sample_id for request in requests], np.int64)).tolist()
+        samples = [_sample(request, length) for request, length in zip(requests, lengths, strict=True)]
+        for sample in samples:
+            group = sample.sample_id // self._group_size
+            self._unfinished[group] = self._unfinished.get(group, 0) + 1
+        self._decoding.submit(samples, self._clock.now())
+        self._follow()
+        self._changed.set()
+
+    async def finished(self) -> list[Completion]:
+        """Raises RuntimeError where there is work, but the weights are torn or asleep; or the engine was closed."""
+        while not self._done:
+            if self._closed:
+                raise RuntimeError(f"engine {self.name} is closed: nothing more will be finished")
+            if not self._paused and not self._moving and (self.running or self.waiting):
+                self._require_ready()
+            self._changed.clear()
+            await self._changed.wait()
+        done, self._done = self._done, []
+        return done
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Returns after the decode step that is under way (wait: after the last one)."""
+        if mode == "wait" and self.running:
+            self._require_ready()
+            self._decoding.drain(self._clock.now())
+            await self._until_event(lambda: not self.running)
+        self._decoding.stop(self._clock.now())
+        await self._until_event(lambda: self._decoding.stopped)
+        self._paused = True
+        if mode == "abort":
+            now = self._clock.now()
+            self._held += [self._completion(sample, "abort", now) for sample in self._decoding.abort()]
+            self._unfinished.clear()
+            self._hand_over()
+
+    def drop_cache(self) -> None:
+        self._decoding.drop_cache(self._clock.now())
+        self._follow()
+
+    async def resume(self) -> None:
+        """Raises RuntimeError where `finished` would: torn weights, asleep, closed."""
+        self._require_ready()
+        self._paused = False
+        self._go_on()
+
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Reads the iterable to its end, and lasts `load_s` at least. Raises RuntimeError in a busy engine."""
+        self._require_still("load_weights")
+        with self._standing_still():
+            start, self._torn = self._clock.now(), version
+            for _ in weights:
+                pass
+            await self._clock.sleep(max(0.0, self._load_s - (self._clock.now() - start)))
+            self.version, self._torn = version, None
+            self._decoding.load(version)
+
+    async def sleep(self) -> None:
+        self._require_still("sleep")
+        with self._standing_still():
+            self._decoding.drop_cache(self._clock.now())
+            await self._clock.sleep(offload_s(self._cost))
+            self._asleep = True
+
+    async def wake(self) -> None:
+        if self._asleep:
+            with self._standing_still():
+                await self._clock.sleep(reload_s(self._cost))
+                self._asleep = False
+
+    async def close(self) -> None:
+        """Forget all samples; who waits in `finished` gets a RuntimeError."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._closed = True
+        self._decoding.stop(self._clock.now())
+        self._changed.set()
+
+    async def _until_event(self, happened: Callable[[], bool]) -> None:
+        self._follow()
+        while not happened():
+            self._event.clear()
+            await self._event.wait()
+
+    @contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """Whatever is submitted while weights move starts when they are in place."""
+        self._moving = True
+        self._decoding.stop(self._clock.now())
+        try:
+            yield
+        finally:
+            self._moving = False
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Generate, unless something is in the way."""
+        if not (self._paused or self._moving or self._asleep or self._closed or self._torn is not None):
+            self._decoding.resume(self._clock.now())
+            self._follow()
+        self._changed.set()
+
+    def _wake_up(self) -> None:
+        assert self._due is not None
+        self._timer, due, self._due = None, self._due, None
+        self._decoding.advance(max(due, self._clock.now()))  # a clock of floats may come an ulp early
+        self._follow()
+
+    def _follow(self) -> None:
+        """After anything that may have moved the decoding on: take its samples out, and set the timer."""
+        for sample, at in self._decoding.finished:
+            reason: FinishReason = "length" if _tokens(sample.runs) == self._lengths.cap else "stop"
+            self._held.append(self._completion(sample, reason, at))
+            group = sample.sample_id // self._group_size
+            self._unfinished[group] -= 1
+            if not self._unfinished[group]:
+                del self._unfinished[group]
+                self._hand_over()
+        if self._decoding.finished:
+            self._decoding.finished.clear()
+        busy = self.running + self.waiting
+        # Grows with every group_size slots that become free, counted from all slots and from none: who fills the engine
+        # may use all of them, or a number that groups divide.
+        room = (self.slots - busy) // self._group_size + -busy // self._group_size
+        if room > self._room:
+            self._hand_over()
+        self._room = room
+        self._event.set()
+        self._set_timer(self._decoding.next_event())
+
+    def _hand_over(self) -> None:
+        if self._held:
+            self._done += self._held
+            self._held.clear()
+            self._changed.set()
+
+    def _set_timer(self, due: float | None) -> None:
+        if due == self._due or self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = due
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self._clock.now()), self._wake_up)
+
+    def _completion(self, sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:
+        return Completion(
+            sample_id=sample.sample_id,
+            tokens=np.array([tokens for _, tokens in sample.runs], np.int64),
+            log_probs=np.zeros(len(sample.runs), np.float32),
+            versions=np.array([version for version, _ in sample.runs], np.int32),
+            finish_reason=reason,
+            started_at=at if sample.started_at is None else sample.started_at,
+            finished_at=at,
+        )
+
+    def _require_ready(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"engine {self.name} is closed")
+        if self._torn is not None:
+            raise RuntimeError(
+                f"engine {self.name} will not generate: version {self._torn} was loaded in part only; "
+                "load a complete set of weights"
+            )
+        if self._asleep:
+            raise RuntimeError(f"engine {self.name} is asleep; call wake() first")
+
+    def _require_still(self, action: str) -> None:
+        if not self._paused and (self.running or self.waiting):
+            raise RuntimeError(
+                f"engine {self.name}: {action} needs a paused or idle engine, but {self.running} samples run and "
+                f"{self.waiting} wait; call pause() first"
+            )
+
+
+def _sample(request: Request, length: int) -> SimulatedSample:
+    """A sample of `length` tokens in all, less those of its partial."""
+    partial = request.partial
+    if len(request.prompt) != 1:
+        raise ValueError(
+            f"sample {request.sample_id}: a simulated prompt is one value, its number of tokens; "
+            f"this one has {len(request.prompt)} values"
+        )
+    if partial is None:
+        return SimulatedSample(request.sample_id, int(request.prompt[0]), length)
+    if partial.sample_id != request.sample_id or partial.finish_reason != "abort":
+        raise ValueError(
+            f"sample {request.sample_id}: only its own aborted completion can be continued, got one of sample "
+            f"{partial.sample_id} that ended by {partial.finish_reason!r}"
+        )
+    runs = list(zip(partial.versions.tolist(), partial.tokens.tolist(), strict=True))
+    before = _tokens(runs)
+    started_at = partial.started_at if before else None  # one that had only waited begins here
+    return SimulatedSample(request.sample_id, int(request.prompt[0]) + before, length - before, runs, started_at)
+
+
+def _tokens(runs: Iterable[tuple[int, int]]) -> int:
+    return sum(tokens for _, tokens in runs)

@@ -1,0 +1,78 @@
+"""Forward and training passes that let time pass instead of computing. Samples are run-length coded, see
+`engines.simulated`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.config import CostConfig
+from harness.protocols import Clock, TrainBatch
+from harness.simulator.cost import largest_share
+from harness.simulator.devices import Device
+from harness.transfer_queue import Ragged
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SimulatedLogProb:
+    """`harness.protocols.LogProbEngine` of `devices` devices that share each micro-batch; the largest share decides.
+
+    cost: resolved for the model; load_s: what taking new weights lasts. Loading takes no turn on the device: copies run
+    beside what is computed there.
+    """
+
+    def __init__(
+        self, cost: CostConfig, device: Device, *, clock: Clock, devices: int = 1, load_s: float = 0.0
+    ) -> None:
+        self._cost, self._clock, self._load_s = cost, clock, load_s
+        self._device, self._devices = device, devices
+        self.version = 0
+
+    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        """Zeros, a value per run."""
+        tokens = largest_share(prompts, responses, self._devices)
+        await self._device.work(self._cost.call_s + tokens * self._cost.log_prob_s_per_token)
+        return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
+
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        start = self._clock.now()
+        for _ in weights:
+            pass
+        await self._clock.sleep(max(0.0, self._load_s - (self._clock.now() - start)))
+        self.version = version
+
+
+class SimulatedTrainer:
+    """`harness.protocols.TrainEngine`: one rank, or (devices > 1) a whole training world in one.
+
+    cost: resolved for the model. A world cuts each micro-batch into contiguous parts of nearly equal counts and waits
+    for the largest. `parameters` are what it offers to send, if anything; they never change.
+    """
+
+    def __init__(
+        self,
+        cost: CostConfig,
+        device: Device,
+        *,
+        devices: int = 1,
+        parameters: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self._cost, self._device, self._devices = cost, device, devices
+        self._parameters = dict(parameters or {})
+
+    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+        """No sums: nothing was computed that a policy metric could be made of."""
+        tokens = largest_share(batch.prompts, batch.responses, self._devices)
+        await self._device.work(self._cost.call_s + tokens * self._cost.train_s_per_token)
+        return {}
+
+    async def step(self) -> dict[str, float]:
+        await self._device.work(self._cost.train_step_s)
+        return {"grad_norm": 0.0}
+
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        return dict(self._parameters)

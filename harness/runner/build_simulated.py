@@ -1,0 +1,202 @@
+"""Makes each simulated role in the process where it will run: the real roles, around engines that let time pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from engines.simulated import SimulatedRollout
+from engines.simulated_passes import SimulatedLogProb, SimulatedTrainer
+from harness.config import CostConfig, JobConfig
+from harness.protocols import Clock
+from harness.roles.actor import ActorRole
+from harness.roles.log_probs import OldLogProbStage, ReferenceStage
+from harness.roles.reward import AdvantageStage, RewardStage
+from harness.roles.rollout import RolloutRole
+from harness.runner.build import least_rows, reader_of
+from harness.simulator.cost import TransferTimes, transfer_times
+from harness.simulator.devices import Device
+from harness.simulator.lengths import Lengths
+from harness.simulator.workload import SimulatedTask
+from harness.transfer_queue import TransferQueue
+from harness.weight_sync.receiver import WeightOffer, WeightSender
+from harness.weight_sync.simulated import PacedOffer, PacedSender
+from schedules.protocol import Order, Transport
+
+_HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class SimulatedRecipe:
+    """All that a worker needs to make its role. counts: devices of each role; paced: it has weights, which
+    are really sent."""
+
+    config: JobConfig
+    cost: CostConfig
+    seed: int
+    transport: Transport
+    order: Order
+    counts: Mapping[str, int]
+    shares_device: bool
+    queue: TransferQueue
+    clock: Clock
+    devices: Mapping[str, Device]
+    paced: bool = False
+
+    @property
+    def batch_rows(self) -> int:
+        return self.config.algorithm.batch_groups * self.config.algorithm.group_size
+
+    @property
+    def stage(self) -> dict[str, Any]:
+        """What every stage wants to know."""
+        return {"queue": self.queue, "clock": self.clock, "wait_timeout_s": self.wait_timeout_s}
+
+    @property
+    def wait_timeout_s(self) -> float | None:
+        """As of the kit: where the clock jumps, nobody waits too long."""
+        return self.config.cluster.wait_timeout_s if self.paced else None
+
+    def micro_batch(self, role: str) -> int:
+        """Rows that all devices of a role take at once."""
+        algorithm = self.config.algorithm
+        return min(self.batch_rows, algorithm.micro_batch_groups * algorithm.group_size * self.counts[role])
+
+    def least(self, rows: int) -> int:
+        return least_rows(self.order, rows, self.config.algorithm.group_size)
+
+    @property
+    def times(self) -> TransferTimes:
+        return transfer_times(self.cost, self.transport)
+
+
+def build_simulated(number: int, job_role: str, recipe: SimulatedRecipe) -> Any:
+    """Worker `number` of a role; of rollout there are several, of the others one that stands for all its devices."""
+    return _BUILD[job_role](number, recipe)
+
+
+class PacedActor(ActorRole):
+    """Sends real weights, no faster than the cost model says."""
+
+    def __init__(self, times: TransferTimes, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.times = times
+
+    async def use(self, sender: WeightSender) -> None:
+        await super().use(PacedSender(sender, self.times, self.clock))
+
+
+class PacedRollout(RolloutRole):
+    """Receives real weights, no faster than the cost model says."""
+
+    def __init__(self, times: TransferTimes, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.times = times
+
+    async def join(self, offer: WeightOffer, number: int) -> None:
+        await super().join(PacedOffer(offer, self.times, self.clock), number)
+
+
+class PacedOldLogProb(OldLogProbStage):
+    """Receives real weights, no faster than the cost model says."""
+
+    def __init__(self, times: TransferTimes, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.times = times
+
+    async def join(self, offer: WeightOffer, number: int) -> None:
+        await super().join(PacedOffer(offer, self.times, self.clock), number)
+
+
+def _rollout(number: int, recipe: SimulatedRecipe) -> RolloutRole:
+    config, algorithm = recipe.config, recipe.config.algorithm
+    engine = SimulatedRollout(
+        recipe.cost,
+        Lengths(recipe.cost.lengths, recipe.seed),
+        slots=config.engine.slots,
+        group_size=algorithm.group_size,
+        clock=recipe.clock,
+        load_s=recipe.times.load_s,
+        name=str(number),
+    )
+    make = partial(PacedRollout, recipe.times) if recipe.paced else RolloutRole
+    return make(
+        engine,
+        recipe.queue,
+        recipe.clock,
+        index=number,
+        device=_HOST,
+        group_size=algorithm.group_size,
+        share=-(-algorithm.batch_groups // recipe.counts["rollout"]) * algorithm.group_size,
+        keep_cache=config.engine.keep_cache,
+        shares_device=recipe.shares_device,
+        wait_timeout_s=recipe.wait_timeout_s,
+    )
+
+
+def _reward(number: int, recipe: SimulatedRecipe) -> RewardStage:
+    task = SimulatedTask(recipe.cost.prompt_tokens, recipe.cost.lengths.cap)
+    return RewardStage(task, name=str(number), rows=recipe.batch_rows, minimum=1, **recipe.stage)
+
+
+def _advantages(number: int, recipe: SimulatedRecipe) -> AdvantageStage:
+    algorithm = recipe.config.algorithm
+    return AdvantageStage(
+        group_size=algorithm.group_size,
+        divide_by_std=algorithm.normalise_std,
+        name=str(number),
+        rows=recipe.batch_rows,
+        minimum=algorithm.group_size,
+        **recipe.stage,
+    )
+
+
+def _log_prob_engine(role: str, recipe: SimulatedRecipe) -> SimulatedLogProb:
+    return SimulatedLogProb(
+        recipe.cost, recipe.devices[role], clock=recipe.clock, load_s=recipe.times.load_s, devices=recipe.counts[role]
+    )
+
+
+def _reference(number: int, recipe: SimulatedRecipe) -> ReferenceStage:
+    rows = recipe.micro_batch("reference")
+    engine = _log_prob_engine("reference", recipe)
+    return ReferenceStage(engine, name=str(number), rows=rows, minimum=recipe.least(rows), **recipe.stage)
+
+
+def _actor_fwd(number: int, recipe: SimulatedRecipe) -> OldLogProbStage:
+    rows = recipe.micro_batch("actor_fwd")
+    engine = _log_prob_engine("actor_fwd", recipe)
+    make = partial(PacedOldLogProb, recipe.times) if recipe.paced else OldLogProbStage
+    return make(engine, _HOST, name=str(number), rows=rows, minimum=recipe.least(rows), **recipe.stage)
+
+
+def _actor(number: int, recipe: SimulatedRecipe) -> ActorRole:
+    weights = {"weights": torch.zeros(_TINY)} if recipe.paced else {}
+    engine = SimulatedTrainer(recipe.cost, recipe.devices["actor"], devices=recipe.counts["actor"], parameters=weights)
+    reader = reader_of(
+        recipe.order,
+        recipe.queue,
+        recipe.config.algorithm,
+        rank=number,
+        rows=recipe.micro_batch("actor"),
+        wait_timeout_s=recipe.wait_timeout_s,
+    )
+    make = partial(PacedActor, recipe.times) if recipe.paced else ActorRole
+    return make(engine, recipe.queue, recipe.clock, rank=number, reader=reader, device=_HOST)
+
+
+_TINY = 32_768
+"""Numbers in the weights that a paced run sends: as many bytes as a quarter of the tiny model's."""
+
+_BUILD: dict[str, Callable[[int, SimulatedRecipe], Any]] = {
+    "rollout": _rollout,
+    "reward": _reward,
+    "advantages": _advantages,
+    "reference": _reference,
+    "actor_fwd": _actor_fwd,
+    "actor": _actor,
+}

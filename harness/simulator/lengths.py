@@ -1,0 +1,69 @@
+"""How long simulated responses are: a draw per (seed, sample id), whatever the schedule, the engine and the time."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from harness.config import LengthsConfig
+
+_BLOCK = 4096  # samples drawn at a time
+_WORDS = 4  # 64-bit numbers that Philox gives for one value of its counter
+
+
+class Lengths:
+    """The lengths of one run's responses.
+
+    Sample `i` gets the words at counter `i` of a Philox generator keyed by the seed (Salmon et al., "Parallel random
+    numbers: as easy as 1, 2, 3", SC 2011), so no draw depends on which others are made. Raises OSError or ValueError,
+    naming the line, where a trace cannot be read.
+    """
+
+    def __init__(self, config: LengthsConfig, seed: int) -> None:
+        self.cap = config.cap
+        self._seed, self._kind, self._sigma = seed, config.kind, config.sigma
+        self._mean = 1.0 if config.mean is None else config.mean
+        self._trace = np.array(config.values, np.int64) if config.path is None else read_trace(Path(config.path))
+
+    def of(self, sample_ids: np.ndarray) -> np.ndarray:
+        """Tokens of these samples: int64 [n], each from 1 to `cap`, for ids int64 [n] in [0, 2**63)."""
+        blocks, places = np.divmod(np.asarray(sample_ids, np.int64), _BLOCK)
+        uniform = np.empty((blocks.size, 2))
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            uniform[here] = _uniforms(self._seed, block)[places[here]]
+        return np.clip(np.rint(self._scaled(uniform)), 1, self.cap).astype(np.int64)
+
+    def _scaled(self, uniform: np.ndarray) -> np.ndarray:
+        """Uniform numbers in (0, 1), [n, 2], as tokens, [n], before rounding."""
+        if self._kind == "constant":
+            return np.full(len(uniform), self._mean)
+        if self._kind == "uniform":
+            return 0.5 + uniform[:, 0] * (2 * self._mean - 1)
+        if self._kind == "trace":
+            return self._trace[(uniform[:, 0] * self._trace.size).astype(np.int64)]
+        # Box and Muller, "A note on the generation of random normal deviates" (1958).
+        normal = np.sqrt(-2 * np.log(uniform[:, 0])) * np.cos(2 * np.pi * uniform[:, 1])
+        return np.exp(np.log(self._mean) - self._sigma**2 / 2 + self._sigma * normal)
+
+
+@lru_cache(maxsize=256)
+def _uniforms(seed: int, block: int) -> np.ndarray:
+    """Two numbers in (0, 1) for each sample of a block: float64 [_BLOCK, 2]."""
+    generator = np.random.Philox(key=np.array([seed, 0x6C656E67746873], np.uint64), counter=block * _BLOCK)
+    words = generator.random_raw(_BLOCK * _WORDS).reshape(_BLOCK, _WORDS)[:, :2]
+    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+def read_trace(path: Path) -> np.ndarray:
+    """Recorded lengths, a whole number of tokens per line: int64 [lines]."""
+    lengths = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split(), 1):
+        if not line.isdecimal() or int(line) < 1:
+            raise ValueError(f"{path}:{number}: {line!r} is no number of tokens; write a whole number >= 1 per line")
+        lengths.append(int(line))
+    if not lengths:
+        raise ValueError(f"{path} holds no length; write a whole number of tokens per line")
+    return np.array(lengths, np.int64)

@@ -1,0 +1,70 @@
+"""What a get asks of the controller, and what it is answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from harness.transfer_queue.columns import Rows
+from harness.transfer_queue.partition import Positions
+from harness.transfer_queue.spec import QueueSpec
+
+First = tuple[str, tuple[tuple[int, int], ...]]
+"""(other, ((below, rows), ...)): what task `other` was handed under bound `below` or less goes among so many rows."""
+
+
+class Answer(Enum):
+    WAIT = "not now"
+    CLOSED = "nothing is left, and nothing will come"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one `get` wants: `minimum` to `count` rows for each rank.
+
+    first=(other, ((below, by), ...)), `below` ascending: what task `other` was handed under a bound of `below` or less
+    is among the first `by` rows that this task is handed, counted from the queue's beginning.
+    """
+
+    task: str
+    count: int
+    minimum: int
+    consumer: str
+    rank: int
+    partition: str | None
+    first: First | None = None
+
+    def check(self, spec: QueueSpec) -> None:
+        """ValueError for what can never be served."""
+        check_task(spec, self.task)
+        ranks = spec.tasks[self.task].ranks
+        if not 0 <= self.rank < ranks:
+            raise ValueError(f"rank {self.rank} of task {self.task!r} is outside its {ranks} ranks")
+        if not 1 <= self.minimum <= self.count:
+            raise ValueError(f"a get takes 1 <= minimum <= count, not minimum={self.minimum}, count={self.count}")
+        if self.first is not None:
+            check_task(spec, self.first[0])
+            check_one_rank(spec, self.task, "get what comes first")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Rows handed out, by id and by position in their partition, under a lease."""
+
+    lease: int
+    task: str
+    partition: str
+    rows: Rows
+    positions: Positions
+
+
+def check_task(spec: QueueSpec, task: str) -> None:
+    """ValueError unless there is this task."""
+    if task not in spec.tasks:
+        raise ValueError(f"task {task!r} is unknown; there are {sorted(spec.tasks)}")
+
+
+def check_one_rank(spec: QueueSpec, task: str, what: str) -> None:
+    """ValueError where the ranks of a task would have to agree on it."""
+    if spec.tasks[task].ranks > 1:
+        raise ValueError(f"task {task!r} has {spec.tasks[task].ranks} ranks and cannot {what}: give it one")

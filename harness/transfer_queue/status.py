@@ -1,0 +1,64 @@
+"""What a person wants to know of a queue that stands still: who waits for which rows, and what these lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.transfer_queue.asks import Ask
+from harness.transfer_queue.partition import Partition
+from harness.transfer_queue.precedence import Precedence
+
+SHOWN_ROWS = 16
+
+
+def explain(ask: Ask, partitions: Sequence[Partition], below: int | None, first: Precedence) -> str:
+    """Why this ask is not served: the rows that are left and the columns that they lack.
+
+    partitions: those it asks for; below: the bound of its consumer; first: what has to go before all else.
+    """
+    what = f"task {ask.task!r} waits for {min(ask.minimum, first.room)} rows"
+    if below is not None:
+        what += f" with ids below {below} (the bound of consumer {ask.consumer!r})"
+    for partition in partitions:
+        progress = partition.tasks[ask.task]
+        if partition.name in first.units:
+            rows = partition.rows[progress.positions(first.units[partition.name])].tolist()
+            assert ask.first is not None
+            return (
+                f"{what}, first for these {len(rows)} of partition {partition.name!r}, which task {ask.first[0]!r} was "
+                f"handed under a bound of {first.below} or less: {shown(rows)}; {_lacking(partition, ask.task)}"
+            )
+        if not first.units and progress.finished < progress.units:
+            ready, left = len(progress.policy) * progress.unit_rows, progress.left * progress.unit_rows
+            return (
+                f"{what} of partition {partition.name!r}: {ready} of the {left} rows left are ready; "
+                f"{_lacking(partition, ask.task)}"
+            )
+    return f"{what} of {'any partition' if ask.partition is None else repr(ask.partition)}: there is none"
+
+
+def slowest_task(tasks: Sequence[str], partitions: Sequence[Partition]) -> str:
+    """The task with most rows to finish, for the error of a writer that finds no room."""
+    to_do = {
+        task: sum((p.tasks[task].units - p.tasks[task].finished) * p.tasks[task].unit_rows for p in partitions)
+        for task in tasks
+    }
+    if not any(to_do.values()):
+        return "every task is done: clear a partition"
+    task = max(to_do, key=lambda name: to_do[name])
+    oldest = next(p for p in partitions if p.tasks[task].finished < p.tasks[task].units)
+    lacking = oldest.missing(task) or "none"
+    return (
+        f"the slowest task is {task!r} with {to_do[task]} rows to do, the oldest in {oldest.name!r} "
+        f"(rows that lack a column: {lacking})"
+    )
+
+
+def shown(rows: Sequence[int]) -> str:
+    """The first rows, and whether there are more."""
+    return f"{list(rows[:SHOWN_ROWS])}{' and more' if len(rows) > SHOWN_ROWS else ''}"
+
+
+def _lacking(partition: Partition, task: str) -> str:
+    columns = ", ".join(partition.tasks[task].spec.columns)
+    return f"it reads {columns}; rows that lack a column: {partition.missing(task) or 'none'}"

@@ -1,0 +1,136 @@
+"""Weights that take their time: none that travel (virtual), or real ones, no faster than a cost model says (paced)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from harness.protocols import Clock
+from harness.runtime.handles import Handle
+from harness.simulator.cost import TransferTimes, Transport
+from harness.weight_sync.plan import TransferPlan
+from harness.weight_sync.receiver import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
+from harness.weight_sync.wires import Spans, join, send_and_receive, stage_then_swap, write_then_read
+
+_PUBLISH = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
+
+
+@dataclass(frozen=True)
+class SimulatedWire:
+    """Stands in for the wire of `transport`: the same calls in the same order. Engines let their loads pass."""
+
+    transport: Transport
+    times: TransferTimes
+    clock: Clock
+
+    async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
+        await source.call("use", SimulatedSender(self.times, self.clock))
+        await join(receivers, SimulatedOffer(plan, self.times, self.clock))
+
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
+        return await _PUBLISH[self.transport](trainers, receivers, version)
+
+
+@dataclass(frozen=True)
+class SimulatedOffer:
+    plan: TransferPlan
+    times: TransferTimes
+    clock: Clock
+
+    def receiver(self, number: int, device: torch.device) -> SimulatedReceiver:
+        return SimulatedReceiver(self.times, self.clock)
+
+
+class SimulatedSender:
+    """The trainer waits `send_s`; what travels on in the background has arrived `stage_s` later."""
+
+    def __init__(self, times: TransferTimes, clock: Clock) -> None:
+        self._times, self._clock = times, clock
+        self._version = 0
+        self._arrives_at = 0.0
+
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        await self.arrived(self._version)
+        await self._clock.sleep(self._times.send_s)
+        self._version, self._arrives_at = version, self._clock.now() + self._times.stage_s
+
+    async def arrived(self, version: int) -> None:
+        if version != self._version:
+            raise ValueError(f"version {version} is not under way; the last one sent is {self._version}")
+        left = self._arrives_at - self._clock.now()
+        if left > 0:
+            await self._clock.sleep(left)
+
+
+class SimulatedReceiver:
+    """Yields no tensors."""
+
+    def __init__(self, times: TransferTimes, clock: Clock) -> None:
+        self._times, self._clock = times, clock
+        self._staged: set[int] = set()
+
+    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    async def stage(self, version: int) -> None:
+        await self._clock.sleep(self._times.stage_s)
+        self._staged.add(version)
+
+    def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        if version not in self._staged:
+            there = ", ".join(map(str, sorted(self._staged))) or "none"
+            raise ValueError(f"version {version} is not in host memory; there: {there}")
+        self._staged = {newer for newer in self._staged if newer > version}
+        return iter(())
+
+
+class PacedSender:
+    """A real sender that takes at least as long as the cost model says, until the trainer may go on."""
+
+    def __init__(self, sender: WeightSender, times: TransferTimes, clock: Clock) -> None:
+        self._sender, self._times, self._clock = sender, times, clock
+
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        start = self._clock.now()
+        await self._sender.send(version, parameters)
+        await self._clock.sleep(max(0.0, self._times.send_s - (self._clock.now() - start)))
+
+    async def arrived(self, version: int) -> None:
+        if isinstance(self._sender, HostSender):
+            await self._sender.arrived(version)
+
+
+class PacedReceiver:
+    """A real receiver into host memory that takes at least as long as the cost model says."""
+
+    def __init__(self, receiver: HostReceiver, times: TransferTimes, clock: Clock) -> None:
+        self._receiver, self._times, self._clock = receiver, times, clock
+
+    async def stage(self, version: int) -> None:
+        start = self._clock.now()
+        await self._receiver.stage(version)
+        await self._clock.sleep(max(0.0, self._times.stage_s - (self._clock.now() - start)))
+
+    def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._receiver.staged(version)
+
+
+@dataclass(frozen=True)
+class PacedOffer:
+    """A real offer whose receivers into host memory are paced; those that load at once are paced by their engine."""
+
+    offer: WeightOffer
+    times: TransferTimes
+    clock: Clock
+
+    @property
+    def plan(self) -> TransferPlan:
+        return self.offer.plan
+
+    def receiver(self, number: int, device: torch.device) -> WeightReceiver | HostReceiver:
+        receiver = self.offer.receiver(number, device)
+        if isinstance(receiver, HostReceiver):
+            return PacedReceiver(receiver, self.times, self.clock)
+        return receiver

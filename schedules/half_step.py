@@ -1,0 +1,71 @@
+"""Half a step off policy: cohorts of engines take new weights in turn, so that rollout as a whole never stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from schedules.capacity import Capacity
+from schedules.protocol import Job, Order, Rollout, Transport
+from schedules.together import together
+
+
+@dataclass(frozen=True)
+class HalfStep:
+    """As `delayed_update`, but staggered: while one cohort swaps, the others generate under the version that they have
+    (AsyncFlow, arXiv 2507.01663, fig. 8d, as future work). A batch holds samples of two versions.
+
+    cohorts: into how many parts the engines are dealt out; at most one of them is paused at any time.
+    partial: samples that run while weights are swapped go on under the new ones (their tokens carry versions);
+        otherwise a cohort first finishes what it runs.
+
+    Lag is 0 or 1, and 0 in the second half of every batch, which no engine may start under the version before: so at
+    most ceil(batch / 2) groups of a batch lag.
+    """
+
+    transport: ClassVar[Transport] = "host_staged"
+    order: ClassVar[Order] = "fifo"
+    eta: ClassVar[float] = 0.5
+    cohorts: int = 2
+    partial: bool = True
+
+    def __post_init__(self) -> None:
+        if self.cohorts < 2:
+            raise ValueError(
+                f"schedule.cohorts={self.cohorts} leaves no engine to generate while others take weights; use 2 or more"
+            )
+
+    @property
+    def least_engines(self) -> int:
+        return self.cohorts
+
+    async def run(self, job: Job) -> None:
+        await together(
+            job.rollout.stream(),
+            *(stage.stream() for stage in (*job.host_stages, *job.device_stages)),
+            self._update(job, job.rollout.split(self.cohorts)),
+            self._train(job),
+        )
+
+    async def _update(self, job: Job, cohorts: Sequence[Rollout]) -> None:
+        """Consumes versions that arrived, produces engines that run them; a wider dispatch limit unblocks these.
+        Waits for arrival, which training unblocks, and, unless partial, for running samples to end."""
+        capacity = Capacity(job.batch, self.eta)
+        for version in range(1, job.iterations + 1):
+            await job.weights.arrived(version)
+            for cohort in cohorts:
+                await cohort.pause(drain=not self.partial)
+                await job.weights.swap(cohort, version)
+                await cohort.resume(below=capacity.limit(version))
+
+    async def _train(self, job: Job) -> None:
+        """Consumes trained columns, produces versions; each new version admits the next groups and goes on its way."""
+        capacity = Capacity(job.batch, self.eta)
+        await job.prompts.admit(below=capacity.limit(0))
+        await job.rollout.allow(below=capacity.limit(0))
+        for version in range(1, job.iterations + 1):
+            await job.trainer.train(version - 1)
+            await job.weights.stage(version)
+            await job.prompts.admit(below=capacity.limit(version))
+        await job.prompts.close()

@@ -1,0 +1,43 @@
+"""Separated synchronous training: a pool of devices per role, and nobody ahead of anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from schedules.capacity import Capacity
+from schedules.protocol import Job, Order, Transport
+from schedules.together import together
+
+
+@dataclass(frozen=True)
+class SeparatedSync:
+    """Generate a batch, score it, train on it, broadcast the weights; the next batch begins under them.
+
+    streaming: every role takes the rows of the batch as they become ready, so that scoring and training overlap with
+        generation; otherwise each waits for the whole batch of the one before. AsyncFlow (arXiv 2507.01663) calls
+        the step from one to the other "+ TransferQueue".
+
+    Lag is 0 at every token: batch i is admitted, sampled and trained while version i is the only one there is.
+    """
+
+    transport: ClassVar[Transport] = "collective"
+    order: ClassVar[Order] = "fifo"
+    least_engines: ClassVar[int] = 1
+    eta: ClassVar[float] = 0.0
+    streaming: bool = True
+
+    async def run(self, job: Job) -> None:
+        capacity = Capacity(job.batch, self.eta)
+        for i in range(job.iterations):
+            await job.prompts.admit(below=capacity.limit(i))
+            if self.streaming:
+                await together(job.rollout.generate(i), self._score(job, i), job.trainer.train(i))
+            else:
+                await job.rollout.generate(i)
+                await self._score(job, i)
+                await job.trainer.train(i)
+            await job.weights.publish(i + 1)
+
+    async def _score(self, job: Job, i: int) -> None:
+        await together(*(stage.process(i) for stage in (*job.host_stages, *job.device_stages)))

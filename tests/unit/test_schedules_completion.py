@@ -1,0 +1,188 @@
+"""Completion order played through over many cases: no lag beyond the bound, by waiting in time or by dropping."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from schedules import FullyAsync
+from schedules.capacity import Capacity
+
+PATIENCE = 100_000  # turns
+
+
+class CompletionJob:
+    """Groups are numbers; engines and trainer take turns of the event loop. What cannot go on is an error.
+
+    The trainer keeps what the protocol says of `first`: a group may go before those of a pair only while these would
+    still be among the next `groups` trained.
+    """
+
+    host_stages: Sequence[None] = ()
+    device_stages: Sequence[None] = ()
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        draw = self.random.choice
+        self.iterations, self.batch = draw([4, 8]), draw([1, 2, 5])
+        self.engines, self.train_turns, self.transfer_turns = draw([1, 3, 12, 40]), draw([0, 1, 30]), draw([0, 5, 200])
+        self.tail = draw([1.0, 3.0])
+        self.prompts = self.rollout = self.trainer = self.weights = self
+        self.admitted, self.total, self.next, self.bound, self.version = 0, self.iterations * self.batch, 0, 0, 0
+        self.paused, self.closed, self.drain = False, False, False
+        self.running = 0
+        self.started: dict[int, tuple[int, int]] = {}  # group -> bound that it was taken under, version that began it
+        self.ready: list[int] = []
+        self.taken: dict[int, int] = {}  # group -> iteration
+        self.dropped: set[int] = set()
+        self.widest = 0
+        """The most groups from the oldest that is neither trained nor dropped to the last one admitted."""
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(PATIENCE):
+            if condition():
+                return
+            await asyncio.sleep(0)
+        raise TimeoutError("deadlock")
+
+    async def admit(self, below: int) -> None:
+        self.admitted = max(self.admitted, min(below, self.total))
+        done = self.taken.keys() | self.dropped
+        oldest = next(group for group in range(self.admitted + 1) if group not in done)
+        self.widest = max(self.widest, self.admitted - oldest)
+
+    async def drop(self, started_below: int) -> int:
+        stale = {group for group in self.open() if self.started[group][0] <= started_below}
+        self.dropped |= stale
+        self.ready = [group for group in self.ready if group not in stale]
+        self.total += len(stale)
+        return len(stale)
+
+    def open(self) -> set[int]:
+        return self.started.keys() - self.taken.keys() - self.dropped
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def stream(self) -> None:
+        async with asyncio.TaskGroup() as engines:
+            for _ in range(self.engines):
+                engines.create_task(self._engine())
+
+    async def _engine(self) -> None:
+        while True:
+            await self.until(lambda: self.closed or self.next < min(self.bound, self.admitted))
+            if self.next >= min(self.bound, self.admitted):
+                return
+            group, bound, self.next = self.next, self.bound, self.next + 1
+            self.started[group] = bound, self.version
+            await self.until(lambda: not self.paused)  # it may be taken from the queue while the engine is paused
+            self.started[group] = bound, self.version
+            self.running += 1
+            for _ in range(min(2000, int(self.random.lognormvariate(2, self.tail)))):
+                if self.paused and not self.drain:
+                    await self.until(lambda: not self.paused)
+                await asyncio.sleep(0)
+            self.running -= 1
+            if group not in self.dropped:
+                self.ready.append(group)
+
+    async def allow(self, below: int) -> None:
+        assert below >= self.bound
+        self.bound = below
+
+    async def pause(self, *, drain: bool) -> None:
+        self.paused, self.drain = True, drain
+        await self.until(lambda: not drain or self.running == 0)
+
+    async def resume(self, below: int) -> None:
+        assert below > self.bound, "bounds tell versions apart"
+        self.bound, self.paused = below, False
+
+    async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        for k in range(self.batch):
+            await self.until(lambda k=k: self._next(first, k) is not None)  # type: ignore[misc]
+            group = self._next(first, k)
+            assert group is not None
+            self.ready.remove(group)
+            self.taken[group] = iteration
+            for _ in range(self.train_turns):
+                await asyncio.sleep(0)
+
+    def _next(self, first: Sequence[tuple[int, int]], taken: int) -> int | None:
+        """The group that has been ready for longest of those that may go now."""
+        for limit, groups in first:
+            pressing = [group for group in self.open() if self.started[group][0] <= limit]
+            assert len(pressing) <= groups - taken, "it is never too late already"
+            if len(pressing) == groups - taken:
+                return next((group for group in self.ready if group in pressing), None)
+        return next(iter(self.ready), None)
+
+    async def publish(self, version: int) -> None:
+        assert self.paused
+        for _ in range(self.transfer_turns):
+            await asyncio.sleep(0)
+        self.version = version
+
+    async def play(self, schedule: FullyAsync) -> list[int]:
+        """Runs it, and gives the lag of every trained group at its first token."""
+        await schedule.run(self)  # type: ignore[arg-type]
+        assert sorted(self.taken.values()) == [i for i in range(self.iterations) for _ in range(self.batch)]
+        assert self.taken.keys() | self.dropped == set(range(self.admitted)) and not self.taken.keys() & self.dropped
+        return [iteration - self.started[group][1] for group, iteration in self.taken.items()]
+
+
+ETAS = pytest.mark.parametrize("eta", [0, 0.5, 1, 1.5, 2, 3])
+SEEDS = range(10)
+
+
+@ETAS
+@pytest.mark.parametrize("partial", [True, False])
+async def test_what_would_lag_too_much_is_waited_for_in_time(eta: float, partial: bool) -> None:
+    worst = Capacity(1, eta).worst_lag
+    for seed in SEEDS:
+        job = CompletionJob(seed)
+        lags = await job.play(FullyAsync(max_staleness=eta, partial=partial, order="completion"))
+        assert 0 <= min(lags) and max(lags) <= worst, seed
+        assert not job.dropped
+        assert job.widest <= (2 * worst + 1) * job.batch, "what the queue has to hold"
+
+
+@ETAS
+@pytest.mark.parametrize("partial", [True, False])
+async def test_what_would_lag_too_much_is_dropped_and_made_up_for(eta: float, partial: bool) -> None:
+    worst, dropped = Capacity(1, eta).worst_lag, 0
+    for seed in SEEDS:
+        job = CompletionJob(seed)
+        lags = await job.play(FullyAsync(max_staleness=eta, partial=partial, order="completion", on_stale="drop"))
+        assert 0 <= min(lags) and max(lags) <= worst, seed
+        assert job.widest <= (3 * worst + 1) * job.batch, "what the queue has to hold, but for dropped ones that run"
+        dropped += len(job.dropped)
+    assert (dropped > 0) == (eta > 0) or not partial, "there was something to drop"
+
+
+async def test_long_groups_are_overtaken() -> None:
+    for seed in SEEDS:
+        job = CompletionJob(seed)
+        await job.play(FullyAsync(order="completion"))
+        if list(job.taken) != sorted(job.taken):
+            return
+    raise AssertionError("always in the order of admission")
+
+
+class WaitsWhenDue(FullyAsync):
+    """Waits only for what would be late in this very iteration."""
+
+    def _due(self, limits: list[int], batch: int) -> list[tuple[int, int]]:
+        return [pair for pair in super()._due(limits, batch) if pair[1] == batch]
+
+
+async def test_to_wait_only_when_a_group_is_due_would_be_too_late() -> None:
+    """With a staleness of 2, iteration 1 may train what version 1 started, and leave 2 batches due in iteration 2."""
+    with pytest.raises(ExceptionGroup, match="unhandled errors") as caught:
+        for seed in range(400):
+            await CompletionJob(seed).play(WaitsWhenDue(max_staleness=2, order="completion"))
+    assert caught.group_contains(AssertionError, match="never too late")

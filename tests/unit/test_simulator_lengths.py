@@ -1,0 +1,84 @@
+"""Response lengths: a draw per sample and seed, of the distribution that was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.config import LengthsConfig
+from harness.simulator.lengths import Lengths, read_trace
+
+LOGNORMAL = LengthsConfig(kind="lognormal", mean=200.0, sigma=0.7, cap=5000)
+MANY = np.arange(50_000)
+KINDS = [
+    LengthsConfig(kind="constant", mean=7.4, cap=100),
+    LengthsConfig(kind="uniform", mean=5.5, cap=100),
+    LOGNORMAL,
+    LengthsConfig(kind="trace", values=(3, 50, 7000), cap=6000),
+]
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.integers(0, 2**63))
+def test_a_length_depends_on_seed_and_sample_only(ids: list[int], seed: int) -> None:
+    together = Lengths(LOGNORMAL, seed).of(np.array(ids))
+    alone = [int(Lengths(LOGNORMAL, seed).of(np.array([sample_id]))[0]) for sample_id in ids]
+    assert together.tolist() == alone
+    assert together.dtype == np.int64
+
+
+def test_seeds_and_samples_have_lengths_of_their_own() -> None:
+    one, other = Lengths(LOGNORMAL, 0).of(MANY), Lengths(LOGNORMAL, 1).of(MANY)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.03
+    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("config", KINDS, ids=lambda config: config.kind)
+def test_every_kind_stays_between_one_token_and_the_cap(config: LengthsConfig) -> None:
+    lengths = Lengths(config, 3).of(MANY)
+    assert lengths.min() >= 1 and lengths.max() <= config.cap
+    short = Lengths(LengthsConfig(config.kind, 2, config.mean, config.sigma, config.values), 3).of(MANY)
+    assert set(short.tolist()) <= {1, 2}
+
+
+def test_a_constant_length_is_the_mean_rounded() -> None:
+    assert set(Lengths(KINDS[0], 0).of(MANY).tolist()) == {7}
+
+
+def test_uniform_lengths_are_equally_likely_from_one_on() -> None:
+    values, counts = np.unique(Lengths(KINDS[1], 0).of(MANY), return_counts=True)
+    assert values.tolist() == list(range(1, 11))
+    assert counts == pytest.approx(5000, rel=0.06)
+
+
+def test_lognormal_lengths_have_the_mean_the_median_and_the_tail_of_the_distribution() -> None:
+    lengths = Lengths(LOGNORMAL, 0).of(MANY)
+    median = 200.0 * np.exp(-(0.7**2) / 2)
+    assert lengths.mean() == pytest.approx(200.0, rel=0.02)
+    assert np.median(lengths) == pytest.approx(median, rel=0.02)
+    assert np.percentile(lengths, 99) == pytest.approx(median * np.exp(0.7 * 2.3263), rel=0.04)
+
+
+def test_a_trace_is_drawn_from_value_by_value(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("3\n50\n7000\n")
+    from_values, from_path = Lengths(KINDS[3], 0), Lengths(LengthsConfig(kind="trace", path=str(path), cap=6000), 0)
+    lengths = from_values.of(MANY)
+    assert (from_path.of(MANY) == lengths).all()
+    values, counts = np.unique(lengths, return_counts=True)
+    assert values.tolist() == [3, 50, 6000]
+    assert counts == pytest.approx(len(MANY) / 3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("12\nmany\n", "trace.txt:2: 'many' is no number"), ("0\n", "trace.txt:1: '0' is no"), ("", "holds no length")],
+)
+def test_a_trace_that_cannot_be_read_is_told_by_its_line(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "trace.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=told):
+        read_trace(path)

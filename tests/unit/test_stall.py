@@ -1,0 +1,106 @@
+"""A run in which nothing happens ends, and says who waits for what; on a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from harness.runtime.stall import Stalled, ask_waiting, watch
+from harness.runtime.waits import Waits
+
+
+class HandClock:
+    """Sleeping takes it on; `at_each` says what else happens then."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.events = 0
+        self.last_event = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        before, self.time = self.time, self.time + seconds
+        if before < self.last_event:
+            self.events += 1
+        await asyncio.sleep(0)
+
+
+async def two_loops() -> list[str]:
+    return ["rollout[0].feed waits for a free slot", "actor[0].train waits for rows of batch 3"]
+
+
+async def test_nothing_for_the_whole_timeout_is_a_stall_that_names_the_waiting_loops() -> None:
+    clock = HandClock()
+    with pytest.raises(Stalled) as caught:
+        await watch(lambda: clock.events, two_loops, 600.0, clock)
+    assert str(caught.value) == (
+        "nothing happened for 600 s; waiting: rollout[0].feed waits for a free slot; "
+        "actor[0].train waits for rows of batch 3"
+    )
+    assert 600 <= clock.time <= 630
+
+
+@pytest.mark.parametrize("last_event", [10.0, 1000.0])
+async def test_progress_puts_the_stall_off(last_event: float) -> None:
+    clock = HandClock()
+    clock.last_event = last_event
+    with pytest.raises(Stalled):
+        await watch(lambda: clock.events, two_loops, 100.0, clock)
+    assert last_event + 95 <= clock.time <= last_event + 115
+
+
+async def test_a_watch_is_a_timeout_and_can_be_cancelled() -> None:
+    clock = HandClock()
+    clock.last_event = float("inf")
+    watching = asyncio.create_task(watch(lambda: clock.events, two_loops, 1.0, clock))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not watching.done()
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+    assert issubclass(Stalled, TimeoutError)
+
+
+async def test_a_stall_in_which_nobody_waits_says_so() -> None:
+    async def nobody() -> list[str]:
+        return []
+
+    with pytest.raises(Stalled, match="waiting: nobody"):
+        await watch(lambda: 0, nobody, 5.0, HandClock())
+
+
+class Worker:
+    """Answers, unless it computes."""
+
+    def __init__(self, name: str, computes: bool) -> None:
+        self.name, self.computes = name, computes
+        self.waits = Waits(name)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        assert method == "waiting"
+        if self.computes:
+            await asyncio.Event().wait()
+        return self.waits.told()
+
+
+async def test_a_worker_that_computes_is_told_apart_and_hangs_nobody() -> None:
+    workers = [Worker("reward[0]", False), Worker("actor[0]", True), Worker("reward[1]", False)]
+    with workers[0].waits("work", "rows of train_3"), workers[0].waits("load", "version 3"):
+        assert await ask_waiting(workers, answer_s=0.01) == [
+            "reward[0].work waits for rows of train_3",
+            "reward[0].load waits for version 3",
+            "actor[0] does not answer (computing, or dead)",
+        ]
+
+
+def test_a_wait_is_taken_down_when_it_ends_also_by_an_error() -> None:
+    waits = Waits("actor[1]")
+    with pytest.raises(TimeoutError), waits("train", "rows of batch 0"):
+        assert waits.told() == ["actor[1].train waits for rows of batch 0"]
+        raise TimeoutError
+    assert waits.told() == []

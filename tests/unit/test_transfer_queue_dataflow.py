@@ -1,0 +1,45 @@
+"""The queue of a job: policies by order, and the names of partitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.roles.dataflow import iteration_of, partition_name, queue_spec
+
+ROLES = ["rollout", "reference", "actor_fwd", "actor"]
+
+
+def test_first_in_first_out_makes_every_forward_pass_and_the_training_wait_their_turn() -> None:
+    tasks = queue_spec(ROLES, training_ranks=2, capacity_rows=8).tasks
+    assert {name: task.policy for name, task in tasks.items()} == {
+        "rollout": "fifo",
+        "reward": "ready",
+        "advantages": "ready",
+        "reference": "fifo",
+        "actor_fwd": "fifo",
+        "actor": "fifo",
+    }
+
+
+def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> None:
+    tasks = queue_spec(ROLES, training_ranks=1, capacity_rows=8, order="completion").tasks
+    assert {name: task.policy for name, task in tasks.items()} == {
+        "rollout": "fifo",
+        "reward": "ready",
+        "advantages": "ready",
+        "reference": "ready",
+        "actor_fwd": "ready",
+        "actor": "completion",
+    }
+
+
+def test_order_of_completion_is_refused_for_a_training_world_of_several_ranks() -> None:
+    with pytest.raises(ValueError, match="order 'completion' trains on one rank, not 2"):
+        queue_spec(ROLES, training_ranks=2, capacity_rows=8, order="completion")
+
+
+def test_a_partition_names_its_iteration() -> None:
+    assert [iteration_of(partition_name(i)) for i in (0, 7, 120)] == [0, 7, 120]
+    for name in ("a", "train_", "train_-1", "7"):
+        with pytest.raises(ValueError, match=f"partition '{name}' holds no batch"):
+            iteration_of(name)
