@@ -119,7 +119,7 @@ class ClusterConfig:
     oversubscribe: Switch = False  # let a CPU job use more devices than there are cores (for tests, not for timing)
     bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
     wait_timeout_s: Positive = 300.0  # longest wait on another process before the run ends with an error
-    stall_timeout_s: Positive = 600.0  # longest time in which nothing at all happens before the run says what waits
+    stall_timeout_s: Positive = 1800.0  # longest time without any progress before the run says what waits
     call_timeout_s: Positive = 3600.0  # longest single piece of work, such as training on one batch
     memory_gib: Positive | None = None  # memory of one device; asked from the machine when None
 

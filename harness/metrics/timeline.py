@@ -19,6 +19,8 @@ WORK_KINDS = SYNC_KINDS | {"generate", "reward", "reference", "old_log_prob", "a
 BACKGROUND_SYNC_KINDS = frozenset({"stage_weights"})
 KINDS = WORK_KINDS | BACKGROUND_SYNC_KINDS | {"wait_for_samples"}
 TRAINING_ROLE = "actor"
+SYNC_ROLES = ("rollout", "actor", "actor_fwd")
+"""Roles that weights travel between."""
 
 # `reward` has no time of its own among the metrics (DESIGN section 7); its spans count in idle/reward and in the trace.
 _PHASE_METRICS = {
@@ -130,8 +132,9 @@ class Timeline:
 
         A phase's time is the sum of its spans that carry this iteration, over the number of engines that have one:
         seconds per engine. Waiting is the training role's. weight_sync: seconds of the iteration's window in which some
-        weight transfer was going on, in the background or not; exposed: of these, the seconds in which a transfer kept
-        some device busy that did nothing else. What travels in the background keeps none busy, and hides nothing.
+        weight transfer was going on, in the background or not; exposed: seconds in which a transfer kept a device busy
+        that did nothing else, a mean over the devices of roles that take or give weights, so that engines which load in
+        turn are not counted as if all had stopped. What travels in the background keeps none busy, and hides nothing.
         """
         spans, window = self._by_iteration[iteration], self.window(iteration)
         metrics = {"time/iteration_s": _elapsed(window)}
@@ -141,14 +144,16 @@ class Timeline:
             s for s in spans if s.kind == "wait_for_samples" and s.role == TRAINING_ROLE
         )
         syncs: list[Interval] = clip(((s.start, s.end) for s in _overlapping(self._background_syncs, window)), window)
-        exposed: list[Interval] = []
+        exposed = 0.0
         for device in self._devices(self.placement.values()):
             work = list(self._on_device(device, window))
             sync = [(s.start, s.end) for s in work if s.kind in SYNC_KINDS]
             syncs += clip(sync, window)
-            exposed += clip(subtract(sync, [(s.start, s.end) for s in work if s.kind not in SYNC_KINDS]), window)
+            alone = subtract(sync, [(s.start, s.end) for s in work if s.kind not in SYNC_KINDS])
+            exposed += length(clip(alone, window))
         metrics["time/weight_sync_s"] = length(syncs)
-        metrics["time/weight_sync_exposed_s"] = length(exposed)
+        holders = self._devices(place for (role, _), place in self.placement.items() if role in SYNC_ROLES)
+        metrics["time/weight_sync_exposed_s"] = exposed / max(1, len(holders))
         metrics |= {f"idle/{role}": self.idle(role, window) for role in self.roles}
         metrics["throughput/fraction_of_bound"] = self.fraction_of_bound(window)
         return metrics

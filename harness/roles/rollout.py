@@ -16,9 +16,10 @@ from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiv
 
 
 class RolloutRole:
-    """One rollout engine. `index` is its number, `share` the most samples it takes from the queue at once.
+    """One rollout engine. `index` is its number, `share` the most samples it takes from the queue at once, and the most
+    it has at a time of one batch; `stream_share` the most it has at a time while it streams.
 
-    With several engines a fair share keeps the first to ask from taking a whole batch for itself. Where it
+    With several engines fair shares keep the first to ask from taking all for itself. Where it
     `shares_device` with other roles, the engine takes the device for a batch and gives it back.
     """
 
@@ -32,6 +33,7 @@ class RolloutRole:
         device: torch.device,
         group_size: int,
         share: int,
+        stream_share: int,
         keep_cache: bool,
         shares_device: bool,
         wait_timeout_s: float | None,
@@ -39,7 +41,8 @@ class RolloutRole:
         if engine.slots < group_size:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
         self.engine, self.queue, self.clock, self.device = engine, queue, clock, device
-        self.index, self.name, self.group_size, self.share = index, str(index), group_size, share
+        self.index, self.name, self.group_size = index, str(index), group_size
+        self.share, self.stream_share = share, stream_share
         self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
         self.waits = Waits(f"rollout[{index}]")
         self._receiver: WeightReceiver | HostReceiver | None = None
@@ -68,7 +71,7 @@ class RolloutRole:
 
         Returns the last spans only: `take_spans` hands the others out while the run goes on.
         """
-        await self._run([None], self.engine.slots)
+        await self._run([None], min(self.engine.slots, self.stream_share))
         return await self.take_spans()
 
     async def allow(self, below: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,7 @@ class Recipe:
     queue: TransferQueue
     origin: float
     order: Order
+    eta: float
 
     @property
     def stage(self) -> dict[str, Any]:
@@ -71,11 +73,17 @@ def build_rollout(recipe: Recipe, number: int, engines: int, shares_device: bool
         index=number,
         device=device,
         group_size=algorithm.group_size,
-        share=-(-algorithm.batch_groups // engines) * algorithm.group_size,
+        share=fair_share(algorithm, engines),
+        stream_share=fair_share(algorithm, engines, batches=1 + recipe.eta),
         keep_cache=config.engine.keep_cache,
         shares_device=shares_device,
         wait_timeout_s=config.cluster.wait_timeout_s,
     )
+
+
+def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -> int:
+    """Samples of one engine where so many batches are dealt out in whole groups."""
+    return math.ceil(round(batches * algorithm.batch_groups / engines, 9)) * algorithm.group_size
 
 
 def build_reward(recipe: Recipe, number: int) -> Any:

@@ -17,7 +17,7 @@ from harness.roles.actor import ActorRole
 from harness.roles.log_probs import OldLogProbStage, ReferenceStage
 from harness.roles.reward import AdvantageStage, RewardStage
 from harness.roles.rollout import RolloutRole
-from harness.runner.build import least_rows, reader_of
+from harness.runner.build import fair_share, least_rows, reader_of
 from harness.simulator.cost import TransferTimes, transfer_times
 from harness.simulator.devices import Device
 from harness.simulator.lengths import Lengths
@@ -40,6 +40,7 @@ class SimulatedRecipe:
     seed: int
     transport: Transport
     order: Order
+    eta: float
     counts: Mapping[str, int]
     shares_device: bool
     queue: TransferQueue
@@ -131,7 +132,8 @@ def _rollout(number: int, recipe: SimulatedRecipe) -> RolloutRole:
         index=number,
         device=_HOST,
         group_size=algorithm.group_size,
-        share=-(-algorithm.batch_groups // recipe.counts["rollout"]) * algorithm.group_size,
+        share=fair_share(algorithm, recipe.counts["rollout"]),
+        stream_share=fair_share(algorithm, recipe.counts["rollout"], batches=1 + recipe.eta),
         keep_cache=config.engine.keep_cache,
         shares_device=recipe.shares_device,
         wait_timeout_s=recipe.wait_timeout_s,

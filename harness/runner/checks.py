@@ -53,7 +53,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
     _check_names(config)
     _check_model(config.model)
     placement = place(config.schedule.split, config.cluster.devices, device_roles(config))
-    _check_schedule(schedule, placement)
+    _check_engines(config, schedule, placement)
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
     _check_lengths(config)
@@ -79,13 +79,18 @@ def _simulated(
     return Plan(placement, gpu=False, backend=backend, why=why)
 
 
-def _check_schedule(schedule: Schedule, placement: Placement) -> None:
-    engines = len(placement.devices["rollout"])
-    if engines < schedule.least_engines:
-        raise ConfigError(
-            f"this schedule needs {_count(schedule.least_engines, 'rollout engine')}, schedule.split gives {engines}; "
-            f"set DEVICES higher, or schedule.split.rollout={schedule.least_engines}"
-        )
+def _check_engines(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+    engines, least = len(placement.devices["rollout"]), schedule.least_engines
+    if engines >= least:
+        return
+    split, roles = config.schedule.split, device_roles(config)
+    more = range(config.cluster.devices + 1, 64 * least + config.cluster.devices)
+    enough = next((n for n in more if len(place(split, n, roles).devices["rollout"]) >= least), None)
+    fix = f"set schedule.split.rollout={least}" if enough is None else f"set DEVICES={enough}"
+    raise ConfigError(
+        f"schedule={config.schedule.name} needs {least} rollout engines, its split gives {engines} of "
+        f"{_count(config.cluster.devices, 'device')}; {fix}"
+    )
 
 
 def _check_order(schedule: Schedule, placement: Placement) -> None:

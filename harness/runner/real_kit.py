@@ -78,6 +78,7 @@ class RealKit:
             queue=queue,
             origin=self.origin,
             order=self.schedule.order,
+            eta=self.schedule.eta,
         )
         if role == "actor":
             return self._start_trainers(count, runtime, recipe)

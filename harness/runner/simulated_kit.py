@@ -128,6 +128,7 @@ def _recipe(
         seed=seed,
         transport=schedule.transport,
         order=schedule.order,
+        eta=schedule.eta,
         counts={role: len(numbers) for role, numbers in placement.devices.items()},
         shares_device=len(placement.roles_on(placement.devices["rollout"][0])) > 1,
         queue=queue,

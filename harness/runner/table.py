@@ -24,10 +24,12 @@ from harness.runner.table_page import Figures, page
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "schedule_table.md"
 
 DEVICES, ITERATIONS, WARMUP = 16, 22, 2
+GROUPS, GROUP, SLOTS = 32, 8, 32
+SAMPLES = GROUPS * GROUP
 TRAIN_S = 10.0
 """Seconds that the training pool (half of the devices) works on a batch."""
-GENERATE_S = {"training is the bottleneck": 5.0, "balanced": 10.0, "generation is the bottleneck": 20.0}
-"""Seconds that the rollout pool takes for a whole batch by itself."""
+GENERATE_S = {"training is the bottleneck": 2.0, "balanced": 10.0, "generation is the bottleneck": 20.0}
+"""Seconds that the rollout pool would take for a batch, if all its slots were always full."""
 TAILS = {
     "light tail": LengthsConfig(kind="lognormal", mean=1000.0, sigma=0.3, cap=8000),
     "heavy tail": LengthsConfig(kind="lognormal", mean=1000.0, sigma=1.0, cap=8000),
@@ -54,16 +56,17 @@ INTRO = f"""\
 Written by `make table`; nothing here was measured. Every row is a run of the schedule's own file on the virtual
 clock (seed 0, {ITERATIONS} iterations, the first {WARMUP} left out), the same job each time: 32 prompts x 8
 responses, responses of 1,000 tokens in the mean before a cap at 8,000 (log-normal, sigma 0.3 light, 1.0 heavy),
-{DEVICES} devices, one engine each, 64 slots, half the time of a decode step independent of the batch.
+{DEVICES} devices, one engine each, {SLOTS} slots, half the time of a decode step independent of the batch.
 `colocate_sync` uses all {DEVICES} for each phase in turn, with 0.5 s to give the device back and 0.5 s to take it
 again; the others give {DEVICES // 2} to rollout and {DEVICES // 2} to training, which takes them {TRAIN_S:g} s a
-batch. The rollout pool alone takes 5, 10 or 20 s for a batch: so many seconds make training the bottleneck, balance
-the two, or make generation it. A transfer takes 0.1 or 3 s over the network; from the host's memory to the device
-no more than 0.5 s. Reference and old log-probs are left out.
+batch. With all slots full all the time the rollout pool would need 2, 10 or 20 s a batch: so many seconds make
+training the bottleneck, balance the two, or make generation it. (It never is full to the end of a batch; the heavy
+tail costs most.) A transfer takes 0.1 or 3 s over the network; from the host's memory to the device no more than
+0.5 s. Reference and old log-probs are left out.
 
 *Lag* is in iterations (mean over samples of each one's mean over tokens). *Exposed* are the seconds of an iteration
-in which some device waits for a weight transfer. *Idle* is the share of the time after warm-up in which a pool's
-devices do nothing, a mean over its devices."""
+in which a device waits for a weight transfer, a mean over devices. *Idle* is the share of the time after warm-up in
+which a pool's devices do nothing, a mean over its devices."""
 
 CONDITIONS = [Condition(*names) for names in product(GENERATE_S, TAILS, TRANSFER_S)]
 
@@ -75,8 +78,8 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield f"{schedule} {variant}".strip(), tuple(part for part in (f"schedule={schedule}", setting) if part)
 
 
-def job(settings: tuple[str, ...], condition: Condition, decode_s: float = 1.0) -> JobConfig:
-    """The job of one row under one condition. decode_s: seconds of a decode step with a full batch."""
+def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
+    """The job of one row under one condition."""
     config = compose_job(
         [
             *settings,
@@ -85,8 +88,8 @@ def job(settings: tuple[str, ...], condition: Condition, decode_s: float = 1.0) 
             f"cluster.devices={DEVICES}",
             f"iterations={ITERATIONS}",
             f"warmup_iterations={WARMUP}",
-            "algorithm.batch_groups=32",
-            "algorithm.group_size=8",
+            f"algorithm.batch_groups={GROUPS}",
+            f"algorithm.group_size={GROUP}",
             "algorithm.micro_batch_groups=1",
             "algorithm.reference=false",
             "algorithm.recompute_log_probs=false",
@@ -95,13 +98,14 @@ def job(settings: tuple[str, ...], condition: Condition, decode_s: float = 1.0) 
     split = dict(config.schedule.split)
     if split["rollout"] != "actor":  # pools of their own: half and half
         split |= {"rollout": DEVICES // 2, "actor": DEVICES // 2}
+    decode_s = decode_seconds(condition)
     transfer, train_pool = TRANSFER_S[condition.transfer], DEVICES // 2
-    tokens = 32 * 8 * mean_length(TAILS[condition.tail])
+    tokens = SAMPLES * mean_length(TAILS[condition.tail])
     cost = replace(
         config.cost,
         per_billion=False,
         decode_step_s=0.5 * decode_s,
-        decode_step_s_per_sample=0.5 * decode_s / 32,
+        decode_step_s_per_sample=0.5 * decode_s / SLOTS,
         prefill_s_per_token=0.0,
         train_s_per_token=TRAIN_S * train_pool / tokens,
         train_step_s=0.0,
@@ -115,7 +119,7 @@ def job(settings: tuple[str, ...], condition: Condition, decode_s: float = 1.0) 
         prompt_tokens=1,
         lengths=TAILS[condition.tail],
     )
-    engine = replace(config.engine, slots=64)
+    engine = replace(config.engine, slots=SLOTS)
     return replace(config, schedule=replace(config.schedule, split=split), cost=cost, engine=engine)
 
 
@@ -128,12 +132,10 @@ def mean_length(lengths: LengthsConfig) -> float:
 
 
 def decode_seconds(condition: Condition) -> float:
-    """The decode step that makes the rollout pool take GENERATE_S for a batch: all rates scale together, so one run at
-    1 s a step tells."""
-    alone = simulate(job(("schedule=separated_sync", "schedule.streaming=false"), condition), seed=0)
-    spans = [s for s in alone.timeline.spans if s.kind == "generate"]
-    longest = [max(s.end - s.start for s in spans if s.iteration == i) for i in range(ITERATIONS)]
-    return GENERATE_S[condition.bottleneck] / float(np.mean(longest))
+    """Seconds of a decode step with all slots full, so that the rollout pool, if it were always full, would generate a
+    batch in GENERATE_S."""
+    steps = mean_length(TAILS[condition.tail]) * SAMPLES / (SLOTS * DEVICES // 2)
+    return GENERATE_S[condition.bottleneck] / steps
 
 
 def figures(recorder: Recorder) -> Figures:
@@ -158,8 +160,7 @@ def study(progress: Callable[[str], None] = lambda said: None) -> dict[str, dict
     found: dict[str, dict[str, Figures]] = {}
     for condition in CONDITIONS:
         progress(str(condition))
-        decode_s = decode_seconds(condition)
-        found[str(condition)] = {name: figures(simulate(job(its, condition, decode_s), seed=0)) for name, its in rows()}
+        found[str(condition)] = {name: figures(simulate(job(its, condition), seed=0)) for name, its in rows()}
     return found
 
 

@@ -5,30 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Bench
+from conftest import FIRST_TIMEOUT_S
 
 from harness.metrics.responses import read_responses
-from harness.metrics.run_files import load_ledger, load_samples
+from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
-# From random weights, so that no warm start is needed; rewards are rare but not absent, and every update moves weights.
-SMALL = ("model.warm_start=false", "iterations=4", "smoke=true")
-
-
-@pytest.fixture(scope="module")
-def colocated(bench: Bench) -> Path:
-    return bench("colocated", "schedule=colocate_sync", "cluster.devices=1", *SMALL)
-
-
-@pytest.fixture(scope="module")
-def colocated_again(bench: Bench) -> Path:
-    return bench("colocated_again", "schedule=colocate_sync", "cluster.devices=1", *SMALL)
-
-
-@pytest.fixture(scope="module")
-def streaming(bench: Bench) -> Path:
-    return bench("streaming", "schedule=fully_async", "schedule.max_staleness=0", "cluster.devices=2", *SMALL)
+LEARNT = ("reward/", "response_length/", "policy/", "staleness/", "ledger/")
+"""Metrics that say nothing of time."""
 
 
 def same_bits(one: Path, other: Path) -> None:
@@ -37,28 +22,33 @@ def same_bits(one: Path, other: Path) -> None:
     ours, theirs = (read_responses(folder / "responses.parquet") for folder in (one, other))
     assert ours.column("response").equals(theirs.column("response"))
     assert ours.column("log_probs").equals(theirs.column("log_probs"))
+    assert learnt(one) == learnt(other)
     assert (one / "weights.safetensors").read_bytes() == (other / "weights.safetensors").read_bytes()
 
 
-def test_a_rerun_of_colocate_sync_is_bitwise_equal(colocated: Path, colocated_again: Path) -> None:
-    same_bits(colocated, colocated_again)
+def learnt(folder: Path) -> list[dict[str, float]]:
+    return [
+        {name: value for name, value in metrics.items() if name.startswith(LEARNT)} for metrics in load_metrics(folder)
+    ]
 
 
-def test_fully_async_at_staleness_0_is_bitwise_equal_to_colocate_sync(colocated: Path, streaming: Path) -> None:
-    same_bits(colocated, streaming)
+@pytest.mark.parametrize("other", ["colocated_again", "separated", "separated_streaming", "async_0"])
+def test_without_staleness_every_schedule_is_bitwise_equal_to_colocate_sync(fresh: dict[str, Path], other: str) -> None:
+    """And `colocate_sync` to itself."""
+    same_bits(fresh["colocated"], fresh[other])
 
 
-def test_the_runs_did_learn_something_from_each_other_s_weights(colocated: Path, bench: Bench) -> None:
+def test_the_runs_did_learn_something_from_each_other_s_weights(fresh: dict[str, Path]) -> None:
     """Another seed gives other tokens and weights: the equalities above are not between runs that stand still."""
-    other = bench("colocated", "schedule=colocate_sync", "cluster.devices=1", *SMALL, seed=1)
-    ours, theirs = (read_responses(folder / "responses.parquet") for folder in (colocated, other))
+    one, other = fresh["colocated"], fresh["colocated"].parent / "seed=1"
+    ours, theirs = (read_responses(folder / "responses.parquet") for folder in (one, other))
     assert not ours.column("response").equals(theirs.column("response"))
-    assert (colocated / "weights.safetensors").read_bytes() != (other / "weights.safetensors").read_bytes()
+    assert (one / "weights.safetensors").read_bytes() != (other / "weights.safetensors").read_bytes()
 
 
-def test_no_lag_at_staleness_0(colocated: Path, streaming: Path) -> None:
-    for folder in (colocated, streaming):
-        samples = load_samples(folder).to_pydict()
-        assert set(samples["lag_worst"]) == {0} and set(samples["span"]) == {1}
-        assert set(samples["fate"]) == {"trained"} and len(samples["fate"]) == 4 * 128
-        assert load_ledger(folder)["admitted"] == 4 * 128
+@pytest.mark.parametrize("name", ["colocated", "separated", "separated_streaming", "async_0"])
+def test_no_lag_at_staleness_0(fresh: dict[str, Path], name: str) -> None:
+    samples = load_samples(fresh[name]).to_pydict()
+    assert set(samples["lag_worst"]) == {0} and set(samples["span"]) == {1}
+    assert set(samples["fate"]) == {"trained"} and len(samples["fate"]) == 4 * 128
+    assert load_ledger(fresh[name])["admitted"] == 4 * 128

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT, Bench, command, environment
+from conftest import BARE, ROOT, Bench, command, environment
 
 from harness.metrics.run_files import load_ledger, load_metrics
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = ("iterations=60", "schedule=fully_async", "model.warm_start=false", "smoke=true")
+SETTINGS = ("iterations=80", "schedule=fully_async", "model.warm_start=false", "smoke=true", *BARE.split())
 STARTED_WITHIN_S, ENDED_WITHIN_S = 120, 40
 
 

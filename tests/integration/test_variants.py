@@ -5,28 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Bench
+from conftest import FIRST_TIMEOUT_S
 
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
 
-@pytest.fixture(scope="module")
-def drained(bench: Bench) -> Path:
-    """Half a batch ahead, engines drained before each update, TIS, and a KL to the reference in the loss."""
-    return bench(
-        "drained",
-        "schedule=fully_async",
-        "schedule.max_staleness=0.5",
-        "schedule.partial=false",
-        "algorithm.correction=tis",
-        "algorithm.kl_coef=0.01",
-        "task=expand",
-        "model.warm_start=false",
-        "iterations=6",
-        "smoke=true",
-    )
+@pytest.fixture
+def drained(ahead: dict[str, Path]) -> Path:
+    return ahead["drained"]
 
 
 def test_drained_engines_sample_no_sample_under_two_versions(drained: Path) -> None:

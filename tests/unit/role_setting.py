@@ -168,6 +168,7 @@ def rollout_role(
     *,
     index: int = 0,
     share: int = ROWS,
+    stream_share: int = 100 * ROWS,
     shares_device: bool = False,
     wait_timeout_s: float = 5.0,
 ) -> RolloutRole:
@@ -180,6 +181,7 @@ def rollout_role(
         device=CPU,
         group_size=GROUP,
         share=share,
+        stream_share=stream_share,
         keep_cache=False,
         shares_device=shares_device,
         wait_timeout_s=wait_timeout_s,

@@ -173,8 +173,10 @@ def test_a_device_that_streaming_roles_share_with_rollout_is_not_simulated() -> 
 
 
 def test_staggered_engines_must_be_several() -> None:
-    told = refused("schedule=half_step", "schedule.split.rollout=1")
-    assert told.startswith("this schedule needs 2 rollout engines, schedule.split gives 1; ")
+    needs = "schedule=half_step needs 2 rollout engines, its split gives 1 of 2 devices; set "
+    assert refused("schedule=half_step") == f"{needs}DEVICES=4"
+    assert refused("schedule=half_step", "schedule.split.rollout=1") == f"{needs}schedule.split.rollout=2"
+    plan("schedule=half_step", "cluster.devices=4")
 
 
 def test_completion_order_trains_on_one_rank() -> None:

@@ -166,7 +166,19 @@ def test_a_weight_sync_is_exposed_only_where_a_device_does_nothing_else() -> Non
     timeline.end_iteration(1, 10.0)
     metrics = timeline.iteration_metrics(1)
     assert metrics["time/weight_sync_s"] == 4
-    assert metrics["time/weight_sync_exposed_s"] == 1
+    assert metrics["time/weight_sync_exposed_s"] == 0.5, "one second of one of two devices"
+
+
+def test_engines_that_load_in_turn_expose_no_more_than_engines_that_load_at_once() -> None:
+    exposed = []
+    for second in (0, 1):
+        timeline = Timeline({("rollout", n): Place("rollout", (f"r{n}",)) for n in "01"})
+        timeline.add(
+            [span("rollout", "load_weights", start, start + 1, engine=n) for n, start in (("0", 0), ("1", second))]
+        )
+        timeline.end_iteration(1, 10.0)
+        exposed.append(timeline.iteration_metrics(1)["time/weight_sync_exposed_s"])
+    assert exposed == [1, 1]
 
 
 def test_weights_that_travel_in_the_background_are_a_sync_that_is_never_exposed_and_no_work() -> None:
@@ -185,7 +197,7 @@ def test_weights_that_travel_in_the_background_are_a_sync_that_is_never_exposed_
     timeline.end_iteration(2, 10.0)
     first, second = timeline.iteration_metrics(1), timeline.iteration_metrics(2)
     assert (first["time/weight_sync_s"], second["time/weight_sync_s"]) == (5, 2)
-    assert (first["time/weight_sync_exposed_s"], second["time/weight_sync_exposed_s"]) == (2, 0)
+    assert (first["time/weight_sync_exposed_s"], second["time/weight_sync_exposed_s"]) == (1, 0)
     assert (first["idle/rollout"], second["idle/rollout"]) == (pytest.approx(0.6), 1.0)
 
 

@@ -6,8 +6,6 @@ simulated engines. Together the properties below look at more than a thousand of
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -15,45 +13,25 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from invariants import LAGS, Finished, check_run
 
 from harness.config import CostConfig, JobConfig, LengthsConfig, ScheduleConfig
-from harness.metrics.samples import SampleRecord
-from harness.metrics.timeline import Timeline
 from harness.runner.assemble import capacity_rows
 from harness.runner.compose import compose_job, make_schedule
-from harness.runner.recorder import Recorder
 from harness.runner.session import Session
 from harness.runner.simulate import simulate
 from schedules import SCHEDULES
-from schedules.capacity import Capacity
 
 CASES = 150
 """Of each schedule: more than a thousand in all."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """One finished run and the most rows its queue ever held."""
 
-    config: JobConfig
-    recorder: Recorder
+    finished: Finished
     most_rows: int
-
-    @property
-    def batch(self) -> int:
-        return self.config.algorithm.batch_groups
-
-    @property
-    def group(self) -> int:
-        return self.config.algorithm.group_size
-
-    @property
-    def samples(self) -> list[SampleRecord]:
-        return self.recorder.samples()
-
-    @property
-    def trained(self) -> list[SampleRecord]:
-        return [sample for sample in self.samples if sample.fate == "trained"]
 
 
 @cache
@@ -75,7 +53,9 @@ def play(config: JobConfig, seed: int = 0) -> Run:
         queue._controller.create = created
 
     recorder = simulate(config, seed, started=watch)
-    return Run(config, recorder, most[0])
+    recorder.ledger.check()
+    finished = Finished(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    return Run(finished, most[0])
 
 
 LENGTHS = st.one_of(
@@ -176,133 +156,45 @@ checked = settings(
 )
 
 
-# -- what holds for all
-
-
-def check_every_sample_once(run: Run) -> None:
-    """Trained once or dropped for a reason, groups whole, every batch full, nothing left in flight that must not be."""
-    samples, counts = run.samples, run.recorder.ledger.counts()
-    assert [sample.sample_id for sample in samples] == list(range(len(samples)))
-    run.recorder.ledger.check()
-    per_iteration = Counter(sample.trained_iteration for sample in run.trained)
-    assert per_iteration == {i: run.batch * run.group for i in range(run.config.iterations)}
-    fates: dict[int, set[tuple[str, int | None]]] = {}
-    for sample in samples:
-        fates.setdefault(sample.group_id, set()).add((sample.fate, sample.trained_iteration))
-    assert all(len(fate) == 1 for fate in fates.values()), "a group was torn"
-    assert counts["in_flight"] == 0 and counts["dropped_filtered"] == 0
-
-
-def check_the_queue_is_bounded(run: Run) -> None:
-    assert run.most_rows <= capacity_rows(run.config, make_schedule(run.config))
-
-
-def check_dispatch(run: Run) -> None:
-    """No engine started a group before its weights allowed it; drops move the limits on by what was dropped."""
-    capacity = Capacity(run.batch, make_schedule(run.config).eta)
-    dropped = run.recorder.ledger.counts()["dropped_stale"] // run.group
-    for sample in run.trained:
-        assert sample.version_first is not None
-        assert sample.group_id < capacity.limit(sample.version_first) + dropped
-
-
-def check_times(run: Run) -> None:
-    for sample in run.trained:
-        assert sample.admitted_at <= sample.started_at <= sample.finished_at <= sample.trained_at  # type: ignore[operator]
-
-
-def check_all(run: Run) -> None:
-    check_every_sample_once(run)
-    check_the_queue_is_bounded(run)
-    check_dispatch(run)
-    check_times(run)
-
-
-def lags(run: Run, start: int = 0) -> set[int]:
-    """Every token's lag from iteration `start` on: the ends of each sample's range, which hold all between them."""
-    late = [sample for sample in run.trained if sample.trained_iteration >= start]  # type: ignore[operator]
-    return {s.trained_iteration - v for s in late for v in (s.version_first, s.version_last)}  # type: ignore[operator]
-
-
-# -- schedule by schedule
-
-
-@pytest.mark.parametrize("schedule", ["colocate_sync", "separated_sync"])
-def test_synchronous_schedules_have_no_lag_at_any_token(schedule: str) -> None:
-    @checked
-    @run_of(schedule)
-    def holds(job: JobConfig, seed: int) -> None:
-        run = play(job, seed)
-        check_all(run)
-        assert lags(run) == {0}
-
-    holds()
-
-
-@pytest.mark.parametrize("schedule", ["one_step_off", "delayed_update"])
-def test_one_step_schedules_lag_by_one_from_the_second_iteration_on(schedule: str) -> None:
-    @checked
-    @run_of(schedule)
-    def holds(job: JobConfig, seed: int) -> None:
-        run = play(job, seed)
-        check_all(run)
-        assert lags(run, start=1) <= {1}
-        assert {s.lag_worst for s in run.trained if s.trained_iteration == 0} == {0}
-
-    holds()
-
-
-@checked
-@run_of("k_step_off")
-def test_k_steps_off_lag_by_k_and_where_they_stand_in_the_rollout_batch(job: JobConfig, seed: int) -> None:
-    run, k = play(job, seed), job.schedule.options["k"]
-    check_all(run)
-    for sample in run.trained:
-        big, place = divmod(sample.trained_iteration, k)  # type: ignore[arg-type]
-        assert sample.lag_worst == sample.lag_mean == (k + place if big else place)
-
-
-@checked
-@run_of("fully_async")
-def test_fully_async_lags_by_no_more_than_it_admits(job: JobConfig, seed: int) -> None:
-    run, options = play(job, seed), job.schedule.options
-    check_all(run)
-    assert max(lags(run)) <= math.ceil(options["max_staleness"])
-    dropped = run.recorder.ledger.counts()["dropped_stale"]
-    if options["order"] == "fifo" or options["on_stale"] == "wait":
-        assert dropped == 0
-    assert dropped % run.group == 0
-
-
-@checked
-@run_of("half_step")
-def test_half_step_lags_by_none_or_one_and_by_half_in_the_mean_at_most(job: JobConfig, seed: int) -> None:
+def check(job: JobConfig, seed: int) -> Finished:
+    """It ends, its queue stayed within its bound, and everything of tests/invariants.py holds."""
     run = play(job, seed)
-    check_all(run)
-    assert lags(run) <= {0, 1}
-    old = math.ceil(run.batch / 2) / run.batch  # a half, where the batch divides by two
-    for iteration in range(1, job.iterations):
-        means = [s.lag_mean for s in run.trained if s.trained_iteration == iteration]
-        assert sum(means) / len(means) <= old + 1e-9  # type: ignore[arg-type]
-    assert not all_loading_at_once(run.recorder.timeline, job.schedule.split["rollout"])  # type: ignore[arg-type]
+    assert run.most_rows <= capacity_rows(job, make_schedule(job))
+    check_run(run.finished)
+    return run.finished
 
 
-def all_loading_at_once(timeline: Timeline, engines: int) -> bool:
-    """Whether there was an instant at which every rollout engine was loading weights."""
-    edges = sorted(
-        edge
-        for span in timeline.spans
-        if span.role == "rollout" and span.kind == "load_weights" and span.end > span.start
-        for edge in ((span.start, 1), (span.end, -1))
-    )
-    loading = 0
-    for _, change in edges:
-        loading += change
-        if loading == engines:
-            return True
-    return False
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_what_is_promised_of_the_schedule_holds_over_random_jobs(schedule: str) -> None:
+    @checked
+    @run_of(schedule)
+    def holds(job: JobConfig, seed: int) -> None:
+        check(job, seed)
+
+    holds()
+
+
+SYNCHRONOUS = {
+    "colocate_sync": {},
+    "separated_sync": {"streaming": True},
+    "fully_async": {"max_staleness": 0, "partial": True, "order": "fifo", "on_stale": "wait"},
+}
+
+
+@settings(checked, max_examples=25)
+@given(job=jobs("separated_sync"), seed=st.integers(0, 3))
+def test_without_staleness_the_schedules_train_the_same_samples_in_the_same_batches(job: JobConfig, seed: int) -> None:
+    """Samples have the same lengths, whoever generates them and when."""
+    trained = []
+    for schedule, options in SYNCHRONOUS.items():
+        split = dict(job.schedule.split)
+        if schedule == "colocate_sync":
+            split = base(schedule).schedule.split | {"actor": split["actor"]}
+        its = replace(job, schedule=ScheduleConfig(name=schedule, split=split, options=options))
+        trained.append([(s.sample_id, s.trained_iteration, s.response_tokens) for s in check(its, seed).trained])
+    assert trained[0] == trained[1] == trained[2]
 
 
 def test_every_schedule_is_looked_at() -> None:
-    assert set(OPTIONS) == set(SCHEDULES)
+    assert set(OPTIONS) == set(LAGS) == set(SCHEDULES)
     assert CASES * len(OPTIONS) > 1000
