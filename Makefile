@@ -59,6 +59,9 @@ test: lint
 perf: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_rollout
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_overhead
+	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_simulation
+	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_paced
+	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_prediction
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

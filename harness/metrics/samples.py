@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -155,6 +155,80 @@ def sample_record(
         reward=reward,
         exact_match=exact_match,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSamples:
+    """Samples trained in one iteration, as arrays of [k]; `versions` and `run_tokens` are those of `sample_record`, of
+    all samples in a row; `runs` [k]: how many of them are whose."""
+
+    sample_id: np.ndarray
+    engine: np.ndarray
+    versions: np.ndarray
+    runs: np.ndarray
+    run_tokens: np.ndarray | None
+    prompt_tokens: np.ndarray
+    admitted_at: np.ndarray
+    started_at: np.ndarray
+    finished_at: np.ndarray
+    trained_at: np.ndarray
+
+
+def trained_records(
+    samples: TrainedSamples,
+    iteration: int,
+    group_size: int,
+    rewards: Sequence[float] | None = None,
+    exact_matches: Sequence[bool] | None = None,
+) -> list[SampleRecord]:
+    """What `sample_record` says of each, all at once: simulations have many. The trainer held version `iteration`.
+
+    Raises ValueError as `sample_record` does, naming the first sample that is off.
+    """
+    ids, count = samples.sample_id, samples.sample_id.size
+    if not count:
+        return []
+    versions = samples.versions.astype(np.int64)
+    weights = np.ones_like(versions) if samples.run_tokens is None else samples.run_tokens
+    ends = np.cumsum(samples.runs)
+    starts = ends - samples.runs
+    _refuse(ids, samples.runs == 0, "was trained but has no token")
+    steps = np.diff(versions, prepend=versions[:1])
+    steps[starts] = 0  # from one sample to the next
+    first, last = versions[starts], versions[ends - 1]
+    _refuse(ids, np.minimum.reduceat(steps, starts) < 0, "has token versions that decrease")
+    _refuse(ids, first < 0, "has a negative token version")
+    _refuse(ids, last > iteration, f"has a token newer than version {iteration}, which the trainer held")
+    tokens = np.add.reduceat(weights, starts)
+    lag_mean = iteration - np.add.reduceat(versions * weights, starts) / tokens
+    columns: list[list[Any]] = [
+        ids.tolist(),
+        (ids // group_size).tolist(),
+        [str(engine) for engine in samples.engine.tolist()],
+        ["trained"] * count,
+        [iteration] * count,
+        first.tolist(),
+        last.tolist(),
+        (iteration - first).tolist(),
+        lag_mean.tolist(),
+        (last - first).tolist(),
+        (iteration - last).tolist(),
+        (1 + np.add.reduceat(steps != 0, starts)).tolist(),
+        samples.admitted_at.tolist(),
+        samples.started_at.tolist(),
+        samples.finished_at.tolist(),
+        samples.trained_at.tolist(),
+        samples.prompt_tokens.tolist(),
+        tokens.tolist(),
+        list(rewards) if rewards is not None else [None] * count,
+        list(exact_matches) if exact_matches is not None else [None] * count,
+    ]
+    return [SampleRecord(*row) for row in zip(*columns, strict=True)]
+
+
+def _refuse(ids: np.ndarray, wrong: np.ndarray, what: str) -> None:
+    if wrong.any():
+        raise ValueError(f"sample {ids[wrong][0]} {what}")
 
 
 def staleness_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:

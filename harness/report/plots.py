@@ -54,7 +54,7 @@ def draw_run(run_dir: Path) -> list[Path]:
         "gantt.png": lambda figure: draw_gantt(figure, timeline),
         "idle.png": lambda figure: draw_idle(figure, timeline),
     }
-    return [_save(run_dir / name, title, draw) for name, draw in drawings.items()]
+    return [save_figure(run_dir / name, title, draw) for name, draw in drawings.items()]
 
 
 def draw_reward(figure: Figure, metrics: pd.DataFrame) -> None:
@@ -147,7 +147,7 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
 
 
-def _save(path: Path, title: str, draw: Callable[[Figure], None]) -> Path:
+def save_figure(path: Path, title: str, draw: Callable[[Figure], None]) -> Path:
     with rc_context(_STYLE):
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from harness.metrics.samples import SampleRecord, length_metrics, reward_metrics, sample_record
+from harness.metrics.samples import SampleRecord, TrainedSamples, length_metrics, reward_metrics, trained_records
 from harness.rl.diagnostics import policy_metrics
 from harness.roles.actor import TrainedRows
 
@@ -37,14 +37,8 @@ class Measured:
         return values
 
     def records(self, rows: TrainedRows, iteration: int, group_size: int) -> Iterator[SampleRecord]:
-        for i, versions in enumerate(rows.versions.rows()):
-            yield sample_record(
-                **_of_row(rows, i, iteration, group_size),
-                versions=versions,
-                prompt_tokens=int(rows.prompt_tokens[i]),
-                reward=float(rows.reward[i]),
-                exact_match=bool(rows.exact_match[i]),
-            )
+        samples = _samples(rows, rows.prompt_tokens, run_tokens=None)
+        yield from trained_records(samples, iteration, group_size, rows.reward.tolist(), rows.exact_match.tolist())
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
         return length_metrics(records) | reward_metrics(records) | policy_metrics(dict(sums))
@@ -64,13 +58,8 @@ class Simulated:
         return self.prompt
 
     def records(self, rows: TrainedRows, iteration: int, group_size: int) -> Iterator[SampleRecord]:
-        for i, (versions, runs) in enumerate(zip(rows.versions.rows(), rows.responses.rows(), strict=True)):
-            yield sample_record(
-                **_of_row(rows, i, iteration, group_size),
-                versions=versions,
-                run_tokens=runs,
-                prompt_tokens=self.prompt,
-            )
+        prompts = np.full(rows.rows.size, self.prompt)
+        yield from trained_records(_samples(rows, prompts, rows.responses.values), iteration, group_size)
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
         return length_metrics(records)
@@ -79,17 +68,16 @@ class Simulated:
         return iter(())
 
 
-def _of_row(rows: TrainedRows, i: int, iteration: int, group_size: int) -> dict[str, Any]:
-    row = int(rows.rows[i])
-    return {
-        "sample_id": row,
-        "group_id": row // group_size,
-        "fate": "trained",
-        "engine": str(rows.engine[i]),
-        "trainer_version": iteration,
-        "trained_iteration": iteration,
-        "admitted_at": float(rows.admitted_at[i]),
-        "started_at": float(rows.started_at[i]),
-        "finished_at": float(rows.finished_at[i]),
-        "trained_at": float(rows.trained_at[i]),
-    }
+def _samples(rows: TrainedRows, prompt_tokens: np.ndarray, run_tokens: np.ndarray | None) -> TrainedSamples:
+    return TrainedSamples(
+        sample_id=rows.rows,
+        engine=rows.engine,
+        versions=rows.versions.values,
+        runs=rows.versions.lengths,
+        run_tokens=run_tokens,
+        prompt_tokens=prompt_tokens,
+        admitted_at=rows.admitted_at,
+        started_at=rows.started_at,
+        finished_at=rows.finished_at,
+        trained_at=rows.trained_at,
+    )

@@ -15,6 +15,7 @@ from harness.runtime.clock import RealClock
 from harness.runtime.handles import Handle, call_all
 from harness.runtime.stall import watch
 from harness.runtime.virtual_loop import VirtualLoop
+from harness.runtime.virtual_runtime import rare_collection
 
 
 class Session:
@@ -84,7 +85,8 @@ class Session:
         """The schedule, beside the watch for a stall where time passes by itself."""
         run = self.wanted.schedule.run(self.assembly.job)
         if not isinstance(self.clock, RealClock):
-            return await run
+            with rare_collection():
+                return await run
         limit = self.wanted.config.cluster.stall_timeout_s
         async with asyncio.TaskGroup() as tasks:
             guard = tasks.create_task(watch(lambda: self.recorder.events, self.assembly.waiting, limit, self.clock))

@@ -79,6 +79,8 @@ class RayRuntime:
         address = os.environ.get("RAY_ADDRESS")
         local: dict[str, Any] = {}
         if address is None:
+            # Ray would start workers at niceness 15: then whatever else runs on the machine goes before the engines.
+            os.environ.setdefault("RAY_worker_niceness", "0")
             local = {
                 "num_cpus": self.placement.total + 1,  # logical: one per device, one for roles without a device
                 "include_dashboard": False,

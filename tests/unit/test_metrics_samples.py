@@ -17,11 +17,13 @@ from harness.metrics.samples import (
     FATES,
     SCHEMA,
     SampleRecord,
+    TrainedSamples,
     length_metrics,
     read_samples,
     reward_metrics,
     sample_record,
     staleness_metrics,
+    trained_records,
     write_samples,
 )
 
@@ -179,3 +181,65 @@ def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"sample_id": [1]}), tmp_path / "samples.parquet")
     with pytest.raises(ValueError, match="not written by this version"):
         read_samples(tmp_path / "samples.parquet")
+
+
+def many(**changes: object) -> TrainedSamples:
+    """Three samples of 2, 1 and 3 runs."""
+    told = {
+        "sample_id": np.array([4, 5, 6]),
+        "engine": np.array([1, 0, 1]),
+        "versions": np.array([0, 2, 1, 1, 1, 2], np.int32),
+        "runs": np.array([2, 1, 3]),
+        "run_tokens": np.array([10, 30, 7, 1, 2, 3]),
+        "prompt_tokens": np.array([5, 6, 7]),
+    }
+    times = {
+        name: np.arange(3.0) + i for i, name in enumerate(("admitted_at", "started_at", "finished_at", "trained_at"))
+    }
+    return TrainedSamples(**(told | times | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("run_tokens", [None, np.array([10, 30, 7, 1, 2, 3])])
+def test_records_of_many_samples_at_once_are_those_of_each(run_tokens: np.ndarray | None) -> None:
+    samples = many(run_tokens=run_tokens)
+    found = trained_records(samples, 3, 2, [0.5, 1.0, 0.0], [False, True, False])
+    ends = np.cumsum(samples.runs)
+    for i, (end, runs) in enumerate(zip(ends, samples.runs, strict=True)):
+        expected = sample_record(
+            sample_id=int(samples.sample_id[i]),
+            group_id=int(samples.sample_id[i]) // 2,
+            fate="trained",
+            engine=str(samples.engine[i]),
+            versions=samples.versions[end - runs : end],
+            run_tokens=None if run_tokens is None else run_tokens[end - runs : end],
+            trainer_version=3,
+            trained_iteration=3,
+            prompt_tokens=int(samples.prompt_tokens[i]),
+            **{
+                name: float(getattr(samples, name)[i])
+                for name in ("admitted_at", "started_at", "finished_at", "trained_at")
+            },
+            reward=[0.5, 1.0, 0.0][i],
+            exact_match=[False, True, False][i],
+        )
+        assert found[i] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"versions": np.array([2, 1, 1, 1, 1, 2])}, "sample 4 has token versions that decrease"),
+        ({"versions": np.array([0, 2, -1, 1, 1, 2])}, "sample 5 has a negative token version"),
+        ({"versions": np.array([0, 2, 1, 1, 1, 4])}, "sample 6 has a token newer than version 3"),
+        ({"runs": np.array([3, 0, 3])}, "sample 5 was trained but has no token"),
+    ],
+)
+def test_of_many_samples_the_first_that_is_off_is_named(changes: dict[str, np.ndarray], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        trained_records(many(**changes), 3, 2)
+
+
+def test_no_samples_are_no_records() -> None:
+    empty = np.zeros(0, np.int64)
+    none = TrainedSamples(**{field.name: empty for field in fields(TrainedSamples)})
+    assert trained_records(none, 3, 2) == []

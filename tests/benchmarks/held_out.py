@@ -1,0 +1,35 @@
+"""Exact match of the weights that a run ended with, on problems that no run trains on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from engines.model import build_model
+from engines.torch_rollout import TorchRollout
+from harness.config import JobConfig
+from harness.protocols import Request, Sampling
+from harness.runner.build import make_task, max_tokens
+from harness.runtime.clock import RealClock
+
+SEED = 1_000_003  # of the problems and of the draws
+
+
+async def held_out_exact_match(config: JobConfig, weights: Path, problems: int = 1024) -> float:
+    """Share of right answers, one sampled at temperature 1 for each problem. weights: the run's weights.safetensors."""
+    task = make_task(config)
+    sampling = Sampling(max_tokens(config, task), stop_tokens=(task.stop_token,))
+    engine = TorchRollout(
+        build_model(config.model), sampling=sampling, slots=128, seed=SEED, clock=RealClock.starting_now()
+    )
+    await engine.load_weights(1, load_file(weights).items())
+    asked = [task.problem(group, SEED) for group in range(problems)]
+    engine.submit([Request(number, problem.prompt) for number, problem in enumerate(asked)])
+    right, answered = 0, 0
+    while answered < problems:
+        for completion in await engine.finished():
+            answered += 1
+            right += task.score(completion.tokens, asked[completion.sample_id].answer).exact_match
+    await engine.close()
+    return right / problems

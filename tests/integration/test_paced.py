@@ -1,0 +1,66 @@
+"""A paced run: real processes, queue and weight transfers around engines that last as long as the cost model says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Bench
+from invariants import Finished, check_run, read_run
+
+from harness.metrics.run_files import load_manifest
+from harness.runner.simulate import simulate
+from harness.runner.simulated_kit import simulated_cost
+from harness.simulator.cost import transfer_times
+
+pytestmark = [pytest.mark.slow]
+
+EARLY_S = 1e-3
+"""A timer may ring so much too soon: an event loop's clock has a resolution."""
+
+
+@pytest.fixture(scope="module")
+def folder(bench: Bench) -> Path:
+    """The schedule with the most to pace: copies that travel in the background, to cohorts that load in turn."""
+    return bench(
+        "paced",
+        *("schedule=half_step", "backend=paced", "cost=tiny_cpu", "cluster.devices=3", "schedule.split.rollout=2"),
+        *("iterations=3", "smoke=true", "algorithm.reference=false"),
+        *("algorithm.batch_groups=4", "algorithm.micro_batch_groups=2"),
+        *("cost.weight_bytes=10000000", "cost.network_bytes_per_s=100000000"),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Finished:
+    return read_run(folder)
+
+
+def test_a_paced_run_keeps_what_its_schedule_promises(run: Finished) -> None:
+    check_run(run)
+
+
+def test_a_paced_run_is_called_paced(folder: Path) -> None:
+    assert load_manifest(folder)["backend"] == "paced"
+
+
+def test_a_paced_run_makes_the_samples_of_the_virtual_one(run: Finished) -> None:
+    virtual = simulate(run.config, seed=0).samples()
+
+    assert [sample.response_tokens for sample in run.samples] == [sample.response_tokens for sample in virtual]
+
+
+def test_no_paced_work_is_faster_than_the_cost_model(run: Finished) -> None:
+    cost = simulated_cost(run.config)
+    transfer = transfer_times(cost, "host_staged")
+    least = {
+        "publish_weights": transfer.send_s,
+        "stage_weights": transfer.stage_s,
+        "load_weights": transfer.load_s,
+        "update_actor": cost.train_step_s,
+        "old_log_prob": cost.call_s,
+    }
+
+    seen = {kind: min(s.end - s.start for s in run.timeline.spans if s.kind == kind) for kind in least}
+
+    assert {kind: seconds for kind, seconds in seen.items() if seconds < least[kind] - EARLY_S} == {}
