@@ -148,6 +148,7 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def save_figure(path: Path, title: str, draw: Callable[[Figure], None]) -> Path:
+    """Draw in the style of all pictures here, with a title above, into a PNG at `path`; returns `path`."""
     with rc_context(_STYLE):
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)

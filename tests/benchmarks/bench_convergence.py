@@ -28,6 +28,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import StrMethodFormatter
 
 from harness.cli import RESULTS
 from harness.config import JobConfig
@@ -60,7 +61,8 @@ SCHEDULES = {
 }
 NO_LAG = ("colocate_sync", "separated_sync")
 CORRECTIONS = {"none": "no correction", "clip": "clipping", "tis": "truncated importance sampling"}
-COLORS = dict(zip(SCHEDULES, ["0.65", "0.1", *sns.color_palette("colorblind", 6)], strict=True))
+_BLUE, _ORANGE, _GREEN, _RED, _PINK, *_, _CYAN = sns.color_palette("colorblind")
+COLORS = dict(zip(SCHEDULES, ["0.65", "0.1", _BLUE, _ORANGE, _GREEN, _RED, _PINK, _CYAN], strict=True))
 LAST = 10  # iterations that the second table averages over
 SMOOTH = 7  # iterations of the running mean in the figure
 TIMEOUT_S = 900  # of a run
@@ -154,9 +156,15 @@ def markdown(runs: Sequence[Run], value: Callable[[Run], float]) -> str:
         own = [run for run in runs if run.schedule == schedule]
         lags = sorted({f"{run.lag:.2f}" for run in own})
         spread = lags[0] if len(lags) == 1 else f"{lags[0]} to {lags[-1]}" if lags else "-"
-        cells = [_cell([value(run) for run in own if run.correction == correction]) for correction in CORRECTIONS]
+        cells = [_cell([value(run) for run in _shown(runs, schedule, correction)]) for correction in CORRECTIONS]
         lines.append(f"| `{schedule}` | {spread} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _shown(runs: Sequence[Run], schedule: str, correction: str) -> list[Run]:
+    """Runs of a cell; where `tis` is `clip` bit for bit, those of `clip`, which has all seeds."""
+    made = "clip" if schedule in NO_LAG and correction == "tis" else correction
+    return [run for run in runs if (run.schedule, run.correction) == (schedule, made)]
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -170,13 +178,13 @@ def _share(value: float) -> str:
 
 def draw(figure: Figure, runs: Sequence[Run]) -> None:
     """A panel per correction, a colour per schedule. Thin: a seed; thick: the mean of the seeds."""
-    figure.set_size_inches(13, 5.2)
+    figure.set_size_inches(13, 5.6)
     panels = figure.subplots(1, len(CORRECTIONS), sharey=True)
     for panel, (correction, title) in zip(panels, CORRECTIONS.items(), strict=True):
         for schedule in SCHEDULES:
-            shown = "clip" if schedule in NO_LAG and correction == "tis" else correction  # the same, bit for bit
-            _draw_curves(panel, schedule, [run for run in runs if (run.schedule, run.correction) == (schedule, shown)])
+            _draw_curves(panel, schedule, _shown(runs, schedule, correction))
         panel.set(title=title, xlabel="samples trained", xlim=(0, None), ylim=(0, 1))
+        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     panels[0].set_ylabel(f"exact match, mean of {SMOOTH} iterations")
     lines = [Line2D([], [], color=color, linewidth=2.2, linestyle=_style(name)) for name, color in COLORS.items()]
     figure.legend(lines, list(COLORS), loc="outside lower center", ncols=len(COLORS) // 2)
