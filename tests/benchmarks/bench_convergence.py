@@ -1,6 +1,6 @@
 """Does staleness cost learning: every schedule under every correction, real runs of the tiny model.
 
-    CADENCE_RESULTS=/tmp/convergence python -m tests.benchmarks.bench_convergence [--seeds 0 1 2] [setting=value ...]
+    python -m tests.benchmarks.bench_convergence [--seeds 0 1 2] [setting=value ...]
 
 Runs `python -m harness bench` for one cell after another, the first seed of all cells before the others, and leaves out
 what is done already. A cell that fails is named at the end and stops no other. Then prints Markdown tables of exact

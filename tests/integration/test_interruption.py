@@ -22,6 +22,11 @@ SETTINGS = ("iterations=80", "schedule=fully_async", "model.warm_start=false", "
 STARTED_WITHIN_S, ENDED_WITHIN_S = 120, 40
 
 
+def heed_interrupts() -> None:
+    """A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def started(results: Path, experiment: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A long run in a session of its own, once its first iterations are written."""
@@ -34,6 +39,7 @@ def started(results: Path, experiment: str) -> Iterator[tuple[subprocess.Popen[s
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     try:
         wait_until(lambda: any(lines(path) > 2 for path in metrics_files(results, experiment)), process)
