@@ -131,7 +131,7 @@ def _name(run: RunSummary) -> str:
 def _figures(run: RunSummary) -> tuple[str, ...]:
     return (
         f"{run.iterations:,}\n{run.samples:,}",
-        f"{run.seconds:,.1f}",
+        f"{run.seconds:,.1f}" if run.seconds < 1000 else f"{run.seconds:,.0f}",
         f"{run.samples_per_s:,.1f}\n{run.tokens_per_s:,.0f}",
         f"{_share(run.exact_match_first)}\n{_share(run.exact_match_last)}",
         f"{run.lag_worst:.0f}\n{run.lag_mean:.2f}",
