@@ -114,7 +114,6 @@ def assemble(
     )
     everybody = [worker for of_role in workers.values() for worker in of_role]
     rollout = RolloutPool(workers["rollout"], observer)
-    rollout = RolloutPool(workers["rollout"], observer)
     job = RunningJob(
         iterations=config.iterations,
         batch=algorithm.batch_groups,

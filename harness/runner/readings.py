@@ -20,7 +20,7 @@ class Reading(Protocol):
     def prompt_tokens(self, values: int) -> int:
         """Tokens of a prompt whose column has this many values."""
 
-    def records(self, rows: TrainedRows, iteration: int, group_size: int) -> Iterator[SampleRecord]:
+    def records(self, rows: TrainedRows, iteration: int, group_size: int) -> list[SampleRecord]:
         """Records of what one rank trained; the trainer held version `iteration` when the batch started."""
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
@@ -36,9 +36,9 @@ class Measured:
     def prompt_tokens(self, values: int) -> int:
         return values
 
-    def records(self, rows: TrainedRows, iteration: int, group_size: int) -> Iterator[SampleRecord]:
+    def records(self, rows: TrainedRows, iteration: int, group_size: int) -> list[SampleRecord]:
         samples = _samples(rows, rows.prompt_tokens, run_tokens=None)
-        yield from trained_records(samples, iteration, group_size, rows.reward.tolist(), rows.exact_match.tolist())
+        return trained_records(samples, iteration, group_size, rows.reward.tolist(), rows.exact_match.tolist())
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
         return length_metrics(records) | reward_metrics(records) | policy_metrics(dict(sums))
@@ -57,9 +57,9 @@ class Simulated:
     def prompt_tokens(self, values: int) -> int:
         return self.prompt
 
-    def records(self, rows: TrainedRows, iteration: int, group_size: int) -> Iterator[SampleRecord]:
+    def records(self, rows: TrainedRows, iteration: int, group_size: int) -> list[SampleRecord]:
         prompts = np.full(rows.rows.size, self.prompt)
-        yield from trained_records(_samples(rows, prompts, rows.responses.values), iteration, group_size)
+        return trained_records(_samples(rows, prompts, rows.responses.values), iteration, group_size)
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
         return length_metrics(records)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from engines.model import parameter_count
 from harness.config import CostConfig, JobConfig
@@ -32,35 +31,68 @@ def simulated_cost(config: JobConfig) -> CostConfig:
     return resolved(config.cost, parameter_count(config.model))
 
 
-def simulated_task(config: JobConfig) -> SimulatedTask:
-    return SimulatedTask(config.cost.prompt_tokens, config.cost.lengths.cap)
-
-
 @dataclass
-class VirtualKit:
-    """`harness.runner.assemble.Kit` for one process on a clock that jumps."""
+class _SimulatedKit:
+    """What both kits have in common: `harness.runner.assemble.Kit`, save the wire and how workers get their devices."""
 
     config: JobConfig
     schedule: Schedule
     seed: int
     placement: Placement
-    clock: Clock
 
     @property
     def task(self) -> Task:
-        return simulated_task(self.config)
+        return SimulatedTask(self.config.cost.prompt_tokens, self.config.cost.lengths.cap)
+
+    @cached_property
+    def cost(self) -> CostConfig:
+        return simulated_cost(self.config)
+
+    def workers(self, role: str, devices: int) -> int:
+        return devices if role == "rollout" else 1
+
+    def _start(
+        self,
+        role: str,
+        count: int,
+        runtime: Runtime,
+        queue: TransferQueue,
+        *,
+        clock: Clock,
+        devices: Mapping[str, Device],
+        paced: bool,
+    ) -> list[Handle]:
+        recipe = SimulatedRecipe(
+            config=self.config,
+            cost=self.cost,
+            seed=self.seed,
+            transport=self.schedule.transport,
+            order=self.schedule.order,
+            eta=self.schedule.eta,
+            counts={role: len(numbers) for role, numbers in self.placement.devices.items()},
+            shares_device=len(self.placement.roles_on(self.placement.devices["rollout"][0])) > 1,
+            queue=queue,
+            clock=clock,
+            devices=devices,
+            paced=paced,
+        )
+        return [runtime.start(role, n, build_simulated, job_role=role, recipe=recipe) for n in range(count)]
+
+
+@dataclass
+class VirtualKit(_SimulatedKit):
+    """For one process on a clock that jumps."""
+
+    clock: Clock
 
     @cached_property
     def wire(self) -> Wire:
         transport = self.schedule.transport
-        return SimulatedWire(transport, transfer_times(simulated_cost(self.config), transport), self.clock)
+        return SimulatedWire(transport, transfer_times(self.cost, transport), self.clock)
 
     @property
     def wait_timeout_s(self) -> float | None:
         return None
-
-    def workers(self, role: str, devices: int) -> int:
-        return devices if role == "rollout" else 1
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
@@ -69,27 +101,18 @@ class VirtualKit:
         return {role: pools[devices] for role, devices in self.placement.devices.items()}
 
     def start(self, role: str, count: int, runtime: Runtime, queue: TransferQueue) -> list[Handle]:
-        recipe = _recipe(self.config, self.schedule, self.seed, self.placement, queue, self.clock, self.devices)
-        return [runtime.start(role, n, build_simulated, job_role=role, recipe=recipe) for n in range(count)]
+        return self._start(role, count, runtime, queue, clock=self.clock, devices=self.devices, paced=False)
 
 
 @dataclass
-class PacedKit:
-    """`harness.runner.assemble.Kit` for processes of their own: their queue and their weight transfers are real."""
+class PacedKit(_SimulatedKit):
+    """For processes of their own: their queue and their weight transfers are real."""
 
-    config: JobConfig
-    schedule: Schedule
-    seed: int
-    placement: Placement
     host: str
     origin: float
 
     def __post_init__(self) -> None:
         self._locks = tempfile.TemporaryDirectory(prefix="cadence-devices-")  # gone when this is
-
-    @property
-    def task(self) -> Task:
-        return simulated_task(self.config)
 
     @property
     def wire(self) -> Wire:
@@ -99,40 +122,10 @@ class PacedKit:
     def wait_timeout_s(self) -> float | None:
         return self.config.cluster.wait_timeout_s
 
-    def workers(self, role: str, devices: int) -> int:
-        return devices if role == "rollout" else 1
-
     def start(self, role: str, count: int, runtime: Runtime, queue: TransferQueue) -> list[Handle]:
-        clock = RealClock(self.origin)
-        devices: dict[str, Device] = {}
-        for its, numbers in self.placement.devices.items():
-            path = Path(self._locks.name) / f"device-{numbers[0]}"
-            devices[its] = LockedDevice(path, clock, timeout_s=self.config.cluster.wait_timeout_s)
-        recipe = _recipe(self.config, self.schedule, self.seed, self.placement, queue, clock, devices, paced=True)
-        return [runtime.start(role, n, build_simulated, job_role=role, recipe=recipe) for n in range(count)]
-
-
-def _recipe(
-    config: JobConfig,
-    schedule: Schedule,
-    seed: int,
-    placement: Placement,
-    queue: TransferQueue,
-    clock: Clock,
-    devices: Mapping[str, Device],
-    **options: Any,
-) -> SimulatedRecipe:
-    return SimulatedRecipe(
-        config=config,
-        cost=simulated_cost(config),
-        seed=seed,
-        transport=schedule.transport,
-        order=schedule.order,
-        eta=schedule.eta,
-        counts={role: len(numbers) for role, numbers in placement.devices.items()},
-        shares_device=len(placement.roles_on(placement.devices["rollout"][0])) > 1,
-        queue=queue,
-        clock=clock,
-        devices=devices,
-        **options,
-    )
+        clock, timeout_s = RealClock(self.origin), self.config.cluster.wait_timeout_s
+        devices: dict[str, Device] = {
+            its: LockedDevice(Path(self._locks.name) / f"device-{numbers[0]}", clock, timeout_s=timeout_s)
+            for its, numbers in self.placement.devices.items()
+        }
+        return self._start(role, count, runtime, queue, clock=clock, devices=devices, paced=True)

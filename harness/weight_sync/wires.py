@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from harness.protocols import Span
 from harness.runtime.handles import Handle, call_all
@@ -41,30 +41,34 @@ class SharedMemoryWire:
 
 
 @dataclass(frozen=True)
-class CollectiveWire:
-    """A process group between devices, met at `host`, whose waits end after timeout_s."""
+class _GroupWire:
+    """A process group, met at `host`, whose waits end after timeout_s."""
 
     host: str
     timeout_s: float
+    opened_by: ClassVar[str]
+    """The source's method that makes the offer."""
 
     async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
-        offer = await source.call("open_collective", plan, self.host, len(receivers), self.timeout_s)
+        offer = await source.call(self.opened_by, plan, self.host, len(receivers), self.timeout_s)
         await _meet(source, receivers, offer)
+
+
+@dataclass(frozen=True)
+class CollectiveWire(_GroupWire):
+    """A process group between devices."""
+
+    opened_by = "open_collective"
 
     async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
         return await send_and_receive(trainers, receivers, version)
 
 
 @dataclass(frozen=True)
-class HostStagedWire:
-    """A process group between hosts' memories, met at `host`, whose waits end after timeout_s."""
+class HostStagedWire(_GroupWire):
+    """A process group between hosts' memories."""
 
-    host: str
-    timeout_s: float
-
-    async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
-        offer = await source.call("open_host_staged", plan, self.host, len(receivers), self.timeout_s)
-        await _meet(source, receivers, offer)
+    opened_by = "open_host_staged"
 
     async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
         return await stage_then_swap(trainers, receivers, version)
