@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from harness.transfer_queue.asks import Answer, Ask, First, Grant
 from harness.transfer_queue.columns import Batch, Column, Rows, as_integers
-from harness.transfer_queue.controller import Controller, QueueClosed
-from harness.transfer_queue.leases import LeaseExpired
+from harness.transfer_queue.control.asks import Answer, Ask, First, Grant
+from harness.transfer_queue.control.controller import Controller, QueueClosed
+from harness.transfer_queue.control.leases import LeaseExpired
 from harness.transfer_queue.parking import Line, Parked, Parking, deadline
 from harness.transfer_queue.portal import portal_into
 from harness.transfer_queue.queue import Portal

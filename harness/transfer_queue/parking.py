@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.transfer_queue.asks import Answer, Ask, First, Grant
+from harness.transfer_queue.control.asks import Answer, Ask, First, Grant
 
 Line = tuple[int, int, int, str | None, First | None, int | None]
 

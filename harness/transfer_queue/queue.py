@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from harness.transfer_queue.asks import First
 from harness.transfer_queue.columns import Batch, Column
+from harness.transfer_queue.control.asks import First
 from harness.transfer_queue.spec import QueueSpec
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from harness.transfer_queue.asks import First
 from harness.transfer_queue.columns import Batch, Column, as_integers
+from harness.transfer_queue.control.asks import First
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.queue import Portal
 from harness.transfer_queue.spec import QueueSpec

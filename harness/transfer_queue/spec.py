@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.transfer_queue.columns import ColumnSpec
-from harness.transfer_queue.policies import POLICIES
+from harness.transfer_queue.control.policies import POLICIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.transfer_queue.columns import Column, Ragged, gather, runs
-from harness.transfer_queue.partition import Positions
+from harness.transfer_queue.control.partition import Positions
 
 _INDEX_BITS = 32  # a slot is (number of the chunk) << 32 | (row in the chunk)
 

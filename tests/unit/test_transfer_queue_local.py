@@ -22,7 +22,7 @@ from harness.transfer_queue import (
     TransferQueue,
 )
 from harness.transfer_queue.columns import Column
-from harness.transfer_queue.policies import POLICIES
+from harness.transfer_queue.control.policies import POLICIES
 from harness.transfer_queue.storage import LocalStorage
 
 T = TypeVar("T")

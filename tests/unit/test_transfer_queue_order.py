@@ -10,8 +10,8 @@ from test_transfer_queue_local import filled, ids, queue, rewards, soon, virtual
 
 from harness.transfer_queue import LocalQueue, Ragged, TaskSpec
 from harness.transfer_queue.columns import Column
-from harness.transfer_queue.partition import Partition, Progress
-from harness.transfer_queue.policies import Units
+from harness.transfer_queue.control.partition import Partition, Progress
+from harness.transfer_queue.control.policies import Units
 
 COMPLETION = TaskSpec(("reward",), policy="completion")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.transfer_queue.asks import Ask
-from harness.transfer_queue.partition import Partition
-from harness.transfer_queue.policies import Units
+from harness.transfer_queue.control.asks import Ask
+from harness.transfer_queue.control.partition import Partition
+from harness.transfer_queue.control.policies import Units
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.transfer_queue.asks import Ask
-from harness.transfer_queue.partition import Partition
-from harness.transfer_queue.precedence import Precedence
+from harness.transfer_queue.control.asks import Ask
+from harness.transfer_queue.control.partition import Partition
+from harness.transfer_queue.control.precedence import Precedence
 
 SHOWN_ROWS = 16
 

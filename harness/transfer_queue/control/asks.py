@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from harness.transfer_queue.columns import Rows
-from harness.transfer_queue.partition import Positions
+from harness.transfer_queue.control.partition import Positions
 from harness.transfer_queue.spec import QueueSpec
 
 First = tuple[str, tuple[tuple[int, int], ...]]

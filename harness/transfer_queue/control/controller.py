@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.transfer_queue import status
-from harness.transfer_queue.asks import Answer, Ask, Grant, check_one_rank, check_task
 from harness.transfer_queue.columns import Rows, as_integers
-from harness.transfer_queue.leases import Lease, Leases, Share
-from harness.transfer_queue.partition import Partition, Positions, Progress
-from harness.transfer_queue.policies import split
-from harness.transfer_queue.precedence import Precedence, precedence
+from harness.transfer_queue.control import status
+from harness.transfer_queue.control.asks import Answer, Ask, Grant, check_one_rank, check_task
+from harness.transfer_queue.control.leases import Lease, Leases, Share
+from harness.transfer_queue.control.partition import Partition, Positions, Progress
+from harness.transfer_queue.control.policies import split
+from harness.transfer_queue.control.precedence import Precedence, precedence
 from harness.transfer_queue.spec import QueueSpec
 
 

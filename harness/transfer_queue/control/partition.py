@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.transfer_queue.columns import Rows
-from harness.transfer_queue.policies import NEVER, POLICIES, Units
+from harness.transfer_queue.control.policies import NEVER, POLICIES, Units
 from harness.transfer_queue.spec import QueueSpec, TaskSpec
 
 Positions = NDArray[np.int64]

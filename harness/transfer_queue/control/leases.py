@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from harness.transfer_queue.policies import Units
+from harness.transfer_queue.control.policies import Units
 
 
 class LeaseExpired(RuntimeError):
