@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -135,6 +136,23 @@ class ColumnSpec:
             raise ValueError(f"column {name!r} must be {[rows, *self.shape]} for {rows} rows, not {list(column.shape)}")
         if len(column) != rows:
             raise ValueError(f"column {name!r} has {len(column)} rows for {rows} row ids")
+
+    def check_size(self, name: str, rows: int, size: int) -> None:
+        """Raise ValueError unless a packed buffer (see `Frame`) of `size` bytes can hold so many rows."""
+        item = np.dtype(self.dtype).itemsize
+        if self.ragged:
+            values = size - 8 * (rows + 1)
+            fits = values >= 0 and values % item == 0
+        else:
+            fits = size == rows * item * math.prod(self.shape)
+        if not fits:
+            raise ValueError(f"column {name!r}: {size} bytes cannot hold {rows} rows of {self}")
+
+    def empty(self) -> Column:
+        """The column of no rows."""
+        if self.ragged:
+            return Ragged(np.empty(0, self.dtype), np.empty(0, np.int64))
+        return np.empty((0, *self.shape), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.transfer_queue.control.asks import Answer, Ask, First, Grant
+from harness.transfer_queue.control.asks import Answer, Ask, First
+from harness.transfer_queue.frames import Handout
 
 Line = tuple[int, int, int, str | None, First | None, int | None]
 
@@ -22,15 +23,15 @@ class Parked:
 
     number: int
     ask: Ask
-    answer: asyncio.Future[Grant | Answer]
+    answer: asyncio.Future[Handout | Answer]
 
     @property
-    def granted(self) -> Grant | None:
+    def granted(self) -> Handout | None:
         """The rows that it was answered with, if any."""
         if not self.answer.done() or self.answer.cancelled() or self.answer.exception() is not None:
             return None
         answer = self.answer.result()
-        return answer if isinstance(answer, Grant) else None
+        return answer if isinstance(answer, Handout) else None
 
 
 class Parking:
@@ -54,7 +55,7 @@ class Parking:
     def __contains__(self, parked: Parked) -> bool:
         return parked in self._line_of
 
-    def add(self, ask: Ask, answer: asyncio.Future[Grant | Answer]) -> Parked:
+    def add(self, ask: Ask, answer: asyncio.Future[Handout | Answer]) -> Parked:
         parked = Parked(self._count, ask, answer)
         self._count += 1
         self._by_consumer.setdefault((ask.task, ask.consumer), {})[parked] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.transfer_queue.columns import ColumnSpec
+from harness.transfer_queue.columns import Column, ColumnSpec, Rows
 from harness.transfer_queue.control.policies import POLICIES
 
 
@@ -33,17 +33,30 @@ class QueueSpec:
 
     capacity_rows: rows that may live in the queue at a time, over all partitions (None = no cap). DESIGN section 5:
     B * n * (ceil(eta) + 1).
+    capacity_bytes: payload that may live in it at a time (None = no cap): a put beyond it waits for a partition to be
+    cleared.
     """
 
     columns: Mapping[str, ColumnSpec]
     tasks: Mapping[str, TaskSpec]
     capacity_rows: int | None = None
+    capacity_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.capacity_rows is not None and self.capacity_rows < 1:
-            raise ValueError(f"capacity_rows must be at least 1, not {self.capacity_rows}")
+        for name, cap in (("capacity_rows", self.capacity_rows), ("capacity_bytes", self.capacity_bytes)):
+            if cap is not None and cap < 1:
+                raise ValueError(f"{name} must be at least 1, not {cap}")
         for name, task in self.tasks.items():
             self._check(name, task)
+
+    def check_columns(self, rows: int, columns: Mapping[str, Column]) -> dict[str, Rows]:
+        """What is to be written for so many rows: ValueError that names what does not fit the schema. Returns the
+        lengths that rows are weighed by, of those columns that some task weighs by."""
+        for name, column in columns.items():
+            if name not in self.columns:
+                raise ValueError(f"column {name!r} is unknown; the schema has {sorted(self.columns)}")
+            self.columns[name].check(name, rows, column)
+        return {}
 
     def _check(self, name: str, task: TaskSpec) -> None:
         if isinstance(task.columns, str) or not task.columns or len(set(task.columns)) < len(task.columns):

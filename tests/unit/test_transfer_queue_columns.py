@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue import Batch, Column, ColumnSpec, Ragged
-from harness.transfer_queue.storage import LocalStorage
 
 ROWS = [np.array([1, 2, 3]), np.array([], np.int64), np.array([4]), np.array([5, 6])]
 
@@ -58,21 +57,6 @@ def test_lengths_that_do_not_fit_the_values_are_refused() -> None:
 def test_a_column_that_breaks_the_schema_is_refused_by_name(spec: ColumnSpec, column: object, message: str) -> None:
     with pytest.raises(ValueError, match=f"column 'x'.*{message}"):
         spec.check("x", 3, column)  # type: ignore[arg-type]
-
-
-async def test_storage_gathers_over_puts_in_the_order_asked_for() -> None:
-    storage = LocalStorage()
-    ragged, dense = Ragged.from_rows(ROWS), np.arange(8, dtype=np.float32).reshape(4, 2)
-    await storage.write("p", np.array([5, 0]), {"r": ragged.take([0, 1]), "d": dense[[0, 1]]})
-    await storage.write("p", np.array([1, 9]), {"r": ragged.take([2, 3]), "d": dense[[2, 3]]})
-    read = await storage.read("p", np.array([9, 0, 1, 5]), ["r", "d"])
-    assert isinstance(read["r"], Ragged) and same(read["r"], [ROWS[3], ROWS[1], ROWS[2], ROWS[0]])
-    assert np.array_equal(read["d"], dense[[3, 1, 2, 0]])  # type: ignore[arg-type]
-    assert storage.nbytes("p") == 6 * 8 + 4 * 8 + 8 * 4
-    empty = await storage.read("p", np.array([], np.int64), ["r", "d"])
-    assert len(empty["r"]) == 0 and empty["d"].shape == (0, 2)  # type: ignore[union-attr]
-    await storage.drop("p")
-    assert storage.nbytes("p") == 0
 
 
 def test_a_batch_becomes_tensors_without_a_copy() -> None:

@@ -23,7 +23,8 @@ from harness.transfer_queue import (
 )
 from harness.transfer_queue.columns import Column
 from harness.transfer_queue.control.policies import POLICIES
-from harness.transfer_queue.storage import LocalStorage
+from harness.transfer_queue.frames import Frame
+from harness.transfer_queue.storage.local import LocalStorage
 
 T = TypeVar("T")
 COLUMNS = {
@@ -159,10 +160,10 @@ async def test_a_batch_does_not_change_with_the_writers_array_nor_with_another_r
 
 async def test_a_put_that_the_storage_fails_marks_nothing_ready_and_can_be_repeated() -> None:
     class Failing(LocalStorage):
-        async def write(self, partition: str, positions: np.ndarray, columns: Mapping[str, Column]) -> None:
+        def write(self, partition: str, columns: Mapping[str, Column]) -> Frame:
             if np.any(columns["reward"] < 0):  # type: ignore[operator]
                 raise OSError("disk full")
-            await super().write(partition, positions, columns)
+            return super().write(partition, columns)
 
     q = queue(storage=Failing())
     await q.create_partition("a", range(2))
@@ -633,18 +634,29 @@ async def test_a_partition_with_leased_rows_out_cannot_be_cleared() -> None:
     await q.acknowledge(batch.lease)
 
 
-@virtual
-async def test_a_clear_waits_for_the_read_that_is_under_way() -> None:
-    class Slow(LocalStorage):
-        async def read(self, partition: str, positions: np.ndarray, columns: Sequence[str]) -> dict[str, Column]:
-            await asyncio.sleep(5)
-            return await super().read(partition, positions, columns)
+class Unpinned(LocalStorage):
+    """Notes what the queue lets it drop."""
 
-    q = await filled(queue(storage=Slow()), range(2))
+    pinned = False
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
+    def drop(self, partition: str) -> None:
+        self.dropped.append(partition)
+
+
+@virtual
+async def test_payload_is_dropped_only_after_the_last_reader_has_it() -> None:
+    storage = Unpinned()
+    q = queue(storage=storage)
+    await q.create_partition("a", range(2))
     get = await soon(q.get("score", 2))
+    await q.put("a", range(2), rewards(range(2)))  # answers it; it has not run since
     await q.clear("a")
+    assert (await q.describe())["bytes"] == 0 and storage.dropped == []
     assert ids(await get) == [0, 1]
-    assert (await q.describe())["bytes"] == 0
+    assert storage.dropped == ["a"]
 
 
 async def test_describe_says_what_is_ready_done_and_missing() -> None:

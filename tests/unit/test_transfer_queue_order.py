@@ -520,7 +520,7 @@ async def test_everybody_who_waits_is_named_with_what_is_missing() -> None:
         "reads reward, tokens; rows that lack a column: {'tokens': 4}",
         "consumer 'e0' of task 'score' waits for 1 rows with ids below 9 (the bound of consumer 'e0') of 'later': "
         "there is none",
-        "partition 'b' waits for room for 3 rows: the slowest task is 'train' with 4 rows to do, the oldest in 'a' "
+        "room for the 3 rows of partition 'b': the slowest task is 'train' with 4 rows to do, the oldest in 'a' "
         "(rows that lack a column: {'tokens': 4})",
     ]
     for call in calls:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from harness.transfer_queue.columns import Rows
-from harness.transfer_queue.control.partition import Positions
 from harness.transfer_queue.spec import QueueSpec
 
 First = tuple[str, tuple[tuple[int, int], ...]]
@@ -45,17 +43,6 @@ class Ask:
         if self.first is not None:
             check_task(spec, self.first[0])
             check_one_rank(spec, self.task, "get what comes first")
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Rows handed out, by id and by position in their partition, under a lease."""
-
-    lease: int
-    task: str
-    partition: str
-    rows: Rows
-    positions: Positions
 
 
 def check_task(spec: QueueSpec, task: str) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 
 from harness.transfer_queue.columns import Rows, as_integers
 from harness.transfer_queue.control import status
-from harness.transfer_queue.control.asks import Answer, Ask, Grant, check_one_rank, check_task
+from harness.transfer_queue.control.asks import Answer, Ask, check_one_rank, check_task
 from harness.transfer_queue.control.leases import Lease, Leases, Share
-from harness.transfer_queue.control.partition import Partition, Positions, Progress
+from harness.transfer_queue.control.partition import Partition, Progress
 from harness.transfer_queue.control.policies import split
 from harness.transfer_queue.control.precedence import Precedence, precedence
+from harness.transfer_queue.frames import Frame, Handout
 from harness.transfer_queue.spec import QueueSpec
 
 
@@ -60,6 +61,9 @@ class Controller:
     def has_room(self, rows: int) -> bool:
         return self.spec.capacity_rows is None or self.live_rows + rows <= self.spec.capacity_rows
 
+    def has_bytes(self, size: int) -> bool:
+        return self.spec.capacity_bytes is None or self.live_bytes + size <= self.spec.capacity_bytes
+
     def create(self, name: str, rows: Iterable[int], group_size: int) -> None:
         self._partitions[name] = Partition(name, self.check_new(name, rows, group_size), group_size, self.spec)
 
@@ -103,12 +107,29 @@ class Controller:
     def live_rows(self) -> int:
         return sum(partition.rows.size for partition in self._partitions.values())
 
+    @property
+    def live_bytes(self) -> int:
+        return sum(partition.nbytes for partition in self._partitions.values())
+
     # -- handing out
 
-    def commit(self, partition: str, positions: Positions, columns: Iterable[str]) -> list[str]:
-        """The cells that a put claimed are stored. ValueError if the partition was cleared meanwhile."""
+    def check_put(self, partition: str, rows: Rows, frame: Frame) -> None:
+        """ValueError for what the partition can never take."""
+        target = self.partition(partition)
+        target.check_unwritten(target.find(rows), frame.sizes)
+        cap = self.spec.capacity_bytes
+        if cap is not None and frame.nbytes > cap:
+            raise ValueError(
+                f"a put of {frame.nbytes} bytes is more than capacity_bytes={cap}: put fewer rows at a time"
+            )
+
+    def put(self, partition: str, rows: Rows, frame: Frame) -> list[str]:
+        """The frame holds these rows. ValueError, and nothing changed, for what the partition cannot take."""
+        target = self.partition(partition)
+        positions = target.find(rows)
+        target.check_unwritten(positions, frame.sizes)
         self._tick += 1
-        return self.partition(partition).commit(positions, columns, self._tick)
+        return target.put(positions, frame, self._tick)
 
     def counted(self, ask: Ask) -> Ask:
         """As of now: the rows that its `first` counts from here on, counted from the queue's beginning."""
@@ -118,7 +139,7 @@ class Controller:
         handed = self._handed[ask.task]
         return replace(ask, first=(other, tuple(sorted((below, handed + within) for below, within in pairs))))
 
-    def request(self, ask: Ask, now: float) -> Grant | Answer:
+    def request(self, ask: Ask, now: float) -> Handout | Answer:
         """Hand rows out, or say that there are none yet, or that there never will be. Asks that differ in nothing but
         a consumer of the same bound get the same answer."""
         share = self._waiting_share(ask) or self._form(ask)
@@ -137,7 +158,8 @@ class Controller:
         lease_s = self.spec.tasks[ask.task].lease_s
         due = None if lease_s is None else now + lease_s
         lease = self._leases.issue(ask.task, ask.rank, ask.consumer, share, due)
-        return Grant(lease.number, ask.task, share.partition, rows, positions)
+        frames, parts = partition.locate(positions, progress.spec.columns)
+        return Handout(lease.number, share.partition, rows, frames, parts)
 
     def _waiting_share(self, ask: Ask) -> Share | None:
         for share in self._shares[ask.task][ask.rank]:
@@ -236,6 +258,11 @@ class Controller:
         """The consumer is dead: all that it has not acknowledged goes out again, whatever the task."""
         return self._lose([lease for lease in self._leases if lease.consumer == consumer])
 
+    def lose(self, numbers: Iterable[int]) -> list[str]:
+        """Whoever held these leases has gone: what tasks with leases handed out goes out again."""
+        held = set(numbers)
+        return self._lose([x for x in self._leases if x.number in held and self.spec.tasks[x.task].lease_s is not None])
+
     def expire(self, now: float) -> list[str]:
         """Put back what leases hold that ran out at or before `now`."""
         return self._lose(self._leases.overdue(now))
@@ -280,6 +307,7 @@ class Controller:
             "live_rows": self.live_rows,
             "capacity_rows": self.spec.capacity_rows,
             "open_leases": len(self._leases),
+            "bytes": self.live_bytes,
             "depth_samples": sum(p.depth() for p in self._live()),
             "partitions": {p.name: p.describe() for p in self._live()},
         }

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.transfer_queue.columns import Rows
+from harness.transfer_queue.columns import Rows, runs
 from harness.transfer_queue.control.policies import NEVER, POLICIES, Units
+from harness.transfer_queue.frames import Frame, Part
 from harness.transfer_queue.spec import QueueSpec, TaskSpec
 
 Positions = NDArray[np.int64]
+UNWRITTEN = -1
+_INDEX_BITS = 32  # a slot is (number of the frame) << 32 | (row in the frame)
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
 
 
 class Progress:
@@ -133,9 +137,9 @@ class Partition:
         self.group_size = group_size
         self.tasks = {task: Progress(s, rows.size, group_size) for task, s in spec.tasks.items()}
         self._started: dict[tuple[str, str], tuple[tuple[int, int], dict[int, Units]]] = {}  # by tasks; as of, by bound
-        # A cell is claimed when a put begins to store it, ready when it is stored: two puts cannot both write it.
-        self._claimed = {column: np.zeros(rows.size, bool) for column in spec.columns}
-        self._ready = {column: np.zeros(rows.size, bool) for column in spec.columns}
+        self.frames: list[Frame] = []  # what puts brought, numbered as they came
+        self.nbytes = 0
+        self._slots = {column: np.full(rows.size, UNWRITTEN) for column in spec.columns}  # where each cell lies
         self._order = np.argsort(rows, kind="stable")
         self._sorted = rows[self._order]
         self._highest = np.maximum.accumulate(rows)
@@ -174,8 +178,8 @@ class Partition:
         """Every task has finished every row, and no put of what any of them reads is to come."""
         return all(progress.over for progress in self.tasks.values())
 
-    def claim(self, rows: Rows, columns: Iterable[str]) -> Positions:
-        """Reserve cells for a put; ValueError, and nothing reserved, for foreign or doubled rows and written cells."""
+    def find(self, rows: Rows) -> Positions:
+        """Where these rows are; ValueError for foreign and doubled ones."""
         at = np.minimum(self._sorted.searchsorted(rows), self.rows.size - 1)
         foreign = rows[self._sorted[at] != rows]
         if foreign.size:
@@ -185,37 +189,54 @@ class Partition:
         self._mark[positions] = order
         if (self._mark[positions] != order).any():  # a later one wrote over it
             raise ValueError(f"a put to partition {self.name!r} names a row twice: {rows.tolist()[:20]}")
+        return positions
+
+    def check_unwritten(self, positions: Positions, columns: Iterable[str]) -> None:
+        """ValueError if one of these cells was written."""
         for column in columns:
-            written = rows[self._claimed[column][positions]]
+            written = self.rows[positions[self._slots[column][positions] != UNWRITTEN]]
             if written.size:
                 raise ValueError(
                     f"column {column!r} of row {written[0]} in partition {self.name!r} is already written "
                     f"({written.size} such rows): a cell is written once"
                 )
-        for column in columns:
-            self._claimed[column][positions] = True
-        return positions
 
-    def unclaim(self, positions: Positions, columns: Iterable[str]) -> None:
-        for column in columns:
-            self._claimed[column][positions] = False
-
-    def commit(self, positions: Positions, columns: Iterable[str], tick: int) -> list[str]:
-        """The claimed cells are stored; the tasks for which rows became ready, as of this tick."""
-        for column in columns:
-            self._ready[column][positions] = True
-        written = set(columns)
+    def put(self, positions: Positions, frame: Frame, tick: int) -> list[str]:
+        """The frame holds these cells; the tasks for which rows became ready, as of this tick."""
+        slots = (len(self.frames) << _INDEX_BITS) + np.arange(positions.size)
+        for column in frame.sizes:
+            self._slots[column][positions] = slots
+        self.frames.append(frame)
+        self.nbytes += frame.nbytes
+        written = set(frame.sizes)
         counts = {task: len(written.intersection(p.spec.columns)) for task, p in self.tasks.items()}
         return [task for task, count in counts.items() if count and self.tasks[task].fill(positions, count, tick)]
 
+    def locate(self, positions: Positions, columns: Iterable[str]) -> tuple[tuple[Frame, ...], tuple[Part, ...]]:
+        """The frames in which these cells lie, and which rows of them. Written together, they lie alike: worked out
+        once."""
+        alike: dict[bytes, tuple[Positions, list[str]]] = {}
+        for column in columns:
+            slots = self._slots[column][positions]
+            alike.setdefault(slots.tobytes(), (slots, []))[1].append(column)
+        numbers: dict[int, int] = {}  # of the frame -> in the answer
+        parts = []
+        for slots, names in alike.values():
+            cuts = []
+            for start, stop in runs(slots):
+                frame, index = start >> _INDEX_BITS, start & _INDEX_MASK
+                cuts.append((numbers.setdefault(frame, len(numbers)), index, index + stop - start))
+            parts.append(Part(tuple(names), tuple(cuts)))
+        return tuple(self.frames[frame] for frame in numbers), tuple(parts)
+
     def missing(self, task: str) -> dict[str, int]:
         """How many rows lack each column that the task reads; columns that no row lacks are left out."""
-        lacking = {c: self.rows.size - int(self._ready[c].sum()) for c in self.tasks[task].spec.columns}
+        lacking = {c: int((self._slots[c] == UNWRITTEN).sum()) for c in self.tasks[task].spec.columns}
         return {column: count for column, count in lacking.items() if count}
 
     def depth(self) -> int:
         """Rows with something written that the slowest task has still to finish."""
-        begun = int(np.logical_or.reduce(list(self._ready.values())).sum())
+        begun = int(np.logical_or.reduce([slots != UNWRITTEN for slots in self._slots.values()]).sum())
         return begun - min((p.finished * p.unit_rows for p in self.tasks.values()), default=0)
 
     def describe(self) -> dict[str, Any]:
@@ -223,8 +244,9 @@ class Partition:
         return {
             "rows": self.rows.size,
             "group_size": self.group_size,
+            "bytes": self.nbytes,
             "depth_samples": self.depth(),
-            "written": {column: int(ready.sum()) for column, ready in self._ready.items()},
+            "written": {column: int((slots != UNWRITTEN).sum()) for column, slots in self._slots.items()},
             "tasks": {task: self._describe_task(task, p) for task, p in self.tasks.items()},
         }
 

@@ -1,0 +1,127 @@
+"""How cells lie in memory: the packed buffers of one put, and which parts of them a micro-batch is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.transfer_queue.columns import Column, ColumnSpec, Ragged, Rows
+
+Buffer = NDArray[np.uint8]
+Place = tuple[int, int] | bytes | Mapping[str, Column]
+"""Where a storage keeps a frame: (unit, key), whose meaning is the storage's; or its buffers themselves, back to back;
+or, within one process, its columns."""
+
+_OFFSET = np.dtype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What one put brought: for each column one packed buffer of so many bytes, in this order.
+
+    A dense column's buffer is its values, row by row. A ragged one's is int64 offsets [rows + 1], counted in items,
+    then the values back to back.
+    """
+
+    rows: int
+    sizes: Mapping[str, int]
+    place: Place = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def check(self, specs: Mapping[str, ColumnSpec]) -> None:
+        """ValueError unless every column is known and its buffer can hold this many rows: what a frame from another
+        process claims is not believed."""
+        for name, size in self.sizes.items():
+            if name not in specs:
+                raise ValueError(f"column {name!r} is unknown; the schema has {sorted(specs)}")
+            specs[name].check_size(name, self.rows, size)
+        if isinstance(self.place, bytes) and len(self.place) != self.nbytes:
+            raise ValueError(f"a frame of {self.nbytes} bytes came with {len(self.place)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Columns of a micro-batch that lie alike: its rows are the rows start to stop of frame f, run after run."""
+
+    columns: tuple[str, ...]
+    runs: tuple[tuple[int, int, int], ...]
+    """(f, start, stop)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Handout:
+    """A micro-batch before it is read: rows int64 [k] in the reader's hands, and where their cells lie."""
+
+    lease: int
+    partition: str
+    rows: Rows
+    frames: tuple[Frame, ...] = field(repr=False)
+    parts: tuple[Part, ...] = field(repr=False)
+
+
+def pack(column: Column) -> list[np.ndarray]:
+    """The arrays that make up a column's buffer, one after the other; views, where the column is contiguous."""
+    if isinstance(column, Ragged):
+        return [column.offsets, np.ascontiguousarray(column.values)]
+    return [np.ascontiguousarray(column)]
+
+
+def unpack(buffer: Buffer, spec: ColumnSpec, rows: int) -> Column:
+    """The column that a buffer holds, as views of it. ValueError where the buffer does not hold what it says."""
+    if not spec.ragged:
+        return buffer.view(spec.dtype).reshape(rows, *spec.shape)
+    head = (rows + 1) * _OFFSET.itemsize
+    offsets, values = buffer[:head].view(_OFFSET), buffer[head:].view(spec.dtype)
+    if offsets[0] != 0 or offsets[-1] != values.size:
+        raise ValueError(f"a ragged buffer of {values.size} items has offsets from {offsets[0]} to {offsets[-1]}")
+    return Ragged(values, offsets[1:] - offsets[:-1])
+
+
+def assemble(
+    handout: Handout, buffers: Mapping[tuple[int, str], Buffer], specs: Mapping[str, ColumnSpec]
+) -> dict[str, Column]:
+    """The columns of a micro-batch, from the buffers of its frames by (frame, column).
+
+    Columns whose rows lie in one stretch of one frame are views of its buffer; the others are copied together.
+    """
+    return {
+        name: joined(
+            [
+                cut(unpack(buffers[f, name], specs[name], handout.frames[f].rows), start, stop)
+                for f, start, stop in part.runs
+            ],
+            specs[name],
+        )
+        for part in handout.parts
+        for name in part.columns
+    }
+
+
+def cut(column: Column, start: int, stop: int) -> Column:
+    """Rows start to stop, as a view."""
+    if not isinstance(column, Ragged):
+        return column[start:stop]
+    if (start, stop) == (0, len(column)):
+        return column
+    offsets = column.offsets
+    return Ragged(column.values[offsets[start] : offsets[stop]], column.lengths[start:stop])
+
+
+def joined(pieces: Sequence[Column], spec: ColumnSpec) -> Column:
+    """All rows of the pieces, one after the other: copied, unless there is only one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if not pieces:
+        return spec.empty()
+    if isinstance(pieces[0], Ragged):
+        return Ragged(
+            np.concatenate([piece.values for piece in pieces]),  # type: ignore[union-attr]
+            np.concatenate([piece.lengths for piece in pieces]),  # type: ignore[union-attr]
+        )
+    return np.concatenate(pieces)  # type: ignore[arg-type]

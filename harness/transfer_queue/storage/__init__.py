@@ -1,0 +1,1 @@
+"""Where payloads are: knows frames and bytes, nothing of readiness or readers."""

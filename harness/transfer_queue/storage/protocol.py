@@ -1,0 +1,65 @@
+"""What the queue asks of a backend: a writer's and reader's side, and the side of whoever decides what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.transfer_queue.columns import Column, ColumnSpec
+from harness.transfer_queue.frames import Buffer, Frame, Handout
+
+
+class Storage(Protocol):
+    """In a writer's or reader's process. The queue writes a frame before it tells of it, and reads only what it told
+    of and did not drop. Any call may fail: the put or get then fails with it, and the queue goes on."""
+
+    waits: bool
+    """Whether calls wait for another process, so that an event loop has them done in a thread."""
+
+    def write(self, partition: str, columns: Mapping[str, Column]) -> Frame:
+        """Keep a copy of these columns (checked, of equal row counts), so that the writer may go on changing them."""
+
+    def read(self, handout: Handout, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
+        """The handout's columns, rows in its order, as writable arrays of the reader's own, valid as long as they are
+        held, whatever becomes of the partition."""
+
+    def discard(self, partition: str, frame: Frame) -> None:
+        """The queue refused this frame: nobody knows of it."""
+
+    def close(self) -> None:
+        """Let go of what this process holds; frames stay."""
+
+
+class Keeper(Protocol):
+    """In the process of the queue's control plane."""
+
+    pinned: bool
+    """Whether a handout stays readable after its partition was dropped. Otherwise no partition is dropped while one of
+    its handouts is being read."""
+
+    def drop(self, partition: str) -> None:
+        """Free all that was written for the partition; nothing to do if that is nothing. Does not wait for long."""
+
+    async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
+        """The buffers of a frame of this partition, by column: for a snapshot."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the control plane tells whoever connects. queue: a name that no other queue has; writer: a number that no
+    other connection to this queue ever had, from which unique keys are made."""
+
+    queue: str
+    writer: int
+
+
+class Backend(Protocol):
+    """Which storage a queue uses: a small description that travels to every process which takes part."""
+
+    def storage(self, session: Session) -> Storage: ...
+
+    def keeper(self, queue: str) -> Keeper: ...
