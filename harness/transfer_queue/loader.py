@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from harness.transfer_queue.columns import Batch
 from harness.transfer_queue.queue import TransferQueue
@@ -15,14 +15,16 @@ class StreamingDataLoader(IterableDataset[Batch]):
     empty), `epochs` times each.
 
     `async for batch in loader` inside an event loop; `for batch in loader` in a thread or process without one, also as
-    `torch.utils.data.DataLoader(loader, batch_size=None)` with num_workers=0. Both raise what `get` raises.
+    `torch.utils.data.DataLoader(loader, batch_size=None)`. Both raise what `get` raises. With num_workers > 0 the
+    workers are readers of the same task, named `<consumer>.<worker>`: each batch still goes to one of them, in an order
+    that depends on timing. That takes a queue that runs in a process of its own; a LocalQueue refuses.
 
     Replay: with epochs > 1, batches are kept as they stream by until `window_rows` rows are held (None: the whole
     partition), then the window is given epochs - 1 times more, in the same order and without asking the queue, and
     the next one begins. So fewer than window_rows + count rows are held, and with None those of the partition.
 
     A batch is acknowledged when the one after it is asked for: what a dead consumer was at goes out again, what it
-    only meant to replay does not.
+    only meant to replay does not. A worker asks ahead of its DataLoader by its prefetch_factor.
     """
 
     def __init__(
@@ -73,10 +75,11 @@ class StreamingDataLoader(IterableDataset[Batch]):
                 yield batch
 
     async def _get(self, partition: str | None) -> Batch | None:
+        worker = get_worker_info()
         return await self._queue.get(
             self._task,
             self._count,
-            consumer=self._consumer,
+            consumer=self._consumer if worker is None else f"{self._consumer}.{worker.id}",
             rank=self._rank,
             minimum=self._minimum,
             partition=partition,

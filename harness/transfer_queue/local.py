@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -29,6 +30,7 @@ class LocalQueue:
         self._storage = LocalStorage() if storage is None else storage
         self._service = QueueService(spec, self._storage, now)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = os.getpid()
 
     async def create_partition(
         self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
@@ -104,4 +106,10 @@ class LocalQueue:
         return self._service.describe()
 
     def portal(self) -> AbstractContextManager[Portal[Any]]:
+        """As in the protocol. RuntimeError in a forked process: it has a copy, which would hand out the same rows."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"this queue lives in process {self._process}, and process {os.getpid()} has a copy of it: "
+                "workers share a queue that runs in a process of its own (remote.process.QueueProcess)"
+            )
         return portal_into(self._loop)

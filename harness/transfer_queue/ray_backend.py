@@ -85,8 +85,10 @@ class RayQueue:
         ids = as_integers(rows, "rows")
         await self._call("create_partition", name, ids, group_size, timeout_s=timeout_s)
 
-    async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
-        await self._call("put", partition, as_integers(rows, "rows"), dict(columns))
+    async def put(
+        self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
+    ) -> None:
+        await self._call("put", partition, as_integers(rows, "rows"), dict(columns), timeout_s=timeout_s)
 
     async def get(
         self,

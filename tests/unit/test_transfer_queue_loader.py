@@ -94,3 +94,9 @@ def test_pytorchs_data_loader_takes_it_as_it_is() -> None:
 async def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0 and None"):
         StreamingDataLoader(LocalQueue(SPEC), "train", 2, epochs=0)
+
+
+def test_a_worker_that_would_read_a_copy_of_the_queue_is_refused() -> None:
+    loader = StreamingDataLoader(asyncio.run(filled(a=range(5))), "train", 2, partition="a")
+    with pytest.raises(RuntimeError, match="has a copy of it: workers share a queue that runs in a process of its own"):
+        list(DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="fork"))
