@@ -10,7 +10,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) 
 	$(if $(COST),cost=$(COST)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup bench list doctor ui table test lint unit perf clean
+.PHONY: help setup bench list doctor ui table test test-redis lint unit perf clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= FORCE=1 ARGS=\"setting=value\""
@@ -55,6 +55,10 @@ unit: $(STAMP)
 
 test: lint
 	$(RUN) -m pytest
+
+test-redis: $(STAMP)
+	@command -v redis-server >/dev/null || { echo "redis-server is missing: apt-get install redis-server"; exit 1; }
+	$(RUN) -m pytest -m redis
 
 perf: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_rollout

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import ray
@@ -14,8 +15,9 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.placement import HOST_ROLES, Placement
-from harness.transfer_queue import QueueSpec
-from harness.transfer_queue.ray_backend import RayQueue
+from harness.transfer_queue import QueueSpec, TransferQueue
+from harness.transfer_queue.ray_host import QueueActor
+from harness.transfer_queue.remote.process import QueueProcess
 
 
 class RoleHost:
@@ -74,6 +76,8 @@ class RayRuntime:
         self.start_timeout_s, self.call_timeout_s = start_timeout_s, call_timeout_s
         self.host = "127.0.0.1"
         self._group: PlacementGroup | None = None
+        self._queues = ExitStack()
+        self._alone = True  # on one node
 
     def __enter__(self) -> RayRuntime:
         address = os.environ.get("RAY_ADDRESS")
@@ -95,6 +99,7 @@ class RayRuntime:
         )
         if address is not None:
             self.host = ray.util.get_node_ip_address()
+            self._alone = False
         device = {"CPU": 1.0} | ({"GPU": 1.0} if self.gpu else {})
         self._group = placement_group([device] * self.placement.total + [{"CPU": 1.0}], strategy="PACK")
         if not self._group.wait(self.start_timeout_s):
@@ -106,11 +111,16 @@ class RayRuntime:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._queues.close()
         ray.shutdown()
 
-    def start_queue(self, spec: QueueSpec) -> RayQueue:
-        """The queue of this run, in a process of its own that ends with the run."""
-        return RayQueue.start(spec)
+    def start_queue(self, spec: QueueSpec) -> TransferQueue:
+        """The queue of this run, which ends with it: on one node a process of its own, because a Ray call takes longer
+        than all else that happens to a micro-batch; in a cluster an actor, reached over TCP."""
+        start: Callable[..., QueueProcess | QueueActor] = QueueProcess.start if self._alone else QueueActor.start
+        started = start(spec, timeout_s=self.start_timeout_s, call_timeout_s=self.call_timeout_s)
+        self._queues.callback(started.stop)
+        return started.queue
 
     def start(self, role: str, number: int, build: Callable[..., Any], **arguments: Any) -> RemoteRole:
         """Start worker `number` of a role on its device; `build(number=number, **arguments)` makes it there."""

@@ -81,7 +81,7 @@ def to_column(values: Values, *, ragged: bool) -> Column:
     if not ragged:
         return _array(values)
     if isinstance(values, torch.Tensor) and values.is_nested:
-        return Ragged(_array(values.values()), np.diff(_array(values.offsets())))
+        return Ragged(_array(values.values()), np.diff(_array(values.offsets())))  # type: ignore[attr-defined]
     return Ragged.from_rows([_array(row) for row in values])
 
 

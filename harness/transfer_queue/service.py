@@ -110,12 +110,16 @@ class QueueService:
 
     # -- writing and reading
 
+    def check_partition(self, name: str) -> None:
+        """ValueError unless there is this partition."""
+        self._controller.partition(name)
+
     def try_put(self, partition: str, rows: Rows, frame: Frame, weights: Weights) -> bool:
         """Whether there was room. Only bytes can be short: rows have room since their partition was created."""
         if self._controller.has_bytes(frame.nbytes):
             self._put(partition, rows, frame, weights)
             return True
-        self._controller.check_put(partition, rows, frame)
+        self._controller.check_put(partition, rows, frame, weights)
         return False
 
     async def put(
@@ -133,7 +137,7 @@ class QueueService:
         await self._writing.wait(frame.nbytes, put, what, timeout_s, self._controller.slowest_task)
 
     def _put(self, partition: str, rows: Rows, frame: Frame, weights: Weights) -> None:
-        self._serve(self._controller.put(partition, rows, frame))
+        self._serve(self._controller.put(partition, rows, frame, weights, self._now()))
         self._make_room()
 
     def try_get(self, ask: Ask) -> Handout | Answer:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.transfer_queue.columns import Column, ColumnSpec, Rows
+from harness.transfer_queue.columns import Column, ColumnSpec, Ragged, Rows
+from harness.transfer_queue.control.balance import SPLITS
 from harness.transfer_queue.control.policies import POLICIES
 
 
@@ -18,6 +19,9 @@ class TaskSpec:
     ranks: data-parallel ranks that share each micro-batch out among them.
     whole_groups: a group is handed out whole, to one rank.
     lease_s: seconds a reader has to acknowledge; then its rows go out again. None: a row is consumed when handed out.
+    members: readers that are one rank together, as the ranks of a tensor-parallel group: each is handed the same.
+    weight: a ragged column of `columns`; a row weighs the length of its cell, a group the sum of its rows.
+    split: a key of `balance.SPLITS`: how a micro-batch is cut into shares for the ranks.
     """
 
     columns: tuple[str, ...]
@@ -25,6 +29,9 @@ class TaskSpec:
     ranks: int = 1
     whole_groups: bool = False
     lease_s: float | None = None
+    members: int = 1
+    weight: str | None = None
+    split: str = "contiguous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,13 @@ class QueueSpec:
             if name not in self.columns:
                 raise ValueError(f"column {name!r} is unknown; the schema has {sorted(self.columns)}")
             self.columns[name].check(name, rows, column)
-        return {}
+        weighed = self.weighed
+        return {name: c.lengths for name, c in columns.items() if name in weighed and isinstance(c, Ragged)}
+
+    @property
+    def weighed(self) -> frozenset[str]:
+        """The columns that some task weighs rows by: a put of one brings its lengths."""
+        return frozenset(task.weight for task in self.tasks.values() if task.weight is not None)
 
     def _check(self, name: str, task: TaskSpec) -> None:
         if isinstance(task.columns, str) or not task.columns or len(set(task.columns)) < len(task.columns):
@@ -68,5 +81,20 @@ class QueueSpec:
             raise ValueError(f"task {name!r} has unknown policy {task.policy!r}; there are {sorted(POLICIES)}")
         if task.ranks < 1:
             raise ValueError(f"task {name!r} needs at least one rank, not {task.ranks}")
+        if task.members < 1:
+            raise ValueError(f"task {name!r} needs at least one member a rank, not {task.members}")
         if task.lease_s is not None and task.lease_s <= 0:
             raise ValueError(f"task {name!r} needs a lease of more than 0 seconds, not {task.lease_s}")
+        self._check_weight(name, task)
+
+    def _check_weight(self, name: str, task: TaskSpec) -> None:
+        if task.split not in SPLITS:
+            raise ValueError(f"task {name!r} has unknown split {task.split!r}; there are {sorted(SPLITS)}")
+        if task.weight is None:
+            for what, weighs in ((task.policy, POLICIES[task.policy].weighs), (task.split, SPLITS[task.split].weighs)):
+                if weighs:
+                    raise ValueError(f"task {name!r} is {what!r} and needs a weight: a ragged column that it reads")
+        elif task.weight not in task.columns:
+            raise ValueError(f"task {name!r} is weighed by column {task.weight!r}, which it does not read")
+        elif not self.columns[task.weight].ragged:
+            raise ValueError(f"task {name!r} is weighed by column {task.weight!r}, which is not ragged")

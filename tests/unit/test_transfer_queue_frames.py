@@ -85,7 +85,7 @@ def test_the_local_storage_gives_every_reader_arrays_of_its_own() -> None:
 async def test_a_keeper_gives_the_buffers_of_a_frame() -> None:
     storage = LocalStorage()
     frame = storage.write("p", {"r": RAGGED, "d": DENSE})
-    fetched = await storage.fetch(frame)
+    fetched = await storage.fetch("p", frame)
     check(assemble(handout([frame], ((0, 0, 4),)), {(0, name): b for name, b in fetched.items()}, SPECS), range(4))
 
 

@@ -134,7 +134,7 @@ STUCK = {
     ),
     AdmitsAllAtOnce: (
         "rollout[1].feed waits for groups of any batch",
-        "partition 'train_3' waits for room for 8 rows: the slowest task is ",
+        "room for the 8 rows of partition 'train_3': the slowest task is ",
     ),
 }
 

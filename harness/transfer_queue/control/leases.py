@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from math import isinf
 
-from harness.transfer_queue.control.policies import Units
+from harness.transfer_queue.control.asks import Ask
+from harness.transfer_queue.control.shares import Share
+
+LOST_KEPT = 10_000
 
 
 class LeaseExpired(RuntimeError):
     """The rows of this lease went back to the queue (it ran out, or its consumer was released): drop the work."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Share:
-    """One rank's part of a micro-batch; numbered in the order they were formed. `count`: rows a rank asked for."""
-
-    number: int
-    partition: str
-    units: Units
-    count: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +24,7 @@ class Lease:
     number: int
     task: str
     rank: int
+    member: int
     consumer: str
     share: Share
     due: float | None
@@ -40,8 +35,11 @@ class Leases:
 
     def __init__(self) -> None:
         self._open: dict[int, Lease] = {}
+        self._of: dict[str, dict[int, Lease]] = {}  # the same, by partition
         self._due: list[tuple[float, int]] = []
-        self._lost: set[int] = set()
+        self._lost: set[int] = set()  # the latest of them
+        self._lost_order: list[int] = []  # a heap of the same
+        self._forgotten = -1  # the highest of those that were lost and are not kept
         self._next = 0
 
     def __len__(self) -> int:
@@ -50,28 +48,51 @@ class Leases:
     def __iter__(self) -> Iterator[Lease]:
         return iter(list(self._open.values()))
 
-    def issue(self, task: str, rank: int, consumer: str, share: Share, due: float | None) -> Lease:
-        lease = Lease(self._next, task, rank, consumer, share, due)
+    def of(self, partition: str) -> list[Lease]:
+        """The open leases of rows of this partition."""
+        return list(self._of.get(partition, {}).values())
+
+    def forget(self, partition: str) -> None:
+        """The partition was cleared: its leases are over."""
+        for number in self._of.pop(partition, {}):
+            del self._open[number]
+
+    def get(self, number: int) -> Lease | None:
+        """The open lease of this number."""
+        return self._open.get(number)
+
+    def issue(self, ask: Ask, share: Share, due: float | None) -> Lease:
+        lease = Lease(self._next, ask.task, ask.rank, ask.member, ask.consumer, share, due)
         self._next += 1
-        self._open[lease.number] = lease
-        if due is not None:
+        self._open[lease.number] = self._of.setdefault(share.partition, {})[lease.number] = lease
+        if due is not None and not isinf(due):
             heappush(self._due, (due, lease.number))
+            if len(self._due) > 2 * len(self._open) + 64:  # most of them ended long before they were due
+                self._due = [(at, number) for at, number in self._due if number in self._open]
+                heapify(self._due)
         return lease
 
     def close(self, number: int) -> Lease | None:
         """End a lease; None if it ended before. ValueError for a number that was never given."""
         if not 0 <= number < self._next:
             raise ValueError(f"lease {number} was never given; {self._next} leases were, numbered from 0")
-        return self._open.pop(number, None)
+        lease = self._open.pop(number, None)
+        if lease is not None:
+            del self._of[lease.share.partition][number]
+        return lease
 
     def lose(self, lease: Lease) -> None:
         """End a lease that its consumer does not know to be over: it is told when it acknowledges."""
-        del self._open[lease.number]
+        self.close(lease.number)
         self._lost.add(lease.number)
+        heappush(self._lost_order, lease.number)
+        if len(self._lost) > LOST_KEPT:
+            self._forgotten = heappop(self._lost_order)
+            self._lost.remove(self._forgotten)
 
     def check_kept(self, number: int) -> None:
-        """Raise LeaseExpired if the lease was lost."""
-        if number in self._lost:
+        """Raise LeaseExpired if the lease was lost; or if it is over, and so old that nobody knows how it ended."""
+        if number in self._lost or (0 <= number <= self._forgotten and number not in self._open):
             raise LeaseExpired(f"lease {number} is over and its rows go out again: drop what was made of them")
 
     def next_due(self) -> float | None:

@@ -2,130 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.transfer_queue.columns import Rows, runs
-from harness.transfer_queue.control.policies import NEVER, POLICIES, Units
+from harness.transfer_queue.control.policies import Units
+from harness.transfer_queue.control.progress import Positions, Progress
 from harness.transfer_queue.frames import Frame, Part
-from harness.transfer_queue.spec import QueueSpec, TaskSpec
+from harness.transfer_queue.spec import QueueSpec
 
-Positions = NDArray[np.int64]
 UNWRITTEN = -1
 _INDEX_BITS = 32  # a slot is (number of the frame) << 32 | (row in the frame)
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
-
-
-class Progress:
-    """How far one task is in one partition. Counts are in units: rows, or groups where the task wants them whole."""
-
-    def __init__(self, spec: TaskSpec, rows: int, group_size: int) -> None:
-        self.spec = spec
-        self.unit_rows = group_size if spec.whole_groups else 1
-        self.units = rows // self.unit_rows
-        self.policy = POLICIES[spec.policy](self.units)
-        self.taken = 0
-        self.acknowledged = 0
-        self.dropped = 0
-        self._ever_ready = 0
-        self._missing_cells = np.full(self.units, self.unit_rows * len(spec.columns), np.int64)
-        self.open = np.ones(self.units, bool)  # neither handed out nor dropped
-        self.changes = 0  # how often `open` or a bound changed
-        self._bounds: NDArray[np.int64] | None = None  # under which each unit is out; there once one was given
-
-    @property
-    def left(self) -> int:
-        """Units that nobody holds or has finished."""
-        return self.units - self.taken - self.dropped
-
-    @property
-    def finished(self) -> int:
-        """Units that will not go out again by themselves."""
-        return self.dropped + (self.taken if self.spec.lease_s is None else self.acknowledged)
-
-    @property
-    def over(self) -> bool:
-        """Everything is finished, and everything the task reads was written: also of what was dropped before that."""
-        return self.finished == self._ever_ready == self.units
-
-    def fill(self, positions: Positions, columns: int, tick: int) -> bool:
-        """These rows got this many more of the task's columns; whether a unit became ready by it."""
-        units = positions // self.unit_rows
-        np.subtract.at(self._missing_cells, units, columns)
-        ready = units[self._missing_cells[units] == 0]
-        if not ready.size:
-            return False
-        ready = np.unique(ready)
-        self._ever_ready += ready.size
-        self.policy.add(ready[self.open[ready]], tick)
-        return True
-
-    def take(self, least: int, most: int, limit: int, among: Units | None) -> Units | None:
-        """Units below `limit` in the policy's order; at the end of the partition the rest, however few. `among`: none
-        but these, which need not wait for others, and at their end the rest of them."""
-        left = self.left if among is None else among.size
-        if not left:
-            return None
-        if among is None:
-            units = self.policy.take(min(least, left), most, limit)
-        else:
-            units = self._take_among(among, min(least, left), most, limit)
-        if units is not None:
-            self.taken += units.size
-            self._set_open(units, False)
-        return units
-
-    def _set_open(self, units: Units, is_open: bool) -> None:
-        self.open[units] = is_open
-        self.changes += 1
-
-    def _take_among(self, among: Units, least: int, most: int, limit: int) -> Units | None:
-        units = self.policy.in_order(self.ready_among(among, limit))[:most]
-        if units.size < least:
-            return None
-        self.policy.remove(units)
-        return units
-
-    def ready_among(self, among: Units, limit: int) -> Units:
-        """Those of these open units, ascending, that are ready and below `limit`."""
-        return among[(among < limit) & (self._missing_cells[among] == 0)]
-
-    def turn(self, limit: int, among: Units | None) -> int:
-        """Of several partitions, the one with the lowest turn is asked first."""
-        return self.policy.turn(limit, None if among is None else self.ready_among(among, limit))
-
-    def give_back(self, units: Units) -> None:
-        self.taken -= units.size
-        self._set_open(units, True)
-        self.policy.put_back(units)
-
-    def drop(self, units: Units) -> None:
-        """Open units that are not to go out, ready or not."""
-        self.dropped += units.size
-        self._set_open(units, False)
-        self.policy.remove(units)
-
-    def start(self, units: Units, bound: int | None) -> None:
-        """They are in the hands of a consumer with this bound. None: of one without, or of nobody any more."""
-        if self._bounds is None:
-            if bound is None:
-                return
-            self._bounds = np.full(self.units, NEVER)
-        self._bounds[units] = NEVER if bound is None else bound
-        self.changes += 1
-
-    def started(self, below: int) -> NDArray[np.bool_] | None:
-        """bool [units]: in somebody's hands under a bound of `below` or less. None where none is under any bound."""
-        return None if self._bounds is None else self._bounds <= below
-
-    def positions(self, units: Units) -> Positions:
-        """The rows of these units, as positions in the partition."""
-        if self.unit_rows == 1:
-            return units
-        return (units[:, None] * self.unit_rows + np.arange(self.unit_rows)).ravel()
 
 
 class Partition:
@@ -139,7 +29,11 @@ class Partition:
         self._started: dict[tuple[str, str], tuple[tuple[int, int], dict[int, Units]]] = {}  # by tasks; as of, by bound
         self.frames: list[Frame] = []  # what puts brought, numbered as they came
         self.nbytes = 0
+        self.column_bytes = dict.fromkeys(spec.columns, 0)
         self._slots = {column: np.full(rows.size, UNWRITTEN) for column in spec.columns}  # where each cell lies
+        self._written = dict.fromkeys(spec.columns, 0)  # rows
+        self._begun = np.zeros(rows.size, bool)  # something is written
+        self._begun_rows = 0
         self._order = np.argsort(rows, kind="stable")
         self._sorted = rows[self._order]
         self._highest = np.maximum.accumulate(rows)
@@ -165,13 +59,11 @@ class Partition:
 
     @staticmethod
     def _find_started(mine: Progress, theirs: Progress, below: int) -> Units:
-        started = theirs.started(below)
-        if started is None:
-            return np.empty(0, np.int64)
-        if mine.unit_rows == theirs.unit_rows:
-            return np.flatnonzero(started & mine.open)
-        rows = np.repeat(started, theirs.unit_rows).reshape(-1, mine.unit_rows)
-        return np.flatnonzero(rows.any(axis=1) & mine.open)
+        return mine.started_by(theirs).units(below)
+
+    def count_started(self, task: str, other: str, below: int) -> int:
+        """How many units `started` would name."""
+        return self.tasks[task].started_by(self.tasks[other]).count(below)
 
     @property
     def over(self) -> bool:
@@ -201,16 +93,29 @@ class Partition:
                     f"({written.size} such rows): a cell is written once"
                 )
 
-    def put(self, positions: Positions, frame: Frame, tick: int) -> list[str]:
-        """The frame holds these cells; the tasks for which rows became ready, as of this tick."""
+    def put(self, positions: Positions, frame: Frame, lengths: Mapping[str, Rows], tick: int, now: float) -> list[str]:
+        """The frame holds these cells; the tasks for which rows became ready, as of this tick and time. lengths: those
+        of the columns that some task weighs rows by."""
         slots = (len(self.frames) << _INDEX_BITS) + np.arange(positions.size)
-        for column in frame.sizes:
+        for column, size in frame.sizes.items():
             self._slots[column][positions] = slots
+            self.column_bytes[column] += size
+            self._written[column] += positions.size
+        self._begun_rows += positions.size - int(np.count_nonzero(self._begun[positions]))
+        self._begun[positions] = True
         self.frames.append(frame)
         self.nbytes += frame.nbytes
-        written = set(frame.sizes)
-        counts = {task: len(written.intersection(p.spec.columns)) for task, p in self.tasks.items()}
-        return [task for task, count in counts.items() if count and self.tasks[task].fill(positions, count, tick)]
+        return [task for task, p in self.tasks.items() if self._fill(p, positions, frame, lengths, tick, now)]
+
+    @staticmethod
+    def _fill(
+        progress: Progress, positions: Positions, frame: Frame, lengths: Mapping[str, Rows], tick: int, now: float
+    ) -> bool:
+        columns = sum(column in frame.sizes for column in progress.spec.columns)
+        if not columns:
+            return False
+        weight = progress.spec.weight
+        return progress.fill(positions, columns, None if weight is None else lengths.get(weight), tick, now)
 
     def locate(self, positions: Positions, columns: Iterable[str]) -> tuple[tuple[Frame, ...], tuple[Part, ...]]:
         """The frames in which these cells lie, and which rows of them. Written together, they lie alike: worked out
@@ -231,13 +136,12 @@ class Partition:
 
     def missing(self, task: str) -> dict[str, int]:
         """How many rows lack each column that the task reads; columns that no row lacks are left out."""
-        lacking = {c: int((self._slots[c] == UNWRITTEN).sum()) for c in self.tasks[task].spec.columns}
+        lacking = {c: self.rows.size - self._written[c] for c in self.tasks[task].spec.columns}
         return {column: count for column, count in lacking.items() if count}
 
     def depth(self) -> int:
         """Rows with something written that the slowest task has still to finish."""
-        begun = int(np.logical_or.reduce([slots != UNWRITTEN for slots in self._slots.values()]).sum())
-        return begun - min((p.finished * p.unit_rows for p in self.tasks.values()), default=0)
+        return self._begun_rows - min((p.finished * p.unit_rows for p in self.tasks.values()), default=0)
 
     def describe(self) -> dict[str, Any]:
         """Counts in rows; see the folder's README for what each means."""
@@ -246,7 +150,8 @@ class Partition:
             "group_size": self.group_size,
             "bytes": self.nbytes,
             "depth_samples": self.depth(),
-            "written": {column: int((slots != UNWRITTEN).sum()) for column, slots in self._slots.items()},
+            "written": dict(self._written),
+            "column_bytes": dict(self.column_bytes),
             "tasks": {task: self._describe_task(task, p) for task, p in self.tasks.items()},
         }
 

@@ -1,27 +1,36 @@
 """In which order a task's ready units are handed out: pure state machines, one per task and partition.
 
 A unit is what a task takes at a time: a row, or a group where it wants groups whole. Units are numbered in the
-partition's order. To add a policy, write a class and its line in POLICIES.
+partition's order. To add a policy, write a class and its line in POLICIES. What a call costs depends on the units that
+it adds or takes, not on how many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from heapq import heappop, heappush
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Units = NDArray[np.int64]
+Weights = NDArray[np.int64]
 NEVER = np.iinfo(np.int64).max
 
 
 class Policy(Protocol):
-    strict_partitions: bool
+    strict_partitions: ClassVar[bool]
     """Whether a reader of any partition waits for the oldest one that has units left, rather than pass it over."""
+    takes_turns: ClassVar[bool]
+    """Whether `turn` says which partition goes first; otherwise the oldest one does."""
+    weighs: ClassVar[bool]
+    """Whether it needs the units' weights."""
 
-    def add(self, units: Units, tick: int) -> None:
-        """Units that became ready; ticks count the puts that made any ready, over all partitions."""
+    def __init__(self, units: int) -> None: ...
+
+    def add(self, units: Units, tick: int, weights: Weights | None = None) -> None:
+        """Units that became ready, each for the first time; ticks count the puts that made any ready, over all
+        partitions. weights: one a unit, where the task has any."""
 
     def put_back(self, units: Units) -> None:
         """Units that were taken or removed, and are ready to go out again."""
@@ -31,14 +40,14 @@ class Policy(Protocol):
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
         """Up to `most` units below `limit`, in the policy's order; None, and nothing taken, where there are fewer
-        than `least`. Never looks at a unit on its own that it does not hand out."""
+        than `least`."""
 
     def in_order(self, units: Units) -> Units:
         """Ready units (ascending), in the policy's order."""
 
     def turn(self, limit: int, among: Units | None) -> int:
         """Of several partitions, the one with the lowest turn goes first; of equal ones, the oldest. That of the ready
-        units below `limit`, or of ready units `among`."""
+        units below `limit`, or of ready units `among`. Asked only where the policy takes turns."""
 
     def __len__(self) -> int:
         """Ready units that were not taken, whether their turn has come or not."""
@@ -47,32 +56,52 @@ class Policy(Protocol):
 class Ready:
     """The lowest ready unit first; what is not ready holds nobody up."""
 
-    strict_partitions = False
+    strict_partitions: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = False
+    weighs: ClassVar[bool] = False
 
     def __init__(self, units: int) -> None:
         self._ready = bytearray(units)  # 1 = waits to be handed out; searched at the speed of memory
         self._flags = np.frombuffer(self._ready, np.uint8)  # the same bytes
+        self._low = 0  # no lower unit waits: what was searched is not searched again
+        self._count = 0
 
-    def add(self, units: Units, tick: int) -> None:
+    def add(self, units: Units, tick: int, weights: Weights | None = None) -> None:
         self.put_back(units)
 
     def put_back(self, units: Units) -> None:
-        self._flags[units] = 1
+        if units.size:
+            self._flags[units] = 1
+            self._low = min(self._low, *units.tolist())
+            self._count += units.size
 
     def remove(self, units: Units) -> None:
+        self._count -= int(np.count_nonzero(self._flags[units]))
         self._flags[units] = 0
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
-        taken: list[int] = []
-        unit = self._ready.find(1, 0, limit)
-        while unit >= 0 and len(taken) < most:
-            taken.append(unit)
-            unit = self._ready.find(1, unit + 1, limit)
-        if len(taken) < least:
+        if self._count < least:
             return None
-        units = np.array(taken, np.int64)
+        found: list[int] = []
+        unit = self._find(self._low, limit)
+        self._low = max(self._low, unit)
+        while unit < limit and len(found) < most:
+            stop = min(unit + most - len(found), limit)
+            end = self._ready.find(0, unit, stop)
+            found.extend(range(unit, stop if end < 0 else end))
+            unit = self._find(found[-1] + 1, limit)
+        if len(found) < least:
+            return None
+        units = np.array(found, np.int64)
         self._flags[units] = 0
+        self._low = found[-1] + 1
+        self._count -= len(found)
         return units
+
+    def _find(self, start: int, limit: int) -> int:
+        """The first unit from `start` on that waits, or the limit."""
+        unit = self._ready.find(1, start, limit)
+        return limit if unit < 0 else unit
 
     def in_order(self, units: Units) -> Units:
         return units
@@ -81,7 +110,7 @@ class Ready:
         return 0
 
     def __len__(self) -> int:
-        return self._ready.count(1)
+        return self._count
 
 
 class Fifo(Ready):
@@ -90,7 +119,7 @@ class Fifo(Ready):
     Those that came back are before the others, so they go first.
     """
 
-    strict_partitions = True
+    strict_partitions: ClassVar[bool] = True
 
     def __init__(self, units: int) -> None:
         super().__init__(units)
@@ -98,7 +127,7 @@ class Fifo(Ready):
         self._come_flags = np.frombuffer(self._come, np.uint8)
         self._frontier = 0  # the first that has not come
 
-    def add(self, units: Units, tick: int) -> None:
+    def add(self, units: Units, tick: int, weights: Weights | None = None) -> None:
         self._pass(units)
         super().add(units, tick)
 
@@ -114,36 +143,121 @@ class Fifo(Ready):
         return super().take(least, most, min(limit, self._frontier))
 
 
-class Completion(Ready):
-    """The unit that became ready first goes first, whatever its number and its partition."""
+_UNIT_BITS = 32
+_UNIT_MASK = (1 << _UNIT_BITS) - 1
+_LIMITS_KEPT = 4
+
+
+class Keyed:
+    """The ready unit with the lowest key first; of equal ones, the lowest unit.
+
+    A heap for each limit that readers have, of `key << 32 | unit`. What leaves out of turn is left in the heaps and
+    passed over when it comes up; a heap for a new limit is made of what is ready.
+    """
+
+    strict_partitions: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = False
+    weighs: ClassVar[bool] = False
 
     def __init__(self, units: int) -> None:
-        super().__init__(units)
-        self._tick = np.zeros(units, np.int64)
+        self._units = units
+        self._flags = bytearray(units)  # 1 = waits to be handed out
+        self._waits = np.frombuffer(self._flags, np.uint8)  # the same bytes
+        self._count = 0
+        self._key = np.zeros(units, np.int64)
+        self._heaps: dict[int, list[int]] = {units: []}  # by limit, the latest used one last
 
-    def add(self, units: Units, tick: int) -> None:
-        self._tick[units] = tick
-        super().add(units, tick)
+    def put_back(self, units: Units) -> None:
+        entries = self._entries(units)
+        self._waits[units] = 1
+        self._count += len(entries)
+        for limit, heap in list(self._heaps.items()):
+            for entry in entries:
+                if entry & _UNIT_MASK < limit:
+                    heappush(heap, entry)
+            if len(heap) > 2 * self._units:  # what comes back leaves its old entry behind
+                del self._heaps[limit]
+
+    def _entries(self, units: Units) -> list[int]:
+        return [key << _UNIT_BITS | unit for key, unit in zip(self._key[units].tolist(), units.tolist(), strict=True)]
+
+    def remove(self, units: Units) -> None:
+        self._count -= int(np.count_nonzero(self._waits[units]))
+        self._waits[units] = 0
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
-        units = self.in_order(np.flatnonzero(self._flags[:limit]))[:most]
-        if units.size < least:
+        if self._count < least:
             return None
-        self._flags[units] = 0
+        heap, flags, taken = self._heap(limit), self._flags, list[int]()
+        while heap and len(taken) < most:
+            entry = heappop(heap)
+            unit = entry & _UNIT_MASK
+            if flags[unit]:
+                flags[unit] = 0
+                taken.append(entry)
+        units = np.array([entry & _UNIT_MASK for entry in taken], np.int64)
+        if len(taken) < least:
+            self._waits[units] = 1
+            heap += taken  # ascending, and there is nothing else in it
+            return None
+        self._count -= len(taken)
         return units
 
+    def _heap(self, limit: int) -> list[int]:
+        limit = min(limit, self._units)
+        if limit not in self._heaps:
+            if len(self._heaps) == _LIMITS_KEPT:
+                del self._heaps[next(iter(self._heaps))]
+            units = np.flatnonzero(self._waits[:limit])
+            self._heaps[limit] = sorted(self._entries(units))
+        self._heaps[limit] = heap = self._heaps.pop(limit)
+        return heap
+
     def in_order(self, units: Units) -> Units:
-        return units[np.argsort(self._tick[units], kind="stable")]
+        return units[np.argsort(self._key[units], kind="stable")]
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class Completion(Keyed):
+    """The unit that became ready first goes first, whatever its number and its partition."""
+
+    takes_turns: ClassVar[bool] = True
+
+    def add(self, units: Units, tick: int, weights: Weights | None = None) -> None:
+        self._key[units] = tick
+        self.put_back(units)
 
     def turn(self, limit: int, among: Units | None) -> int:
-        ready = np.flatnonzero(self._flags[:limit]) if among is None else among
-        return int(self._tick[ready].min(initial=NEVER))
+        if among is not None:
+            return int(self._key[among].min(initial=NEVER))
+        heap = self._heaps.get(limit)
+        if heap is None:
+            heap = self._heap(limit)
+        while heap and not self._flags[heap[0] & _UNIT_MASK]:
+            heappop(heap)
+        return heap[0] >> _UNIT_BITS if heap else NEVER
 
 
-POLICIES: dict[str, Callable[[int], Policy]] = {"fifo": Fifo, "ready": Ready, "completion": Completion}
+class LongestFirst(Keyed):
+    """The heaviest ready unit first, so that what takes longest is not begun last; of partitions the oldest."""
+
+    weighs: ClassVar[bool] = True
+
+    def add(self, units: Units, tick: int, weights: Weights | None = None) -> None:
+        if weights is not None:
+            self._key[units] = -weights
+        self.put_back(units)
+
+    def turn(self, limit: int, among: Units | None) -> int:
+        return 0
+
+
+POLICIES: dict[str, type[Policy]] = {
+    "fifo": Fifo,
+    "ready": Ready,
+    "completion": Completion,
+    "longest_first": LongestFirst,
+}
 """Name -> a policy for a partition of this many units."""
-
-
-def split(units: Units, ranks: int) -> list[Units]:
-    """Contiguous shares, one a rank, of equal size where it divides, else as even as can be, the first ones longer."""
-    return [units] if ranks == 1 else np.array_split(units, ranks)

@@ -34,12 +34,13 @@ def precedence(ask: Ask, asked: Sequence[Partition], handed: int) -> Precedence:
     progress = [p.tasks[ask.task] for p in asked]
     unit = max((p.unit_rows for p in progress if p.left), default=1)
     for below, by in pairs:
-        started = {p.name: p.started(ask.task, other, below) for p in asked}
-        rows = sum(units.size * p.unit_rows for units, p in zip(started.values(), progress, strict=True))
+        counts = [partition.count_started(ask.task, other, below) for partition in asked]
+        rows = sum(count * p.unit_rows for count, p in zip(counts, progress, strict=True))
         if not rows:
             continue
         slack = by - handed - rows
         if slack < unit:
+            started = {p.name: p.started(ask.task, other, below) for p in asked}
             return Precedence(room, below, {name: units for name, units in started.items() if units.size})
         room = min(room, slack)
     return Precedence(room)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
+from typing import Any
 
 from harness.transfer_queue.control.asks import Ask
+from harness.transfer_queue.control.latency import Latency
 from harness.transfer_queue.control.partition import Partition
 from harness.transfer_queue.control.precedence import Precedence
 
@@ -52,6 +55,19 @@ def slowest_task(tasks: Sequence[str], partitions: Sequence[Partition]) -> str:
         f"the slowest task is {task!r} with {to_do[task]} rows to do, the oldest in {oldest.name!r} "
         f"(rows that lack a column: {lacking})"
     )
+
+
+def describe_task(task: str, partitions: Sequence[Partition], latency: Latency, now: float) -> dict[str, Any]:
+    """A task over all partitions: rows that are `ready` and in its `depth_samples` (neither handed out nor dropped);
+    `oldest_s`: how long the row that waits longest was ready, 0 where none waits; `handout`: see `Latency`."""
+    progress = [partition.tasks[task] for partition in partitions]
+    oldest = min((p.oldest() for p in progress), default=inf)
+    return {
+        "ready": sum(len(p.policy) * p.unit_rows for p in progress),
+        "depth_samples": sum(p.left * p.unit_rows for p in progress),
+        "oldest_s": max(0.0, now - oldest),
+        "handout": latency.describe(),
+    }
 
 
 def shown(rows: Sequence[int]) -> str:

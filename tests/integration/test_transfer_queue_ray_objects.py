@@ -1,8 +1,9 @@
-"""The queue in a Ray actor, written and read by other actors."""
+"""The queue in a Ray actor with its storage units in others, written and read by yet others."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,10 @@ import ray
 
 from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.loader import StreamingDataLoader
-from harness.transfer_queue.ray_backend import RayQueue
+from harness.transfer_queue.ray_host import QueueActor
+from harness.transfer_queue.remote.client import RemoteQueue
+from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.ray_objects import RayBackend
 
 pytestmark = [
     # Ray leaves files, sockets and its log handles to the garbage collector.
@@ -43,10 +47,15 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def queue() -> Iterator[RayQueue]:
-    queue = RayQueue.start(SPEC)
-    yield queue
-    queue.stop()
+def host(request: pytest.FixtureRequest) -> Iterator[QueueActor]:
+    """With every frame in one of two units, unless told otherwise."""
+    with QueueActor.start(SPEC, units=2, inline_bytes=getattr(request, "param", 0)) as host:
+        yield host
+
+
+@pytest.fixture
+def queue(host: QueueActor) -> RemoteQueue:
+    return host.queue
 
 
 def tokens(rows: Any) -> Ragged:
@@ -54,14 +63,14 @@ def tokens(rows: Any) -> Ragged:
 
 
 class Writer:
-    async def write(self, queue: RayQueue, partition: str, rows: list[int], size: int) -> None:
+    async def write(self, queue: RemoteQueue, partition: str, rows: list[int], size: int) -> None:
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
             await queue.put(partition, some, {"tokens": tokens(some)})
 
 
 class Scorer:
-    async def score(self, queue: RayQueue, partition: str) -> int:
+    async def score(self, queue: RemoteQueue, partition: str) -> int:
         seen = 0
         while (batch := await queue.get("score", 8, minimum=1, partition=partition)) is not None:
             sums = [float(row.sum()) for row in batch.ragged("tokens").rows()]
@@ -70,7 +79,8 @@ class Scorer:
         return seen
 
 
-async def test_two_actors_stream_through_the_queue_to_a_third_reader(queue: RayQueue) -> None:
+@pytest.mark.parametrize("host", [0, None], ids=["in units", "in messages"], indirect=True)
+async def test_two_actors_stream_through_the_queue_to_a_third_reader(queue: RemoteQueue) -> None:
     rows = list(range(64))
     await queue.create_partition("train_0", rows, group_size=4)
     scorer, writer = ray.remote(num_cpus=0)(Scorer).remote(), ray.remote(num_cpus=0)(Writer).remote()
@@ -90,7 +100,7 @@ async def test_two_actors_stream_through_the_queue_to_a_third_reader(queue: RayQ
     assert (await queue.describe())["bytes"] == 0
 
 
-async def test_errors_arrive_as_what_they_are(queue: RayQueue) -> None:
+async def test_errors_arrive_as_what_they_are(queue: RemoteQueue) -> None:
     await queue.create_partition("train_0", range(4), group_size=2)
     with pytest.raises(ValueError, match="holds float32, not float64") as value_error:
         await queue.put("train_0", range(4), {"reward": np.zeros(4)})
@@ -109,7 +119,7 @@ async def test_errors_arrive_as_what_they_are(queue: RayQueue) -> None:
         await queue.create_partition("train_1", [9])
 
 
-async def test_waiting_readers_keep_nobody_out(queue: RayQueue) -> None:
+async def test_waiting_readers_keep_nobody_out(queue: RemoteQueue) -> None:
     await queue.create_partition("train_0", range(1024))
     waiting = [asyncio.ensure_future(queue.get("score", 2, consumer=str(i))) for i in range(512)]
     await until(queue, lambda told: told["waiting_gets"]["score"] == 512)
@@ -120,7 +130,7 @@ async def test_waiting_readers_keep_nobody_out(queue: RayQueue) -> None:
     assert sorted(row for batch in batches if batch is not None for row in batch.rows.tolist()) == list(range(1024))
 
 
-async def test_a_cancelled_get_takes_nothing(queue: RayQueue) -> None:
+async def test_a_cancelled_get_takes_nothing(host: QueueActor, queue: RemoteQueue) -> None:
     await queue.create_partition("train_0", range(4))
     parked = asyncio.ensure_future(queue.get("score", 4))
     await until(queue, lambda told: told["waiting_gets"]["score"] == 1)
@@ -130,8 +140,9 @@ async def test_a_cancelled_get_takes_nothing(queue: RayQueue) -> None:
     await queue.put("train_0", range(4), {"tokens": tokens(range(4))})
     answered = asyncio.ensure_future(queue.get("score", 2, timeout_s=60))
     await asyncio.sleep(0)  # it is sent; from here on this loop does not see its answer
-    while ray.get(queue.actor.describe.remote())["open_leases"] < 1:
-        pass
+    with host.sync() as other:
+        while other.describe()["open_leases"] < 1:
+            pass
     answered.cancel()
     with pytest.raises(asyncio.CancelledError):
         await answered
@@ -139,7 +150,7 @@ async def test_a_cancelled_get_takes_nothing(queue: RayQueue) -> None:
     assert batch is not None and batch.rows.tolist() == [0, 1, 2, 3]
 
 
-async def test_what_a_consumer_started_under_a_bound_goes_first_or_is_dropped(queue: RayQueue) -> None:
+async def test_what_a_consumer_started_under_a_bound_goes_first_or_is_dropped(queue: RemoteQueue) -> None:
     await queue.create_partition("train_0", range(8), group_size=2)
     await queue.put("train_0", range(8), {"tokens": tokens(range(8))})
     for consumer, below in (("old", 2), ("new", 4), ("newest", 8)):
@@ -163,7 +174,7 @@ async def test_what_a_consumer_started_under_a_bound_goes_first_or_is_dropped(qu
     assert await queue.clear_finished() == ["train_0"]
 
 
-def test_a_process_without_an_event_loop_iterates(queue: RayQueue) -> None:
+def test_a_process_without_an_event_loop_iterates(queue: RemoteQueue) -> None:
     with queue.portal() as run:
         run(queue.create_partition("train_0", range(6)))
         run(queue.put("train_0", range(6), {"tokens": tokens(range(6))}))
@@ -172,7 +183,7 @@ def test_a_process_without_an_event_loop_iterates(queue: RayQueue) -> None:
     assert [batch.rows.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5]]
 
 
-async def until(queue: RayQueue, seen: Callable[[Mapping[str, Any]], bool]) -> None:
+async def until(queue: RemoteQueue, seen: Callable[[Mapping[str, Any]], bool]) -> None:
     """The queue is asked until it is so: what runs in another process cannot be stepped."""
     async with asyncio.timeout(60):
         while not seen(await queue.describe()):
@@ -180,13 +191,13 @@ async def until(queue: RayQueue, seen: Callable[[Mapping[str, Any]], bool]) -> N
 
 
 @ray.remote(num_cpus=0)
-def hold(queue: RayQueue) -> None:
+def hold(queue: RemoteQueue) -> None:
     with queue.portal() as run:
         run(queue.get("train", 4, consumer="dead", partition="train_0"))
         run(queue.get("train", 4, consumer="dead", partition="train_0"))  # waits for ever
 
 
-async def test_the_rows_of_a_killed_consumer_go_out_again(queue: RayQueue) -> None:
+async def test_the_rows_of_a_killed_consumer_go_out_again(queue: RemoteQueue) -> None:
     await queue.create_partition("train_0", range(4), group_size=4)
     await queue.put("train_0", range(4), {"reward": np.zeros(4, np.float32), "tokens": tokens(range(4))})
     dead = hold.remote(queue)
@@ -197,3 +208,73 @@ async def test_the_rows_of_a_killed_consumer_go_out_again(queue: RayQueue) -> No
     await queue.release("dead")
     batch = await queue.get("train", 4, consumer="alive", timeout_s=60)
     assert batch is not None and batch.rows.tolist() == [0, 1, 2, 3]
+
+
+def frames_of(host: QueueActor) -> int:
+    """Bytes in the storage units."""
+    return sum(ray.get([unit.nbytes.remote() for unit in host.backend.units]))
+
+
+@ray.remote(num_cpus=0)
+def write_and_die(queue: RemoteQueue) -> None:
+    with queue.portal() as run:
+        run(queue.put("train_0", range(8), {"tokens": Ragged(np.arange(80_000), np.full(8, 10_000))}))
+    os._exit(1)
+
+
+async def test_frames_stay_when_their_writer_dies_until_the_partition_is_cleared() -> None:
+    with QueueActor.start(SPEC) as host:
+        queue = host.queue
+        await queue.create_partition("train_0", range(8))
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            await write_and_die.options(max_retries=0).remote(queue)
+        assert frames_of(host) == 8 * 80_000 + 8 * 9, "too large to travel in a message"
+        batch = await queue.get("score", 8, timeout_s=60)
+        assert batch is not None and batch.ragged("tokens").values.tolist() == list(range(80_000))
+        batch.ragged("tokens").values[:] = 0
+        await queue.clear("train_0")
+        while frames_of(host):  # the keeper's thread has told the unit, or is about to
+            pass
+
+
+async def test_what_the_queue_refuses_is_gone_from_its_unit(queue: RemoteQueue, host: QueueActor) -> None:
+    await queue.create_partition("train_0", range(4))
+    with pytest.raises(ValueError, match="partition 'train_1'"):
+        await queue.put("train_1", range(4), {"tokens": tokens(range(4))})
+    assert frames_of(host) == 0
+
+
+async def test_a_dead_unit_fails_puts_and_gets_by_its_name_and_the_queue_goes_on() -> None:
+    with QueueActor.start(SPEC, inline_bytes=64) as host:
+        queue = host.queue
+        await queue.create_partition("train_0", range(8))
+        await queue.put("train_0", range(4), {"tokens": tokens(range(4))})
+        ray.kill(host.backend.units[0])
+        with pytest.raises(ConnectionError, match="ray storage unit 0 has died and could not read partition 'train_0'"):
+            await queue.get("score", 4, timeout_s=60)
+        with pytest.raises(ConnectionError, match="ray storage unit 0 has died and could not write to"):
+            await queue.put("train_0", range(4, 8), {"tokens": tokens(range(4, 8))})
+        assert (await queue.describe())["open_leases"] == 0
+        await queue.put("train_0", range(8), {"reward": np.zeros(8, np.float32)})
+
+
+async def test_a_dead_queue_is_named() -> None:
+    with QueueActor.start(SPEC) as host:
+        parked = asyncio.ensure_future(host.queue.get("score", 4))
+        await until(host.queue, lambda told: told["waiting_gets"]["score"] == 1)
+        ray.kill(host.actor)
+        with pytest.raises(ConnectionError, match="transfer queue on tcp:.* is lost: its process has ended"):
+            await parked
+
+
+async def test_a_unit_that_hangs_is_named_with_what_was_asked_of_it() -> None:
+    hanging = ray.remote(num_cpus=0)(Hanging).remote()
+    storage = RayBackend((hanging,), timeout_s=0.1, inline_bytes=0).storage(Session("queue", 1))
+    with pytest.raises(TimeoutError, match="ray storage unit 0 took more than 0.1 s to write to partition 'train_0'"):
+        storage.write("train_0", {"tokens": tokens(range(4))})
+    ray.kill(hanging)
+
+
+class Hanging:
+    async def store(self, *arguments: Any) -> None:
+        await asyncio.Event().wait()

@@ -1,0 +1,80 @@
+"""Micro-batches cut into shares: one for each data-parallel rank, which each member of the rank collects."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.transfer_queue.control.asks import Ask
+from harness.transfer_queue.control.policies import Units
+from harness.transfer_queue.spec import QueueSpec
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """One rank's part of a micro-batch; numbered in the order they were formed. `count`: rows a rank asked for."""
+
+    number: int
+    partition: str
+    units: Units
+    count: int
+    holders: int = 0
+    """Members that were handed it, and did not give it back."""
+    acknowledged: int = 0
+    """Members that are done with it."""
+
+
+class Shares:
+    """What was formed and each reader has still to collect, by task, rank and member."""
+
+    def __init__(self, spec: QueueSpec) -> None:
+        self._waiting: dict[str, list[list[list[Share]]]] = {
+            name: [[[] for _ in range(task.members)] for _ in range(task.ranks)] for name, task in spec.tasks.items()
+        }
+        self._to_collect = Counter[str]()  # by partition
+        self._formed = 0
+
+    def form(self, task: str, partition: str, parts: Sequence[Units], count: int) -> None:
+        """A micro-batch: leave each member of rank r the share parts[r]."""
+        for part, members in zip(parts, self._waiting[task], strict=True):
+            share = Share(self._formed, partition, part, count)
+            for waiting in members:
+                waiting.append(share)
+            self._to_collect[partition] += len(members)
+        self._formed += 1
+
+    def next(self, ask: Ask) -> Share | None:
+        """The oldest that this reader has to collect, of the partition if it names one; ValueError if it was formed
+        for another count."""
+        for share in self._waiting[ask.task][ask.rank][ask.member]:
+            if ask.partition in (None, share.partition):
+                if share.count != ask.count:
+                    raise ValueError(
+                        f"rank {ask.rank} of task {ask.task!r} asks for {ask.count} rows where another rank asked for "
+                        f"{share.count}: all readers must ask for the same"
+                    )
+                return share
+        return None
+
+    def collect(self, ask: Ask, share: Share) -> None:
+        """This reader takes it."""
+        self._waiting[ask.task][ask.rank][ask.member].remove(share)
+        self._to_collect[share.partition] -= 1
+
+    def put_back(self, task: str, rank: int, member: int, share: Share) -> None:
+        """This reader has to collect it again, in its old turn."""
+        insort(self._waiting[task][rank][member], share, key=lambda waiting: waiting.number)
+        self._to_collect[share.partition] += 1
+
+    def any_of(self, partition: str) -> bool:
+        """Whether somebody has to collect a share of it."""
+        return self._to_collect[partition] > 0
+
+    def forget(self, partition: str) -> None:
+        """The partition was cleared."""
+        if self._to_collect.pop(partition, 0):
+            for members in (members for ranks in self._waiting.values() for members in ranks):
+                for waiting in members:
+                    waiting[:] = [share for share in waiting if share.partition != partition]

@@ -1,0 +1,280 @@
+"""One client, as the server sees it: its requests are begun in the order they came, and none waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from harness.transfer_queue.control.asks import Answer
+from harness.transfer_queue.frames import Handout
+from harness.transfer_queue.remote import auth, verbs
+from harness.transfer_queue.remote import messages as m
+from harness.transfer_queue.remote.framing import Framed, Outbox, Splitter, WireError, close_all, header, receive
+from harness.transfer_queue.remote.trimming import trimmed
+
+if TYPE_CHECKING:
+    from harness.transfer_queue.remote.server import QueueServer
+
+_HANDSHAKE_S = 30.0
+_HANDSHAKE_LIMIT = 1024  # bytes of a message of somebody unknown
+_OWED = 1 << 20  # bytes of answers not taken, from which no more requests are read
+_LOST = 256 << 20  # and from which the client is given up
+_WAITING = 1 << 16  # requests of a client that may wait at a time
+
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """Reads a client's requests, from its proof that it has the token to the end of its stream.
+
+    Waits for nothing: a call that does is a task of its own. gone(writer): called once, at the end.
+    """
+
+    def __init__(self, server: QueueServer, sock: socket.socket, writer: int, gone: Callable[[int], Any]) -> None:
+        self._server = server
+        self._service = server.service
+        self._sock = sock
+        self._writer = writer
+        self._gone = gone
+        self._loop = asyncio.get_running_loop()
+        self._splitter = Splitter(_HANDSHAKE_LIMIT)
+        self._outbox = Outbox(sock)
+        self._todo: deque[Framed] = deque()
+        self._held = False  # one was given to a task that has not begun yet: the next follows it
+        self._reading = False
+        self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._handed: dict[int, int] = {}  # not received yet: lease -> call
+        self._leased: set[int] = set()  # of tasks with leases, not acknowledged
+        self._ending = False
+        self._nonce = auth.new_nonce()
+        self._take = self._admit
+        self._deadline = self._loop.call_later(_HANDSHAKE_S, self.close)
+        self._read_on(True)
+        self.send(0, m.Challenge(self._nonce))
+
+    # -- bytes
+
+    def _read_on(self, reading: bool) -> None:
+        if reading and not self._reading:
+            self._loop.add_reader(self._sock.fileno(), self._readable)
+        elif self._reading and not reading:
+            self._loop.remove_reader(self._sock.fileno())
+        self._reading = reading
+
+    def _readable(self) -> None:
+        try:
+            data, descriptors = receive(self._sock)
+            if not data:
+                return self.close()
+            self._todo += self._splitter.feed(data, descriptors)
+        except BlockingIOError:
+            return
+        except WireError as error:
+            return self._refuse(0, error)
+        except OSError:
+            return self.close()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._todo and not self._held and not self._ending and self._outbox.nbytes <= _OWED:
+            frame = self._todo.popleft()
+            try:
+                self._take(frame)
+            finally:
+                close_all(frame.descriptors)
+
+    def send(self, call: int, answer: m.Message, descriptors: Sequence[int] = ()) -> None:
+        """An answer to a call; 0: to none. Descriptors stay the caller's. ValueError where it is too long."""
+        if self._ending:
+            return
+        body = m.encode(answer)
+        data = header(call, body, descriptors, self._server.limit) + body
+        try:
+            self._outbox.send(data, descriptors)
+        except OSError:
+            return self.close()
+        if self._outbox:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        """The client does not read as fast as it asks: what it asks next waits, and it is not waited for for ever."""
+        if self._outbox.nbytes > _LOST:
+            _log.warning("client %d reads nothing: it is given up", self._writer)
+            return self.close()
+        self._loop.add_writer(self._sock.fileno(), self._writable)
+        if self._outbox.nbytes > _OWED:
+            self._read_on(False)
+
+    def _writable(self) -> None:
+        try:
+            empty = self._outbox.flush()
+        except OSError:
+            return self.close()
+        if empty:
+            self._loop.remove_writer(self._sock.fileno())
+        if self._ending:
+            return self.close() if empty else None
+        if self._outbox.nbytes <= _OWED:
+            self._read_on(True)
+            self._go_on()
+
+    def _refuse(self, call: int, error: Exception) -> None:
+        """The last word: then the connection ends."""
+        self.send(call, m.failed(error))
+        self._ending = True
+        self._read_on(False)
+        if not self._outbox:
+            self.close()
+
+    def close(self) -> None:
+        """What waits is cancelled, and what the client had goes out again."""
+        if self._sock.fileno() < 0:
+            return
+        self._ending = True
+        self._deadline.cancel()
+        self._read_on(False)
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._outbox.close()
+        for frame in self._todo:
+            close_all(frame.descriptors)
+        self._todo.clear()
+        try:
+            self._splitter.close()
+        except WireError as error:
+            _log.warning("client %d: %s", self._writer, error)
+        for task in list(self._waiting.values()):
+            task.cancel()
+        self._gone(self._writer)
+        self._service.lose(self._handed.keys() | self._leased)
+
+    # -- requests
+
+    def _admit(self, frame: Framed) -> None:
+        try:
+            auth.check(self._server.token, self._nonce, m.decode_proof(frame.body).digest)
+        except msgspec.MsgspecError:
+            return self._refuse(frame.call, PermissionError("the transfer queue's token is to be proved first"))
+        except PermissionError as error:
+            return self._refuse(frame.call, error)
+        self._deadline.cancel()
+        self._splitter.limit = self._server.limit
+        self._take = self._serve
+        self.send(frame.call, m.Welcome(self._server.name, self._writer))
+
+    def _serve(self, frame: Framed) -> None:
+        """Answer a request, or leave it to a task to do so."""
+        try:
+            request = m.decode_request(frame.body)
+            match request:
+                case m.Put():
+                    self._put(frame.call, request)
+                case m.Get():
+                    self._get(frame.call, request)
+                case m.Received():
+                    self._handed.pop(request.lease, None)
+                    self._service.received(request.lease)
+                case m.Withdraw():
+                    self._withdraw(request.call)
+                case m.OpenSegment():
+                    self._open(frame, request)
+                case m.CreatePartition():
+                    self._begin(frame.call, partial(verbs.create, self._service, request))
+                case _:
+                    if isinstance(request, m.Acknowledge | m.GiveBack):
+                        self._handed.pop(request.lease, None)
+                        self._leased.discard(request.lease)
+                    self.send(frame.call, m.Done(verbs.VERBS[type(request)](self._service, request)))
+        except Exception as error:  # the caller's, whatever it is
+            self._fail(frame.call, error)
+
+    def _fail(self, call: int, error: Exception) -> None:
+        answer = m.failed(error)
+        if answer.kind not in m.KINDS:
+            _log.error("call %d of client %d failed", call, self._writer, exc_info=error)
+        self.send(call, answer)
+
+    def _open(self, frame: Framed, request: m.OpenSegment) -> None:
+        if self._server.segments is None or len(frame.descriptors) != 1:
+            raise ValueError(f"a segment comes with its descriptor, not with {len(frame.descriptors)}")
+        self._service.check_partition(request.partition)
+        self._server.segments.open(self._writer, request.partition, request.unit, frame.descriptors[0])
+        self.send(frame.call, m.Done())
+
+    def _put(self, call: int, request: m.Put) -> None:
+        rows, frame, weights = verbs.read_put(request, self._server.spec)
+        if self._server.segments is not None:
+            self._server.segments.check(self._writer, request.partition, frame)
+        if self._service.try_put(request.partition, rows, frame, weights):
+            self.send(call, m.Done())
+        else:
+            put = partial(self._service.put, request.partition, rows, frame, weights, timeout_s=request.timeout_s)
+            self._begin(call, put)
+
+    def _get(self, call: int, request: m.Get) -> None:
+        ask = request.ask()
+        answer = self._service.try_get(ask)
+        if isinstance(answer, Handout):
+            self._hand(call, ask.task, answer)
+        elif answer is Answer.CLOSED:
+            self.send(call, m.Done())
+        else:
+            self._begin(call, partial(self._service.get, ask, timeout_s=request.timeout_s), ask.task)
+
+    def _hand(self, call: int, task: str, handout: Handout) -> None:
+        """ValueError, and the rows go back, where it is more than a message takes."""
+        self._handed[handout.lease] = call
+        if self._server.spec.tasks[task].lease_s is not None:
+            self._leased.add(handout.lease)
+        try:
+            if self._server.segments is None:
+                handout = trimmed(handout, self._server.spec.columns)
+                self.send(call, m.handed(handout, handout.frames))
+            else:
+                frames, descriptors = self._server.segments.placed(handout)
+                self.send(call, m.handed(handout, frames), descriptors)
+        except ValueError:
+            self._take_back(handout.lease)
+            raise
+
+    def _take_back(self, lease: int) -> None:
+        del self._handed[lease]
+        self._leased.discard(lease)
+        self._service.give_back(lease)
+
+    def _withdraw(self, call: int) -> None:
+        if call in self._waiting:
+            self._waiting.pop(call).cancel()
+        for lease in [lease for lease, answered in self._handed.items() if answered == call]:
+            self._take_back(lease)
+
+    def _begin(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], task: str = "") -> None:
+        """A call that may wait. It begins before the client's next request does."""
+        if len(self._waiting) >= _WAITING or call in self._waiting:
+            raise ValueError(f"call {call} cannot wait: {len(self._waiting)} calls of this client do, maybe it too")
+        self._waiting[call] = self._loop.create_task(self._finish(call, begin, task))
+        self._held = True
+        self._loop.call_soon(self._release)
+
+    def _release(self) -> None:
+        self._held = False
+        self._go_on()
+
+    async def _finish(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], task: str) -> None:
+        try:
+            value = await begin()
+            if isinstance(value, Handout):
+                self._hand(call, task, value)
+            else:
+                self.send(call, m.Done(value))
+        except Exception as error:  # the caller's, whatever it is
+            self._fail(call, error)
+        finally:
+            self._waiting.pop(call, None)

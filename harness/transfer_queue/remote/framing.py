@@ -1,0 +1,168 @@
+"""Frames on a stream: a header, a message, and the descriptors that come with it. No I/O but that of one socket."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+HEADER = struct.Struct("<IHI")
+"""Bytes of the message, descriptors that come with it, number of the call."""
+MESSAGE_LIMIT = 64 << 20
+CHUNK = 64 << 10
+_PER_SEND = 250  # descriptors; the kernel takes 253 at a time
+_ANCILLARY = socket.CMSG_SPACE(253 * 4)
+
+
+class WireError(ConnectionError):
+    """What came is not a frame: the stream is of no use any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    call: int
+    body: bytes
+    descriptors: list[int]
+
+
+def header(call: int, body: bytes, descriptors: Sequence[int] = (), limit: int = MESSAGE_LIMIT) -> bytes:
+    """ValueError for a message that the other side would refuse."""
+    if len(body) > limit:
+        raise ValueError(f"a message of {len(body)} bytes is over the limit of {limit}: put fewer rows at a time")
+    return HEADER.pack(len(body), len(descriptors), call)
+
+
+class Splitter:
+    """Cuts a stream into frames. Owns the descriptors that came and belong to no frame yet.
+
+    limit: bytes of a message; WireError on a longer one as soon as it is announced.
+    """
+
+    def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
+        self.limit = limit
+        self._data = bytearray()
+        self._descriptors: deque[int] = deque()
+
+    def feed(self, data: bytes, descriptors: Sequence[int] = ()) -> list[Framed]:
+        """The frames that are complete now."""
+        self._descriptors += descriptors
+        self._data += data
+        frames: list[Framed] = []
+        start = 0
+        with memoryview(self._data) as view:
+            while len(view) - start >= HEADER.size:
+                length, passed, call = HEADER.unpack_from(view, start)
+                if length > self.limit:
+                    raise WireError(f"a message of {length} bytes was announced; the limit is {self.limit}")
+                body = start + HEADER.size
+                if len(view) < body + length:
+                    break
+                if len(self._descriptors) < passed:
+                    raise WireError(f"a message came with {len(self._descriptors)} descriptors instead of {passed}")
+                taken = [self._descriptors.popleft() for _ in range(passed)]
+                frames.append(Framed(call, bytes(view[body : body + length]), taken))
+                start = body + length
+        if start:
+            del self._data[:start]
+        return frames
+
+    def close(self) -> None:
+        """The stream has ended. WireError if that was in the middle of a frame."""
+        rest = len(self._data)
+        self._data.clear()
+        close_all(self._descriptors)
+        self._descriptors.clear()
+        if rest:
+            raise WireError(f"the stream ended {rest} bytes into a frame")
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """What is there to read, and the descriptors that came with it; no bytes at the end of the stream."""
+    data, ancillary, flags, _ = sock.recvmsg(CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+    if not ancillary:
+        return data, []
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        close_all(descriptors)
+        raise WireError("descriptors were lost: this process may open no more files (ulimit -n)")
+    return data, descriptors.tolist()
+
+
+def send_some(sock: socket.socket, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
+    """One system call: how many bytes went; the descriptors go with the first."""
+    if not descriptors:
+        return sock.send(data)
+    passed = array.array("i", descriptors)
+    return sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+
+
+def portions(data: bytes, descriptors: Sequence[int]) -> list[tuple[bytes, Sequence[int]]]:
+    """What goes in one system call each: only so many descriptors can, and each lot needs a byte to ride on."""
+    if len(descriptors) <= _PER_SEND:
+        return [(data, descriptors)]
+    lots = [descriptors[i : i + _PER_SEND] for i in range(0, len(descriptors), _PER_SEND)]
+    ends = [*range(1, len(lots)), len(data)]
+    return [(data[i:end], lot) for i, (end, lot) in enumerate(zip(ends, lots, strict=True))]
+
+
+class Outbox:
+    """What a non-blocking socket could not take yet. Holds copies of the descriptors that it owes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._owed: deque[tuple[memoryview, list[int]]] = deque()
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Sends what the socket takes, and keeps the rest for `flush`."""
+        for portion, passed in portions(data, descriptors):
+            sent = 0 if self._owed else self._try(portion, passed)
+            if sent < len(portion):
+                self.keep(portion[sent:], passed if not sent else ())
+
+    def keep(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Goes with the next flush."""
+        self._owed.append((memoryview(data), [os.dup(descriptor) for descriptor in descriptors]))
+        self.nbytes += len(data)
+
+    def flush(self) -> bool:
+        """Whether nothing is owed any more."""
+        while self._owed:
+            data, descriptors = self._owed[0]
+            sent = self._try(data, descriptors)
+            if not sent:
+                return False
+            close_all(descriptors)
+            self.nbytes -= sent
+            if sent < len(data):
+                self._owed[0] = data[sent:], []
+                return False
+            self._owed.popleft()
+        return True
+
+    def close(self) -> None:
+        for _, descriptors in self._owed:
+            close_all(descriptors)
+        self._owed.clear()
+        self.nbytes = 0
+
+    def _try(self, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
+        try:
+            return send_some(self._sock, data, descriptors)
+        except BlockingIOError:
+            return 0
+
+
+def close_all(descriptors: Sequence[int] | deque[int] | array.array[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,267 @@
+"""What clients and the server say to each other: typed msgpack, checked on arrival; no code travels.
+
+Row ids, weights and lengths go as raw int64 bytes. A message is numbered by its frame (`framing.HEADER`): an answer
+carries the number of its request; 0 is nobody's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from harness.transfer_queue.columns import Rows
+from harness.transfer_queue.control.asks import Ask, First
+from harness.transfer_queue.control.controller import QueueClosed
+from harness.transfer_queue.control.leases import LeaseExpired
+from harness.transfer_queue.frames import Frame, Handout, Part
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+WireFrame = tuple[Natural, dict[str, Natural], tuple[int, Natural] | bytes]
+"""(rows, sizes, place) of a `Frame`."""
+WirePart = tuple[tuple[str, ...], tuple[tuple[int, int, int], ...]]
+
+KINDS: dict[str, type[Exception]] = {
+    error.__name__: error for error in (ValueError, TimeoutError, LeaseExpired, QueueClosed, PermissionError)
+}
+"""Errors that arrive as what they are. Anything else is a fault of the server, and a RuntimeError to the client."""
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """Its class is its first item."""
+
+
+# -- requests
+
+
+class Proof(Message):
+    """Answers the challenge: whoever cannot prove that it has the token is refused."""
+
+    digest: bytes
+
+
+class CreatePartition(Message):
+    name: str
+    rows: bytes
+    group_size: int
+    timeout_s: float | None
+
+
+class OpenSegment(Message):
+    """Comes with the descriptor of a segment, in which the frames of the puts that follow lie."""
+
+    partition: str
+    unit: int
+
+
+class Put(Message):
+    partition: str
+    rows: bytes
+    frame: WireFrame
+    weights: dict[str, bytes]
+    timeout_s: float | None
+
+
+class Get(Message):
+    task: str
+    count: int
+    minimum: int
+    consumer: str
+    rank: int
+    member: int
+    partition: str | None
+    first: First | None
+    timeout_s: float | None
+
+    def ask(self) -> Ask:
+        return Ask(
+            self.task, self.count, self.minimum, self.consumer, self.rank, self.partition, self.first, self.member
+        )
+
+
+class Received(Message):
+    """What was handed out is read. No answer."""
+
+    lease: int
+
+
+class Withdraw(Message):
+    """The caller of this call has gone: if it waits it takes nothing, and what is on its way goes back. No answer."""
+
+    call: int
+
+
+class SetBound(Message):
+    task: str
+    consumer: str
+    below: int
+
+
+class Drop(Message):
+    task: str
+    started: str
+    below: int
+
+
+class Acknowledge(Message):
+    lease: int
+
+
+class GiveBack(Message):
+    lease: int
+
+
+class Release(Message):
+    consumer: str
+
+
+class Clear(Message):
+    partition: str
+
+
+class ClearFinished(Message):
+    pass
+
+
+class Waiting(Message):
+    pass
+
+
+class Close(Message):
+    pass
+
+
+class Describe(Message):
+    pass
+
+
+Request = (
+    CreatePartition
+    | OpenSegment
+    | Put
+    | Get
+    | Received
+    | Withdraw
+    | SetBound
+    | Drop
+    | Acknowledge
+    | GiveBack
+    | Release
+    | Clear
+    | ClearFinished
+    | Waiting
+    | Close
+    | Describe
+)
+
+
+# -- answers
+
+
+class Challenge(Message):
+    nonce: bytes
+
+
+class Welcome(Message):
+    """queue, writer: the `Session`."""
+
+    queue: str
+    writer: int
+
+
+class Done(Message):
+    value: Any = None
+
+
+class Failed(Message):
+    kind: str
+    text: str
+
+
+class Handed(Message):
+    """A `Handout`. Where descriptors come with it, a frame's place is (which of them, where in it)."""
+
+    lease: int
+    partition: str
+    rows: bytes
+    frames: tuple[WireFrame, ...]
+    parts: tuple[WirePart, ...]
+
+
+class Cleared(Message):
+    """Unasked: a partition is gone, in which this client has a segment."""
+
+    partition: str
+
+
+Answer = Challenge | Welcome | Done | Failed | Handed | Cleared
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} has no place in a message")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+encode = _encoder.encode
+decode_proof = msgspec.msgpack.Decoder(Proof).decode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def to_rows(data: bytes) -> Rows:
+    """int64 [n], a read-only view. ValueError unless it is whole numbers."""
+    if len(data) % 8:
+        raise ValueError(f"{len(data)} bytes are not int64 numbers")
+    return np.frombuffer(data, np.int64)
+
+
+def to_frame(frame: WireFrame) -> Frame:
+    return Frame(*frame)
+
+
+def from_frame(frame: Frame) -> WireFrame:
+    place = frame.place
+    assert isinstance(place, bytes | tuple), "a frame with its columns stays in its process"
+    return frame.rows, dict(frame.sizes), place
+
+
+def handed(handout: Handout, frames: tuple[Frame, ...]) -> Handed:
+    """frames: the handout's, placed where its reader finds them."""
+    return Handed(
+        handout.lease,
+        handout.partition,
+        handout.rows.tobytes(),
+        tuple([from_frame(frame) for frame in frames]),
+        tuple([(part.columns, part.runs) for part in handout.parts]),
+    )
+
+
+def to_handout(message: Handed, descriptors: list[int]) -> Handout:
+    """With a descriptor instead of its index in a frame's place. rows: int64 [k], the reader's own."""
+    frames = [to_frame(frame) for frame in message.frames]
+    if descriptors:
+        frames = [
+            Frame(frame.rows, frame.sizes, (descriptors[frame.place[0]], frame.place[1]))
+            if isinstance(frame.place, tuple)
+            else frame
+            for frame in frames
+        ]
+    rows = to_rows(message.rows).copy()
+    parts = tuple([Part(*part) for part in message.parts])
+    return Handout(message.lease, message.partition, rows, tuple(frames), parts)
+
+
+def failed(error: BaseException) -> Failed:
+    """The nearest kind that travels; the name of the type where there is none."""
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS]
+    return Failed(kinds[0] if kinds else type(error).__name__, str(error))
+
+
+def raised(answer: Failed) -> Exception:
+    """The error, as what `queue.TransferQueue` says is raised."""
+    if answer.kind in KINDS:
+        return KINDS[answer.kind](answer.text)
+    return RuntimeError(f"the transfer queue failed with {answer.kind}: {answer.text}")

@@ -1,0 +1,150 @@
+"""A queue in a process of its own, which ends with the process that started it, however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from harness.transfer_queue.remote.address import Address, new_address
+from harness.transfer_queue.remote.auth import new_token
+from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.remote.client import RemoteQueue
+from harness.transfer_queue.remote.server import QueueServer
+from harness.transfer_queue.remote.sync_client import SyncQueue
+from harness.transfer_queue.spec import QueueSpec
+from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.shm import ShmBackend
+
+_STOP_S = 10.0
+
+
+class Orders(msgspec.Struct):
+    """What the process is told on its standard input. backend: its class, as module:name, and its fields."""
+
+    parent: int
+    spec: QueueSpec
+    token: bytes
+    address: Address
+    backend: str
+    fields: dict[str, Any]
+
+
+@dataclass(slots=True)
+class QueueProcess:
+    """`queue`: a client, picklable; `sync()`: one for a thread without an event loop. A context manager: it stops."""
+
+    queue: RemoteQueue
+    process: subprocess.Popen[bytes]
+
+    @classmethod
+    def start(
+        cls,
+        spec: QueueSpec,
+        backend: Backend | None = None,
+        *,
+        address: Address | None = None,
+        timeout_s: float = 60.0,
+        call_timeout_s: float = 60.0,
+    ) -> QueueProcess:
+        """backend: a dataclass, shared memory of this node unless given; address: see `address`, an unnamed one unless
+        given. TimeoutError if the process is not ready in time, RuntimeError if it ended."""
+        backend = ShmBackend() if backend is None else backend
+        kind = type(backend)
+        orders = Orders(
+            os.getpid(),
+            spec,
+            new_token(),
+            new_address() if address is None else address,
+            f"{kind.__module__}:{kind.__qualname__}",
+            msgspec.to_builtins(backend),
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "harness.transfer_queue.remote.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # an interrupt from the keyboard is its parent's to deal with
+        )
+        try:
+            listens_on = _ready(process, msgspec.msgpack.encode(orders), timeout_s)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return cls(RemoteQueue(Whereabouts(listens_on, orders.token, backend, spec, call_timeout_s)), process)
+
+    def sync(self) -> SyncQueue:
+        return SyncQueue(self.queue.where)
+
+    def stop(self) -> None:
+        """End the process and all it holds; every waiting call fails."""
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def __enter__(self) -> QueueProcess:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.stop()
+
+
+def _ready(process: subprocess.Popen[bytes], orders: bytes, timeout_s: float) -> Address:
+    """Hand the orders over, and wait for the address that it listens on."""
+    assert process.stdin is not None and process.stdout is not None
+    until = time.monotonic() + timeout_s
+    with process.stdin, process.stdout:
+        process.stdin.write(orders)
+        process.stdin.close()
+        said = b""
+        while not said.endswith(b"\n"):
+            if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError(f"the process of the transfer queue was not ready in {timeout_s} s")
+            more = os.read(process.stdout.fileno(), 4096)
+            if not more:
+                raise RuntimeError(
+                    f"the process of the transfer queue ended with {process.wait()}: see its error output"
+                )
+            said += more
+    return said.decode().strip()
+
+
+def _backend(orders: Orders) -> Backend:
+    module, _, name = orders.backend.partition(":")
+    return msgspec.convert(orders.fields, getattr(importlib.import_module(module), name))
+
+
+async def _serve(orders: Orders) -> None:
+    """Until the parent ends, or asks for the end."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    parent = os.pidfd_open(orders.parent)
+    loop.add_reader(parent, over.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    if os.getppid() != orders.parent:  # it ended before anybody watched
+        return
+    async with QueueServer(orders.spec, _backend(orders), token=orders.token, address=orders.address) as server:
+        print(server.address, flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        await over.wait()
+    loop.remove_reader(parent)
+
+
+if __name__ == "__main__":
+    try:
+        told = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Orders)
+        asyncio.run(_serve(told))
+    except ProcessLookupError:
+        sys.exit("the process that started this transfer queue has ended")

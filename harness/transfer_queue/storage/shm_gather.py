@@ -1,0 +1,133 @@
+"""Reads rows that lie in several places straight into arrays of the reader's own: as few system calls as there are
+stretches, and no other copy."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.transfer_queue.columns import Column, ColumnSpec, Ragged
+from harness.transfer_queue.frames import Buffer, Frame, Part
+from harness.transfer_queue.storage.shm_keeper import ALIGNMENT, layout
+
+_OFFSET = 8
+_MOST = 1000  # buffers of a system call; the kernel takes 1024
+_PADDING = memoryview(bytearray(ALIGNMENT))  # where what lies between two columns goes
+
+
+@dataclass(slots=True)
+class Source:
+    """A frame, (descriptor, where in it) or inline, and what is to be read of it: (where in the frame, into what)."""
+
+    frame: Frame
+    starts: Mapping[str, int]
+    reads: list[tuple[int, Buffer]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, frame: Frame) -> Source:
+        if isinstance(frame.place, bytes):  # back to back
+            ends = np.cumsum([0, *frame.sizes.values()]).tolist()
+            return cls(frame, dict(zip(frame.sizes, ends, strict=False)))
+        return cls(frame, dict(zip(frame.sizes, layout(frame.sizes)[0], strict=True)))
+
+    def read(self) -> None:
+        """Carry the reads out. ValueError where the segment ends too early."""
+        self.reads.sort(key=lambda one: one[0])
+        if isinstance(self.frame.place, bytes):
+            data = np.frombuffer(self.frame.place, np.uint8)
+            for at, into in self.reads:
+                into[:] = data[at : at + into.size]
+        else:
+            self._scatter()
+        self.reads.clear()
+
+    def _scatter(self) -> None:
+        together: list[memoryview] = []
+        first = end = 0
+        for at, into in self.reads:
+            if not 0 <= at - end < ALIGNMENT or len(together) > _MOST:
+                self._fill(together, first, end)
+                together, first = [], at
+            elif together and at > end:
+                together.append(_PADDING[: at - end])
+            elif not together:
+                first = at
+            together.append(into.data)
+            end = at + into.size
+        self._fill(together, first, end)
+
+    def _fill(self, pieces: list[memoryview], first: int, end: int) -> None:
+        assert isinstance(self.frame.place, tuple)
+        descriptor, start = self.frame.place
+        if pieces and (got := os.preadv(descriptor, pieces, start + first)) != end - first:
+            raise ValueError(f"a segment gave {got} of {end - first} bytes of a frame at {start}")
+
+
+def gathered(frames: tuple[Frame, ...], parts: Iterable[Part], specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
+    """The columns of these parts. Offsets are read with the values where all of a frame is wanted, else before them."""
+    sources = {f: Source.of(frames[f]) for part in parts for f, _, _ in part.runs}
+    dense: dict[str, Column] = {}
+    ragged: dict[str, tuple[np.ndarray, np.ndarray, list[int]]] = {}
+    for part in parts:
+        runs = [(sources[f], start, stop) for f, start, stop in part.runs]
+        for name in part.columns:
+            if specs[name].ragged:
+                ragged[name] = _ragged(name, runs, specs[name])
+            else:
+                dense[name] = _dense(name, runs, specs[name])
+    for source in sources.values():
+        source.read()
+    return dense | {name: Ragged(values, _lengths(offsets, ends)) for name, (values, offsets, ends) in ragged.items()}
+
+
+def _dense(name: str, runs: list[tuple[Source, int, int]], spec: ColumnSpec) -> np.ndarray:
+    """Where the rows will be."""
+    item = np.dtype(spec.dtype).itemsize * math.prod(spec.shape)
+    column = np.empty((sum([stop - start for _, start, stop in runs]), *spec.shape), spec.dtype)
+    data, at = column.reshape(-1).view(np.uint8), 0
+    for source, start, stop in runs:
+        size = (stop - start) * item
+        source.reads.append((source.starts[name] + start * item, data[at : at + size]))
+        at += size
+    return column
+
+
+def _ragged(
+    name: str, runs: list[tuple[Source, int, int]], spec: ColumnSpec
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """Where values and offsets will be, the latter run after run, and where in them each run ends."""
+    item = np.dtype(spec.dtype).itemsize
+    offsets = np.empty(sum([stop - start + 1 for _, start, stop in runs]), np.int64)
+    heads, extents, ends, at = offsets.view(np.uint8), [], [], 0
+    for source, start, stop in runs:
+        head = heads[at * _OFFSET : (at + stop - start + 1) * _OFFSET]
+        rows, column = source.frame.rows, source.starts[name]
+        items = (source.frame.sizes[name] - (rows + 1) * _OFFSET) // item
+        source.reads.append((column + start * _OFFSET, head))
+        extent = (0, items)
+        if (start, stop) != (0, rows):
+            source.read()
+            extent = (int(offsets[at]), int(offsets[at + stop - start]))
+            if not 0 <= extent[0] <= extent[1] <= items:
+                raise ValueError(f"column {name!r}: rows {start} to {stop} are items {extent} of {items}")
+        extents.append(extent)
+        at += stop - start + 1
+        ends.append(at)
+    values = np.empty(sum([last - first for first, last in extents]), spec.dtype)
+    data, at = values.view(np.uint8), 0
+    for (source, _, _), (first, last) in zip(runs, extents, strict=True):
+        size = (last - first) * item
+        begin = source.starts[name] + (source.frame.rows + 1) * _OFFSET + first * item
+        source.reads.append((begin, data[at : at + size]))
+        at += size
+    return values, offsets, ends
+
+
+def _lengths(offsets: np.ndarray, ends: list[int]) -> np.ndarray:
+    """Of each row: from one offset to the next, but not from one run to the next."""
+    lengths = offsets[1:] - offsets[:-1]
+    return lengths if len(ends) == 1 else np.delete(lengths, np.array(ends[:-1], np.int64) - 1)

@@ -1,0 +1,138 @@
+"""Ours, by backend: a queue process for each flow, and the synchronous client in the processes that write and read."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from harness.transfer_queue.columns import Batch, Column, ColumnSpec, Ragged
+from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.remote.process import QueueProcess
+from harness.transfer_queue.remote.sync_client import SyncQueue
+from harness.transfer_queue.spec import QueueSpec, TaskSpec
+from harness.transfer_queue.storage.inline import InlineBackend
+from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.shm import ShmBackend
+from tests.benchmarks.transfer_queue.contract import Taken
+from tests.benchmarks.transfer_queue.workload import DENSE, RAGGED, WRITTEN, Tasks
+
+START_S = 20.0
+Started = tuple[Backend, list[int]]
+"""A backend, and the processes that it needs besides the queue's."""
+
+
+class Ours:
+    def __init__(self, backend: str) -> None:
+        if backend not in BACKENDS:
+            raise ValueError(f"backend {backend!r} is unknown; there are {sorted(BACKENDS)}")
+        self._backend = backend
+        self._running = ExitStack()
+        self._services: list[int] = []
+
+    def start(self, flows: Mapping[str, Tasks]) -> dict[str, Whereabouts]:
+        backend, self._services = self._running.enter_context(BACKENDS[self._backend]())
+        found = {}
+        for flow, tasks in flows.items():
+            process = self._running.enter_context(QueueProcess.start(spec_of(tasks), backend))
+            self._services.append(process.process.pid)
+            found[flow] = process.queue.where
+        return found
+
+    def connect(self, address: Mapping[str, Whereabouts], flow: str) -> OurClient:
+        return OurClient(SyncQueue(address[flow]))
+
+    def services(self) -> list[int]:
+        return self._services
+
+    def stop(self) -> None:
+        self._running.close()
+
+
+class OurClient:
+    def __init__(self, queue: SyncQueue) -> None:
+        self._queue = queue
+
+    def native(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return list(rows)
+
+    def create(self, partition: str, rows: int) -> None:
+        self._queue.create_partition(partition, np.arange(rows))
+
+    def put(
+        self,
+        partition: str,
+        rows: np.ndarray,
+        ragged: Mapping[str, Sequence[np.ndarray]],
+        dense: Mapping[str, np.ndarray],
+    ) -> None:
+        columns: dict[str, Column] = {name: Ragged.from_rows(column) for name, column in ragged.items()}
+        self._queue.put(partition, rows, {**columns, **dense})
+
+    def get(self, partition: str, task: str, columns: Sequence[str], count: int) -> Taken:
+        batch = self._queue.get(task, count, partition=partition)
+        assert batch is not None, f"{partition!r} had fewer rows for task {task!r} than were put"
+        ragged = {name: batch.ragged(name) for name in columns if name not in DENSE}
+        dense = {name: batch.dense(name) for name in columns if name in DENSE}
+        return Taken({name: (column.values, column.offsets) for name, column in ragged.items()}, dense, batch)
+
+    def put_back(self, taken: Taken, column: str, values: np.ndarray, offsets: np.ndarray) -> None:
+        batch: Batch = taken.handle
+        self._queue.put(batch.partition, batch.rows, {column: Ragged(values, offsets[1:] - offsets[:-1])})
+
+    def clear(self, partition: str) -> None:
+        self._queue.clear(partition)
+
+    def close(self) -> None:
+        self._queue.disconnect()
+
+
+def spec_of(tasks: Tasks) -> QueueSpec:
+    """The columns that these tasks read, and those that they write; readers as fast as the peer's: without leases."""
+    ragged = RAGGED | dict.fromkeys(WRITTEN.values(), "float32")
+    columns = {name: ColumnSpec(dtype, ragged=True) for name, dtype in ragged.items()}
+    columns |= {name: ColumnSpec(dtype) for name, dtype in DENSE.items()}
+    return QueueSpec(columns, {task: TaskSpec(read) for task, read in tasks.items()})
+
+
+@contextmanager
+def _shm() -> Iterator[Started]:
+    yield ShmBackend(), []
+
+
+@contextmanager
+def _inline() -> Iterator[Started]:
+    yield InlineBackend(), []
+
+
+@contextmanager
+def _redis() -> Iterator[Started]:
+    """A server of our own, on a unix socket, that keeps nothing on disk."""
+    from harness.transfer_queue.storage.redis_storage import RedisBackend
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "socket")
+        command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"]
+        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+        try:
+            until = time.monotonic() + START_S
+            while not path.exists():
+                if server.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"redis-server did not listen on {path} within {START_S} s")
+                time.sleep(0.01)
+            yield RedisBackend((f"unix://{path}",)), [server.pid]
+        finally:
+            server.terminate()
+            server.wait(START_S)
+
+
+BACKENDS: Mapping[str, Callable[[], AbstractContextManager[Started]]] = {
+    "shm": _shm,
+    "inline": _inline,
+    "redis": _redis,
+}

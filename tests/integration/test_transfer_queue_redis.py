@@ -1,0 +1,306 @@
+"""Payloads in real redis servers, started here: two, on unix sockets, with a password, keeping nothing on disk."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from storages import SPECS, assert_read, columns, handout, tokens
+
+from harness.transfer_queue.frames import assemble
+from harness.transfer_queue.remote.process import QueueProcess
+from harness.transfer_queue.spec import QueueSpec, TaskSpec
+from harness.transfer_queue.storage.protocol import Session
+
+redis = pytest.importorskip("redis", reason="needs the redis extra")
+from harness.transfer_queue.storage.redis_storage import RedisBackend  # noqa: E402
+
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs a redis-server on the PATH"),
+]
+
+
+@dataclass(frozen=True)
+class Server:
+    process: subprocess.Popen[str]
+    path: Path
+    password: str
+
+    @property
+    def url(self) -> str:
+        return f"unix://:{self.password}@{self.path}"
+
+    def client(self) -> Any:
+        return redis.Redis.from_url(self.url)
+
+
+@contextmanager
+def redis_server(*settings: str) -> Iterator[Server]:
+    """Told its settings through its standard input, so that no process list shows the password."""
+    with tempfile.TemporaryDirectory() as folder:
+        password, path = secrets.token_urlsafe(16), Path(folder) / "socket"
+        told = [f"requirepass {password}", f"unixsocket {path}", f"dir {folder}", "port 0", 'save ""', "appendonly no"]
+        with subprocess.Popen(
+            ["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write("\n".join([*told, *settings]))
+            process.stdin.close()
+            try:
+                for line in process.stdout:
+                    if "ready to accept connections" in line.lower():
+                        break
+                yield Server(process, path, password)
+            finally:
+                process.kill()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[Server, Server]]:
+    with redis_server() as one, redis_server() as other:
+        yield one, other
+
+
+@pytest.fixture
+def backend(servers: tuple[Server, Server]) -> RedisBackend:
+    return RedisBackend(tuple(server.url for server in servers), inline_bytes=0)
+
+
+def keys(servers: tuple[Server, Server]) -> list[bytes]:
+    found: list[bytes] = []
+    for server in servers:
+        with server.client() as client:
+            found += client.keys("*")
+    return found
+
+
+def test_a_partition_spreads_over_the_servers_and_is_read_by_another(
+    backend: RedisBackend, servers: tuple[Server, Server]
+) -> None:
+    writer, reader = backend.storage(Session("queue", 1)), backend.storage(Session("queue", 2))
+    first, second = writer.write("train_0", columns(range(8))), writer.write("train_0", columns(range(8, 12)))
+    assert {first.place[0], second.place[0]} == {0, 1}  # type: ignore[index]
+    assert_read(reader.read(handout((first, 2, 5), (second, 0, 4)), SPECS), [2, 3, 4, 8, 9, 10, 11])
+    assert_read(reader.read(handout((first, 0, 8)), SPECS), list(range(8)))
+    for server in servers:
+        with server.client() as client:
+            assert client.keys("*") == [b"queue:train_0"]
+            assert 86_000 < client.ttl("queue:train_0") <= 86_400
+    assert reader.read(handout(), SPECS)["reward"].size == 0  # type: ignore[union-attr]
+    keeper = backend.keeper("queue")
+    keeper.drop("train_0")
+    keeper.close()
+    writer.close()
+    reader.close()
+    assert keys(servers) == []
+
+
+def test_a_reader_asks_for_its_columns_only_in_one_round_trip_a_server(servers: tuple[Server, Server]) -> None:
+    backend = RedisBackend((servers[0].url,), inline_bytes=0)
+    storage = backend.storage(Session("queue", 1))
+    frames = [storage.write("train_0", columns(range(4))) for _ in range(3)]
+    with servers[0].client() as client:
+        client.config_resetstat()
+        got = storage.read(handout(*((frame, 0, 4) for frame in frames), names=("reward",)), SPECS)
+        assert list(got) == ["reward"]
+        told = client.info("commandstats")
+        assert told["cmdstat_hmget"]["calls"] == told["cmdstat_expire"]["calls"] == 1
+        assert "cmdstat_hget" not in told and "cmdstat_hgetall" not in told
+    keeper = backend.keeper("queue")
+    keeper.close()  # also frees what was never dropped
+    storage.close()
+    assert keys(servers) == []
+
+
+def test_a_small_frame_travels_in_its_message(backend: RedisBackend, servers: tuple[Server, Server]) -> None:
+    storage = replace(backend, inline_bytes=4096).storage(Session("queue", 1))
+    frame = storage.write("train_0", columns(range(4)))
+    assert isinstance(frame.place, bytes)
+    assert keys(servers) == []
+    assert_read(storage.read(handout((frame, 1, 3)), SPECS), [1, 2])
+    storage.discard("train_0", frame)
+    storage.close()
+
+
+def test_what_the_queue_refused_is_gone(backend: RedisBackend, servers: tuple[Server, Server]) -> None:
+    storage = backend.storage(Session("queue", 1))
+    storage.discard("train_0", storage.write("train_0", columns(range(4))))
+    assert keys(servers) == []
+    storage.close()
+
+
+def test_a_drop_takes_what_a_dead_writer_left_and_nothing_of_other_partitions_or_queues(
+    backend: RedisBackend, servers: tuple[Server, Server]
+) -> None:
+    writer, other = backend.storage(Session("queue", 1)), backend.storage(Session("queue*", 1))
+    for partition in ("train_0", "train_0", "train_1", "train_1"):
+        writer.write(partition, columns(range(4)))  # nobody was told of it
+    other.write("train_0", columns(range(4)))
+    writer.close()
+    keeper, others = backend.keeper("queue"), backend.keeper("queue*")
+    others.close()
+    other.close()
+    assert set(keys(servers)) == {b"queue:train_0", b"queue:train_1"}
+    keeper.drop("train_0")
+    keeper.drop("never written")
+    keeper._dropping.submit(int).result()  # its thread was there
+    assert set(keys(servers)) == {b"queue:train_1"}
+    keeper.close()
+    assert keys(servers) == []
+
+
+async def test_a_snapshot_gets_the_buffers_of_a_frame(backend: RedisBackend) -> None:
+    storage, keeper = backend.storage(Session("queue", 1)), backend.keeper("queue")
+    inline = replace(backend, inline_bytes=4096).storage(Session("queue", 2))
+    for writer in (storage, inline):
+        frame = writer.write("train_0", columns(range(4)))
+        buffers = await keeper.fetch("train_0", frame)
+        asked = handout((frame, 0, 4))
+        read = assemble(asked, {(0, name): buffer.copy() for name, buffer in buffers.items()}, SPECS)
+        assert_read(read, [0, 1, 2, 3])
+        writer.close()
+    keeper.close()
+
+
+def test_rows_that_a_server_lost_are_named(backend: RedisBackend, servers: tuple[Server, Server]) -> None:
+    storage = backend.storage(Session("queue", 1))
+    frame = storage.write("train_0", columns(range(4)))
+    for server in servers:
+        with server.client() as client:
+            client.flushall()
+    with pytest.raises(
+        RuntimeError, match="socket has nothing of the 88 bytes of column 'tokens' in partition 'train_0'"
+    ):
+        storage.read(handout((frame, 0, 4)), SPECS)
+    with pytest.raises(ValueError, match="said to lie in unit 7 of 2"):
+        storage.read(handout((replace(frame, place=(7, 0)), 0, 4)), SPECS)
+    storage.close()
+
+
+def test_a_wrong_password_is_one_error_that_does_not_tell_it(servers: tuple[Server, Server]) -> None:
+    backend = RedisBackend((f"unix://:secret-of-mine@{servers[0].path}",), inline_bytes=0)
+    with pytest.raises(
+        PermissionError, match=f"redis at unix://{servers[0].path} refused to tell of its memory"
+    ) as error:
+        backend.keeper("queue")
+    assert "secret-of-mine" not in str(error.value) + repr(backend)
+    with pytest.raises(ValueError, match=r"urls\[0\] is not redis://") as mistaken:
+        RedisBackend(("http://:secret-of-mine@here",))
+    assert "secret-of-mine" not in str(mistaken.value)
+
+
+def test_a_server_that_may_evict_rows_is_refused() -> None:
+    with redis_server("maxmemory 10mb", "maxmemory-policy allkeys-lru") as server:
+        with pytest.raises(ValueError, match="may evict rows: set its maxmemory-policy to noeviction, not allkeys-lru"):
+            RedisBackend((server.url,)).keeper("queue")
+
+
+def test_a_full_server_refuses_the_put(servers: tuple[Server, Server]) -> None:
+    with redis_server("maxmemory 3mb") as server:
+        storage = RedisBackend((server.url,)).storage(Session("queue", 1))
+        with pytest.raises(RuntimeError, match="could not write to partition 'train_0': .*maxmemory"):
+            for _ in range(100):
+                storage.write("train_0", {"reward": np.zeros(100_000, np.float32)})
+        storage.close()
+
+
+def test_a_server_that_hangs_or_is_gone_is_named() -> None:
+    with redis_server() as server:
+        backend = RedisBackend((server.url,), timeout_s=0.2, inline_bytes=0)
+        storage, keeper = backend.storage(Session("queue", 1)), backend.keeper("queue")
+        frame = replace(backend, timeout_s=60).storage(Session("queue", 2)).write("train_0", columns(range(4)))
+        server.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError, match=f"redis at unix://{server.path} took more than 0.2 s to write to"):
+            storage.write("train_0", columns(range(4)))
+        keeper.drop("train_0")  # waits for nothing
+        server.process.kill()
+        server.process.wait()
+        with pytest.raises(ConnectionError, match="could not read partition 'train_0'") as error:
+            storage.read(handout((frame, 0, 4)), SPECS)
+        assert server.password not in str(error.value)
+        with pytest.raises(ConnectionError, match="could not list its keys"):
+            keeper.close()
+        storage.close()
+
+
+def test_what_a_server_could_not_drop_goes_with_the_next_drop() -> None:
+    with redis_server() as server, server.client() as client:
+        backend = RedisBackend((server.url,), inline_bytes=0)
+        storage, keeper = backend.storage(Session("queue", 1)), backend.keeper("queue")
+        for partition in ("train_0", "train_1"):
+            storage.write(partition, columns(range(4)))
+        client.acl_setuser("default", enabled=True, commands=["-unlink"], keys=["*"])
+        keeper.drop("train_0")
+        keeper._dropping.submit(int).result()  # its thread was there
+        assert client.dbsize() == 2
+        client.acl_setuser("default", enabled=True, commands=["+unlink"], keys=["*"])
+        keeper.drop("train_1")
+        keeper._dropping.submit(int).result()
+        assert client.dbsize() == 0
+        keeper.close()
+        storage.close()
+
+
+SPEC = QueueSpec(
+    SPECS,
+    {
+        "score": TaskSpec(("tokens",), policy="ready"),
+        "train": TaskSpec(("tokens", "reward"), whole_groups=True, lease_s=60),
+    },
+)
+
+
+async def test_a_queue_streams_through_redis_and_leaves_nothing_there(
+    backend: RedisBackend, servers: tuple[Server, Server]
+) -> None:
+    with QueueProcess.start(SPEC, backend) as process:
+        queue, rows = process.queue, range(64)
+        await queue.create_partition("train_0", rows, group_size=4)
+        for start in range(0, 64, 8):
+            some = range(start, start + 8)
+            await queue.put("train_0", some, {"tokens": tokens(some)})
+        while (batch := await queue.get("score", 6, partition="train_0", timeout_s=60)) is not None:
+            reward = np.array([row.sum() for row in batch.ragged("tokens").rows()], np.float32)
+            await queue.put("train_0", batch.rows, {"reward": reward})
+        got: list[int] = []
+        while (batch := await queue.get("train", 16, partition="train_0", timeout_s=60)) is not None:
+            got += batch.rows.tolist()
+            expected = tokens(range(64)).take(batch.rows)
+            assert np.array_equal(batch.ragged("tokens").values, expected.values)
+            assert batch.dense("reward").tolist() == [row.sum() for row in expected.rows()]
+            await queue.acknowledge(batch.lease)
+        assert got == list(rows)
+        assert len(keys(servers)) == 2
+        with pytest.raises(ValueError, match="written"):
+            await queue.put("train_0", range(4), {"tokens": tokens(range(4))})
+        assert await queue.clear_finished() == ["train_0"]
+        await queue.create_partition("train_1", rows)
+        await queue.put("train_1", rows, {"tokens": tokens(rows)})
+    assert keys(servers) == []
+
+
+async def test_a_get_that_cannot_be_read_gives_its_rows_back(
+    backend: RedisBackend, servers: tuple[Server, Server]
+) -> None:
+    with QueueProcess.start(SPEC, backend) as process:
+        queue = process.queue
+        await queue.create_partition("train_0", range(4))
+        await queue.put("train_0", range(4), columns(range(4)))
+        for server in servers:
+            with server.client() as client:
+                client.flushall()
+        with pytest.raises(RuntimeError, match="has nothing of the 88 bytes of column 'tokens'"):
+            await queue.get("train", 4, timeout_s=60)
+        told = await queue.describe()
+        assert told["open_leases"] == 0 and told["partitions"]["train_0"]["tasks"]["train"]["ready"] == 4

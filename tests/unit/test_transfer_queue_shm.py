@@ -1,0 +1,224 @@
+"""Shared memory: what a writer writes a reader reads, nothing of it has a name, and no writer is believed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.transfer_queue import Column, ColumnSpec, Ragged
+from harness.transfer_queue.frames import Frame, Handout, Part
+from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, stretches
+from harness.transfer_queue.storage.shm_keeper import ShmKeeper
+
+SPECS = {
+    "tokens": ColumnSpec("int64", ragged=True),
+    "mask": ColumnSpec("uint8", ragged=True),
+    "log_probs": ColumnSpec("float32", ragged=True),
+    "image": ColumnSpec("float32", shape=(3, 5)),
+    "reward": ColumnSpec("float32"),
+}
+
+
+def columns(rows: int, seed: int, longest: int = 40) -> dict[str, Column]:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, longest + 1, rows)
+    total = int(lengths.sum())
+    return {
+        "tokens": Ragged(random.integers(0, 1 << 40, total), lengths),
+        "mask": Ragged(random.integers(0, 2, total).astype(np.uint8), lengths),
+        "log_probs": Ragged(random.random(total).astype(np.float32), lengths),
+        "image": random.random((rows, 3, 5)).astype(np.float32),
+        "reward": random.random(rows).astype(np.float32),
+    }
+
+
+@contextmanager
+def pair(inline_bytes: int = 0, mapped_bytes: int = 1 << 20) -> Iterator[tuple[ShmStorage, ShmKeeper]]:
+    """A writer, and the server's side; every descriptor is closed in the end."""
+    before = descriptors()
+    backend = ShmBackend(inline_bytes, mapped_bytes)
+    storage, keeper = backend.storage(Session("queue", 1)), backend.keeper("queue")
+    yield storage, keeper
+    storage.close()
+    keeper.close()
+    assert descriptors() == before
+
+
+def write(storage: ShmStorage, keeper: ShmKeeper, partition: str, told: dict[str, Column]) -> Frame:
+    frame = storage.write(partition, told)
+    segment = storage.unannounced(partition)
+    if segment is not None:
+        keeper.open(1, partition, segment.unit, segment.descriptor)
+    keeper.check(1, partition, frame)
+    return frame
+
+
+def read(storage: ShmStorage, keeper: ShmKeeper, frames: list[Frame], parts: list[Part]) -> dict[str, Column]:
+    rows = np.arange(sum(stop - start for _, start, stop in parts[0].runs))
+    handout = Handout(0, "p", rows, tuple(frames), tuple(parts))
+    placed, passed = keeper.placed(handout)
+    here = [
+        Frame(f.rows, f.sizes, (passed[f.place[0]], f.place[1])) if isinstance(f.place, tuple) else f for f in placed
+    ]
+    return storage.read(Handout(0, "p", rows, tuple(here), tuple(parts)), SPECS)
+
+
+def same(got: Column, wanted: Column) -> bool:
+    if isinstance(wanted, Ragged):
+        assert isinstance(got, Ragged)
+        return np.array_equal(got.values, wanted.values) and np.array_equal(got.lengths, wanted.lengths)
+    return np.array_equal(got, wanted)
+
+
+def part_of(column: Column, start: int, stop: int) -> Column:
+    return column.take(np.arange(start, stop)) if isinstance(column, Ragged) else column[start:stop]
+
+
+def joined(pieces: list[Column]) -> Column:
+    if isinstance(pieces[0], Ragged):
+        return Ragged.concatenate(pieces)  # type: ignore[arg-type]
+    return np.concatenate(pieces)  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from([0, 4096]),
+    st.sampled_from([0, 1 << 20]),
+    st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    st.sets(st.sampled_from(sorted(SPECS)), min_size=1),
+    st.data(),
+)
+def test_any_rows_of_any_columns_are_read_as_they_were_written(
+    inline_bytes: int, mapped_bytes: int, sizes: list[int], names: set[str], data: st.DataObject
+) -> None:
+    with pair(inline_bytes, mapped_bytes) as (storage, keeper):
+        told = [columns(rows, seed) for seed, rows in enumerate(sizes)]
+        frames = [write(storage, keeper, "p", one) for one in told]
+        runs = []
+        for f, rows in enumerate(sizes):
+            start = data.draw(st.integers(0, rows - 1))
+            runs.append((f, start, data.draw(st.integers(start + 1, rows))))
+        got = read(storage, keeper, frames, [Part(tuple(sorted(names)), tuple(runs))])
+        for name in names:
+            assert same(got[name], joined([part_of(told[f][name], start, stop) for f, start, stop in runs]))
+
+
+@pytest.mark.parametrize("mapped_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 30])
+def test_arrays_are_the_readers_own_aligned_and_outlive_the_partition(inline_bytes: int, mapped_bytes: int) -> None:
+    with pair(inline_bytes, mapped_bytes) as (storage, keeper):
+        told = columns(50, 0)
+        frame = write(storage, keeper, "p", told)
+        first, second = (read(storage, keeper, [frame], [Part(tuple(SPECS), ((0, 0, 50),))]) for _ in range(2))
+        keeper.drop("p")
+        storage.forget("p")
+        for name, column in first.items():
+            values = column.values if isinstance(column, Ragged) else column
+            assert values.flags.writeable and values.flags.aligned
+            values[:] = 0
+            assert same(second[name], told[name])
+        del first, second, column, values
+
+
+def test_a_writer_may_go_on_changing_its_arrays() -> None:
+    with pair() as (storage, keeper):
+        told = {"reward": np.ones(2000, np.float32)}
+        frame = write(storage, keeper, "p", told)
+        told["reward"][:] = 7
+        assert (read(storage, keeper, [frame], [Part(("reward",), ((0, 0, 2000),))])["reward"] == 1).all()
+
+
+def test_small_frames_carry_their_bytes_and_need_no_segment() -> None:
+    with pair(inline_bytes=4096) as (storage, keeper):
+        frame = write(storage, keeper, "p", {"reward": np.ones(1024, np.float32)})
+        assert isinstance(frame.place, bytes) and storage.unannounced("p") is None
+        assert not isinstance(write(storage, keeper, "p", {"reward": np.ones(1025, np.float32)}).place, bytes)
+
+
+def test_the_memory_of_a_refused_frame_is_used_again() -> None:
+    with pair() as (storage, keeper):
+        write(storage, keeper, "p", columns(5, 0))
+        refused = storage.write("p", columns(9, 1))
+        storage.discard("p", refused)
+        assert storage.write("p", columns(9, 2)).place == refused.place
+
+
+async def test_a_snapshot_gets_the_buffers_of_a_frame() -> None:
+    with pair() as (storage, keeper):
+        told = columns(5, 0)
+        buffers = await keeper.fetch("p", write(storage, keeper, "p", told))
+        reward = told["reward"]
+        assert isinstance(reward, np.ndarray) and buffers["reward"].tobytes() == reward.tobytes()
+
+
+def test_a_segment_that_could_shrink_is_refused() -> None:
+    with pair() as (_, keeper), memory(os.MFD_ALLOW_SEALING) as unsealed:
+        with pytest.raises(ValueError, match="not sealed against shrinking"):
+            keeper.open(1, "p", 1 << 32, unsealed)
+
+
+def test_a_segment_that_is_no_shared_memory_is_refused() -> None:
+    with pair() as (_, keeper), open(os.devnull) as file:
+        with pytest.raises(ValueError, match="not shared memory"):
+            keeper.open(1, "p", 1 << 32, file.fileno())
+
+
+def test_a_segment_of_another_writers_number_is_refused() -> None:
+    with pair() as (storage, keeper):
+        write(storage, keeper, "p", columns(5, 0))
+        with pytest.raises(ValueError, match="not one that writer 2 may open"):
+            keeper.open(2, "p", 1 << 32, 0)
+        with pytest.raises(ValueError, match="not one that writer 1 may open"):
+            keeper.open(1, "p", 1 << 32, 0)
+        with pytest.raises(ValueError, match="writer 1 has a segment in partition 'p' already"):
+            keeper.open(1, "p", 1 << 32 | 1, 0)
+
+
+def test_a_frame_outside_its_own_segment_is_refused() -> None:
+    with pair() as (storage, keeper):
+        frame = write(storage, keeper, "p", columns(50, 0))
+        assert isinstance(frame.place, tuple)
+        unit, start = frame.place
+        with pytest.raises(ValueError, match="writer 2 has no segment"):
+            keeper.check(2, "p", frame)
+        with pytest.raises(ValueError, match="no segment .* in partition 'q'"):
+            keeper.check(1, "q", frame)
+        for place in ((unit, start + 64), (unit, 1 << 60), (unit, 1)):
+            with pytest.raises(ValueError, match="does not fit into segment"):
+                keeper.check(1, "p", Frame(frame.rows, frame.sizes, place))
+        with pytest.raises(ValueError, match="no segment"):
+            keeper.check(1, "p", Frame(frame.rows, frame.sizes, (unit + 1, start)))
+
+
+def test_dropping_a_partition_tells_who_has_segments_of_it() -> None:
+    with pair() as (storage, keeper):
+        told: list[tuple[str, set[int]]] = []
+        keeper.dropped = lambda partition, writers: told.append((partition, writers))
+        write(storage, keeper, "p", columns(5, 0))
+        keeper.drop("p")
+        keeper.drop("q")
+        assert told == [("p", {1})]
+
+
+def test_neighbouring_columns_are_read_in_one_go() -> None:
+    sizes = {"a": 10, "b": 64, "c": 65, "d": 1}
+    assert stretches(sizes, ["b", "c"]) == [(["b", "c"], 64, 129)]
+    assert stretches(sizes, ["a", "c", "d"]) == [(["a"], 0, 10), (["c", "d"], 128, 129)]
+
+
+@contextmanager
+def memory(flags: int) -> Iterator[int]:
+    descriptor = os.memfd_create("test", flags)
+    yield descriptor
+    os.close(descriptor)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
