@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+PEER := .venv-peer
 
 SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) $(if $(ENGINE),engine=$(ENGINE)) \
 	$(if $(TASK),task=$(TASK)) $(if $(BACKEND),backend=$(BACKEND)) $(if $(SEEDS),seeds=$(SEEDS)) \
@@ -10,7 +11,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) 
 	$(if $(COST),cost=$(COST)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup bench list doctor ui table test test-redis lint unit perf clean
+.PHONY: help setup bench list doctor ui table test test-redis lint unit perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= FORCE=1 ARGS=\"setting=value\""
@@ -19,7 +20,8 @@ help:
 	@echo "make doctor  is this machine fit, and what does each missing thing mean"
 	@echo "make ui      MLflow on what was written (PORT=5000)"
 	@echo "make test    lint, types and tests"
-	@echo "make perf    benchmarks of the harness itself"
+	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
+	@echo "make test-redis   the queue over a real Redis server"
 
 setup: $(STAMP)
 
@@ -60,7 +62,19 @@ test-redis: $(STAMP)
 	@command -v redis-server >/dev/null || { echo "redis-server is missing: apt-get install redis-server"; exit 1; }
 	$(RUN) -m pytest -m redis
 
-perf: $(STAMP)
+# The peer of the queue's benchmark installs packages of its own, some named like ours: never into our environment.
+$(PEER)/.installed: .ci/constraints.txt
+	@test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
+	@echo "installing the queue's peer into $(PEER)"
+	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(PEER)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(PEER)/bin/python -m pip install --quiet --disable-pip-version-check \
+		numpy ray psutil tensordict==0.15.3 TransferQueue==0.1.11
+	@touch $@
+
+perf-queue: $(STAMP) $(PEER)/.installed
+	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.transfer_queue --peer $(PEER)/bin/python $(ARGS)
+
+perf: $(STAMP) perf-queue
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_rollout
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_overhead
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_simulation
@@ -68,4 +82,4 @@ perf: $(STAMP)
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_prediction
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEER) .mypy_cache .pytest_cache .ruff_cache
