@@ -94,7 +94,9 @@ def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path, bench: Bench
     assert load_ledger(again)["in_flight"] == 0
 
 
-@pytest.mark.parametrize(("victim", "name"), [("RoleHost", "[0] died"), ("QueueHost", "transfer queue died")])
+@pytest.mark.parametrize(
+    ("victim", "name"), [("RoleHost", "[0] died"), ("transfer_queue.remote.process", "transfer queue")]
+)
 def test_a_process_that_dies_ends_the_run_and_is_named(results: Path, victim: str, name: str) -> None:
     with started(results, f"killed_{victim}") as (process, folder):
         relatives = family(process)
