@@ -48,6 +48,7 @@ def started(results: Path, experiment: str) -> Iterator[tuple[subprocess.Popen[s
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def metrics_files(results: Path, experiment: str) -> list[Path]:

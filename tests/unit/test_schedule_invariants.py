@@ -44,13 +44,14 @@ def play(config: JobConfig, seed: int = 0) -> Run:
 
     def watch(session: Session) -> None:
         queue: Any = session.assembly.queue
-        create = queue._controller.create
+        controller = queue._service._controller
+        create = controller.create
 
         def created(name: str, rows: Any, group_size: int) -> None:
             create(name, rows, group_size)
-            most[0] = max(most[0], queue._controller.live_rows)
+            most[0] = max(most[0], controller._partitions.rows)
 
-        queue._controller.create = created
+        controller.create = created
 
     recorder = simulate(config, seed, started=watch)
     recorder.ledger.check()
