@@ -10,6 +10,8 @@ from typing import Any
 
 from harness.transfer_queue.columns import Batch, Column, as_integers
 from harness.transfer_queue.control.asks import Ask, First
+from harness.transfer_queue.control.leases import Lease
+from harness.transfer_queue.journal.service import at_once, load, save
 from harness.transfer_queue.portal import portal_into
 from harness.transfer_queue.queue import Portal
 from harness.transfer_queue.service import QueueService, loop_time
@@ -102,6 +104,21 @@ class LocalQueue:
 
     async def close(self) -> None:
         self._service.close()
+
+    async def save(self, folder: str | os.PathLike[str]) -> None:
+        """The queue as it is now, in a folder; what was saved there before counts until all is on the disk."""
+        await save(self._service, folder, at_once)
+
+    @classmethod
+    def load(cls, spec: QueueSpec, folder: str | os.PathLike[str], now: Callable[[], float] = loop_time) -> LocalQueue:
+        """The queue as it was saved: see `journal.service.load`. Gets that waited have to be made again."""
+        queue = cls(spec, now=now)
+        queue._service = load(spec, queue._storage, folder, now, queue._storage)
+        return queue
+
+    def open_leases(self) -> list[Lease]:
+        """What is in somebody's hands: after `load`, release the consumers that are no more."""
+        return self._service.open_leases()
 
     async def describe(self) -> Mapping[str, Any]:
         return self._service.describe()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from harness.transfer_queue.columns import Rows
 from harness.transfer_queue.control.asks import Answer, Ask
-from harness.transfer_queue.control.controller import Controller, QueueClosed
-from harness.transfer_queue.control.leases import LeaseExpired
+from harness.transfer_queue.control.controller import QueueClosed
+from harness.transfer_queue.control.leases import Lease, LeaseExpired
+from harness.transfer_queue.control.restorable import RestorableController
 from harness.transfer_queue.frames import Frame, Handout
 from harness.transfer_queue.parking import Line, Parked, Parking, deadline
+from harness.transfer_queue.payloads import Payloads
 from harness.transfer_queue.room import RoomLine
 from harness.transfer_queue.spec import QueueSpec
 from harness.transfer_queue.storage.protocol import Keeper
@@ -33,19 +36,26 @@ class QueueService:
     clear, another reader taking the rest, ...) or by the timer of the lease that runs out. Only `create_partition`,
     `put` and `get` ever wait, and nobody waits for them. What the calls promise and raise stands in `queue.py`.
 
-    now: the clock of leases, in seconds; the event loop's unless given.
+    now: the clock of leases, in seconds; the event loop's unless given. controller, on_the_way: those of a queue that
+    was saved.
     """
 
-    def __init__(self, spec: QueueSpec, keeper: Keeper, now: Callable[[], float] = loop_time) -> None:
+    def __init__(
+        self,
+        spec: QueueSpec,
+        keeper: Keeper,
+        now: Callable[[], float] = loop_time,
+        controller: RestorableController | None = None,
+        on_the_way: Mapping[int, str] | None = None,
+    ) -> None:
         self.spec = spec
-        self._controller = Controller(spec)
-        self._keeper = keeper
+        self.keeper = keeper
+        self._controller = RestorableController(spec) if controller is None else controller
+        self._payloads = Payloads(keeper, on_the_way or {})
         self._now = now
         self._parking = Parking(spec.tasks, self._controller.bound)
         self._creating = RoomLine(self._controller.has_room)
         self._writing = RoomLine(self._controller.has_bytes)
-        self._on_the_way: dict[int, str] = {}  # handouts that nobody said to have received: lease -> partition
-        self._cleared: set[str] = set()  # partitions whose payload waits for one of them
         self._alarm: asyncio.TimerHandle | None = None
 
     # -- partitions
@@ -78,21 +88,14 @@ class QueueService:
 
     def _clear_over(self) -> list[str]:
         """What a reader may still give back, because it was cancelled, is not over."""
-        names = [name for name in self._controller.over() if name not in self._on_the_way.values()]
+        names = [name for name in self._controller.over() if not self._payloads.being_read(name)]
         for name in names:
             self._clear(name)
         return names
 
     def _clear(self, name: str) -> None:
         self._serve(self._controller.clear(name))
-        self._cleared.add(name)
-        self._free(name)
-
-    def _free(self, name: str) -> None:
-        """The payload of a cleared partition goes, once nobody has it still to read."""
-        if name in self._cleared and (self._keeper.pinned or name not in self._on_the_way.values()):
-            self._cleared.remove(name)
-            self._keeper.drop(name)
+        self._payloads.cleared(name)
 
     def _make_room(self) -> None:
         """What all tasks are done with goes, where somebody waits for room."""
@@ -165,14 +168,12 @@ class QueueService:
     def _request(self, ask: Ask) -> Handout | Answer:
         answer = self._controller.request(ask, self._now())
         if isinstance(answer, Handout):
-            self._on_the_way[answer.lease] = answer.partition
+            self._payloads.handed(answer)
         return answer
 
     def received(self, lease: int) -> None:
         """The reader has read what it was handed, and will not withdraw its get any more."""
-        partition = self._on_the_way.pop(lease, None)
-        if partition is not None:
-            self._free(partition)
+        if self._payloads.received(lease):
             self._make_room()
 
     # -- waiting
@@ -269,7 +270,7 @@ class QueueService:
     def lose(self, leases: Iterable[int]) -> None:
         """Whoever held these has gone: what tasks with leases handed out, or never arrived, goes out again."""
         held = list(leases)
-        for lease in [lease for lease in held if lease in self._on_the_way]:
+        for lease in [lease for lease in held if lease in self._payloads.on_the_way]:
             self.give_back(lease)
         self._serve(self._controller.lose(held))
 
@@ -285,7 +286,20 @@ class QueueService:
         if due is not None:
             self._alarm = asyncio.get_running_loop().call_later(max(0.0, due - self._now()), self._expire)
 
+    def open_leases(self) -> list[Lease]:
+        """What is in somebody's hands. After a restart: release, or lose, what nobody has any more."""
+        return self._controller.open_leases()
+
     # -- the rest
+
+    @contextmanager
+    def moment(self) -> Iterator[tuple[dict[str, Any], list[tuple[str, Frame]]]]:
+        """The state as of now, but for those who wait: to be encoded at once. And the frames, with their partitions,
+        whose payload stays meanwhile."""
+        frames = self._controller.frames()
+        with self._payloads.saving({partition for partition, _ in frames}):
+            on_the_way = list(self._payloads.on_the_way.items())
+            yield {"now": self._now(), "on_the_way": on_the_way, "controller": self._controller.state()}, frames
 
     def describe(self) -> Mapping[str, Any]:
         self._expire()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import isinf
+from typing import Any
 
 from harness.transfer_queue.control.asks import Ask
 from harness.transfer_queue.control.shares import Share
@@ -64,13 +65,16 @@ class Leases:
     def issue(self, ask: Ask, share: Share, due: float | None) -> Lease:
         lease = Lease(self._next, ask.task, ask.rank, ask.member, ask.consumer, share, due)
         self._next += 1
-        self._open[lease.number] = self._of.setdefault(share.partition, {})[lease.number] = lease
-        if due is not None and not isinf(due):
-            heappush(self._due, (due, lease.number))
+        self._keep(lease)
+        return lease
+
+    def _keep(self, lease: Lease) -> None:
+        self._open[lease.number] = self._of.setdefault(lease.share.partition, {})[lease.number] = lease
+        if lease.due is not None and not isinf(lease.due):
+            heappush(self._due, (lease.due, lease.number))
             if len(self._due) > 2 * len(self._open) + 64:  # most of them ended long before they were due
                 self._due = [(at, number) for at, number in self._due if number in self._open]
                 heapify(self._due)
-        return lease
 
     def close(self, number: int) -> Lease | None:
         """End a lease; None if it ended before. ValueError for a number that was never given."""
@@ -89,6 +93,34 @@ class Leases:
         if len(self._lost) > LOST_KEPT:
             self._forgotten = heappop(self._lost_order)
             self._lost.remove(self._forgotten)
+
+    def state(self, numbers: dict[Share, int]) -> dict[str, Any]:
+        """As plain data. numbers: what each share is called by; new ones are added."""
+        return {
+            "open": [
+                (x.number, x.task, x.rank, x.member, x.consumer, numbers.setdefault(x.share, len(numbers)), x.due)
+                for x in self._open.values()
+            ],
+            "lost": self._lost_order,
+            "forgotten": self._forgotten,
+            "next": self._next,
+        }
+
+    def restore(self, state: dict[str, Any], shares: Sequence[Share]) -> None:
+        """New ones go on as those were."""
+        for number, task, rank, member, consumer, share, due in state["open"]:
+            self._keep(Lease(number, task, rank, member, consumer, shares[share], due))
+        self._lost_order = state["lost"]
+        self._lost = set(self._lost_order)
+        self._forgotten = state["forgotten"]
+        self._next = state["next"]
+
+    def shift(self, seconds: float) -> None:
+        """The caller's clock was put forward by so much."""
+        leases = list(self._open.values())
+        self._due.clear()
+        for lease in leases:
+            self._keep(replace(lease, due=None if lease.due is None else lease.due + seconds))
 
     def check_kept(self, number: int) -> None:
         """Raise LeaseExpired if the lease was lost; or if it is over, and so old that nobody knows how it ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,30 @@ class Partition:
                 cuts.append((numbers.setdefault(frame, len(numbers)), index, index + stop - start))
             parts.append(Part(tuple(names), tuple(cuts)))
         return tuple(self.frames[frame] for frame in numbers), tuple(parts)
+
+    def state(self) -> dict[str, Any]:
+        """All but the frames, as plain data and arrays, which are its own: to be encoded at once."""
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "group_size": self.group_size,
+            "slots": self._slots,
+            "begun": self._begun,
+            "tasks": {task: progress.state() for task, progress in self.tasks.items()},
+        }
+
+    def restore(self, state: dict[str, Any], frames: Sequence[Frame]) -> None:
+        """A new one of the same rows holds the same cells, and its tasks are as far."""
+        self.frames = list(frames)
+        self.nbytes = sum(frame.nbytes for frame in frames)
+        self._slots = state["slots"]
+        for column, slots in self._slots.items():
+            self.column_bytes[column] = sum(frame.sizes.get(column, 0) for frame in frames)
+            self._written[column] = int((slots != UNWRITTEN).sum())
+        self._begun = state["begun"]
+        self._begun_rows = int(self._begun.sum())
+        for task, progress in self.tasks.items():
+            progress.restore(state["tasks"][task])
 
     def missing(self, task: str) -> dict[str, int]:
         """How many rows lack each column that the task reads; columns that no row lacks are left out."""

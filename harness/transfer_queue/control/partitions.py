@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from harness.transfer_queue.columns import Rows, as_integers
 from harness.transfer_queue.control.partition import Partition
+from harness.transfer_queue.frames import Frame
 from harness.transfer_queue.spec import QueueSpec
 
 
@@ -60,6 +62,24 @@ class Partitions:
         self._cleared.add(name)
         self.rows -= partition.rows.size
         self.nbytes -= partition.nbytes
+
+    def state(self) -> dict[str, Any]:
+        """As plain data and arrays, which are its own: to be encoded at once."""
+        return {"live": [partition.state() for partition in self], "cleared": list(self._cleared)}
+
+    def restore(self, state: dict[str, Any], frames: Mapping[str, Sequence[Frame]]) -> None:
+        """New ones go on as those were. frames: by partition."""
+        self._cleared = set(state["cleared"])
+        for one in state["live"]:
+            self.create(one["name"], one["rows"], one["group_size"])
+            partition = self._live[one["name"]]
+            partition.restore(one, frames.get(partition.name, ()))
+            self.nbytes += partition.nbytes
+
+    def shift(self, seconds: float) -> None:
+        """The caller's clock was put forward by so much."""
+        for progress in [progress for partition in self for progress in partition.tasks.values()]:
+            progress.shift(seconds)
 
     def __getitem__(self, name: str) -> Partition:
         """ValueError if there is none of this name, which says whether there was."""

@@ -8,7 +8,7 @@ it adds or takes, not on how many there are.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,12 @@ class Policy(Protocol):
 
     def __len__(self) -> int:
         """Ready units that were not taken, whether their turn has come or not."""
+
+    def state(self) -> dict[str, Any]:
+        """What it knows, as plain data and arrays, which may be its own: to be encoded at once."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """A new one goes on as that one was."""
 
 
 class Ready:
@@ -112,6 +118,12 @@ class Ready:
     def __len__(self) -> int:
         return self._count
 
+    def state(self) -> dict[str, Any]:
+        return {"ready": self._flags}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.put_back(np.flatnonzero(state["ready"]))
+
 
 class Fifo(Ready):
     """Strictly in order: a unit waits until all before it were ready, so the k-th batch never depends on timing.
@@ -141,6 +153,13 @@ class Fifo(Ready):
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
         return super().take(least, most, min(limit, self._frontier))
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"come": self._come_flags}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._pass(np.flatnonzero(state["come"]))
+        super().restore(state)
 
 
 _UNIT_BITS = 32
@@ -218,6 +237,13 @@ class Keyed:
 
     def __len__(self) -> int:
         return self._count
+
+    def state(self) -> dict[str, Any]:
+        return {"ready": self._waits, "key": self._key}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._key = state["key"]
+        self.put_back(np.flatnonzero(state["ready"]))
 
 
 class Completion(Keyed):

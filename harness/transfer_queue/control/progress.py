@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,8 @@ from harness.transfer_queue.control.policies import NEVER, POLICIES, Units, Weig
 from harness.transfer_queue.spec import TaskSpec
 
 Positions = NDArray[np.int64]
+_COUNTS = ("taken", "acknowledged", "dropped", "_ever_ready")
+_ARRAYS = ("open", "_missing_cells", "_ready_at", "_weights", "_bounds")
 
 
 class Progress:
@@ -129,6 +133,22 @@ class Progress:
         if self.unit_rows == 1:
             return units
         return (units[:, None] * self.unit_rows + np.arange(self.unit_rows)).ravel()
+
+    # -- to a file and back
+
+    def state(self) -> dict[str, Any]:
+        """As plain data and arrays, which are its own: to be encoded at once."""
+        return {name: getattr(self, name) for name in _COUNTS + _ARRAYS} | {"policy": self.policy.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """A new one is as far as that one was."""
+        for name in _COUNTS + _ARRAYS:
+            setattr(self, name, state[name])
+        self.policy.restore(state["policy"])
+
+    def shift(self, seconds: float) -> None:
+        """The caller's clock was put forward by so much."""
+        self._ready_at += seconds
 
     # -- what another task was handed under a bound
 

@@ -6,6 +6,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.transfer_queue.control.asks import Ask
 from harness.transfer_queue.control.policies import Units
@@ -24,6 +25,10 @@ class Share:
     """Members that were handed it, and did not give it back."""
     acknowledged: int = 0
     """Members that are done with it."""
+
+    def state(self) -> tuple[Any, ...]:
+        """What makes it again."""
+        return self.number, self.partition, self.units, self.count, self.holders, self.acknowledged
 
 
 class Shares:
@@ -67,6 +72,21 @@ class Shares:
         """This reader has to collect it again, in its old turn."""
         insort(self._waiting[task][rank][member], share, key=lambda waiting: waiting.number)
         self._to_collect[share.partition] += 1
+
+    def state(self, numbers: dict[Share, int]) -> dict[str, Any]:
+        """As plain data. numbers: what each share is called by; new ones are added."""
+        waiting = {
+            task: [[[numbers.setdefault(share, len(numbers)) for share in w] for w in members] for members in ranks]
+            for task, ranks in self._waiting.items()
+        }
+        return {"waiting": waiting, "formed": self._formed}
+
+    def restore(self, state: dict[str, Any], shares: Sequence[Share]) -> None:
+        """New ones go on as those were."""
+        self._formed = state["formed"]
+        for task, ranks in state["waiting"].items():
+            self._waiting[task] = [[[shares[number] for number in w] for w in members] for members in ranks]
+            self._to_collect.update(shares[n].partition for members in ranks for w in members for n in w)
 
     def any_of(self, partition: str) -> bool:
         """Whether somebody has to collect a share of it."""

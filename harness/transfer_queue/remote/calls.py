@@ -75,6 +75,11 @@ def ask(request: m.Message) -> Call:
     return value(answer)
 
 
+def save(folder: str | None) -> Call:
+    answer, _ = yield Ask(m.Save(folder), waits=True)
+    return value(answer)
+
+
 def create_partition(name: str, rows: Iterable[int], group_size: int, timeout_s: float | None) -> Call:
     request = m.CreatePartition(name, as_integers(rows, "rows").tobytes(), group_size, timeout_s)
     answer, _ = yield Ask(request, waits=True)

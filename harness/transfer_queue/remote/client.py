@@ -89,6 +89,11 @@ class RemoteQueue:
     async def waiting(self) -> list[str]:
         return await self._run(calls.ask(m.Waiting()))
 
+    async def save(self, folder: str | None = None) -> None:
+        """The queue as it is now, in a folder of the server's machine, while it is in use; without one, in that in
+        which it journals, whose journal becomes short again."""
+        await self._run(calls.save(folder))
+
     async def close(self) -> None:
         await self._run(calls.ask(m.Close()))
 

@@ -187,6 +187,8 @@ class Connection:
                     self._open(frame, request)
                 case m.CreatePartition():
                     self._begin(frame.call, partial(verbs.create, self._service, request))
+                case m.Save():
+                    self._begin(frame.call, partial(verbs.save, self._service, request))
                 case _:
                     if isinstance(request, m.Acknowledge | m.GiveBack):
                         self._handed.pop(request.lease, None)

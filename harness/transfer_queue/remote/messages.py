@@ -128,6 +128,12 @@ class Waiting(Message):
     pass
 
 
+class Save(Message):
+    """folder: of the server's machine; None: the one in which it journals."""
+
+    folder: str | None
+
+
 class Close(Message):
     pass
 
@@ -151,6 +157,7 @@ Request = (
     | Clear
     | ClearFinished
     | Waiting
+    | Save
     | Close
     | Describe
 )

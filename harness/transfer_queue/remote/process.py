@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from harness.transfer_queue.remote import restart
 from harness.transfer_queue.remote.address import Address, new_address
 from harness.transfer_queue.remote.auth import new_token
 from harness.transfer_queue.remote.calls import Whereabouts
@@ -29,7 +30,8 @@ _STOP_S = 10.0
 
 
 class Orders(msgspec.Struct):
-    """What the process is told on its standard input. backend: its class, as module:name, and its fields."""
+    """What the process is told on its standard input. backend: its class, as module:name, and its fields; resume,
+    journal: folders of `restart.loaded` and `restart.journaled`."""
 
     parent: int
     spec: QueueSpec
@@ -37,6 +39,8 @@ class Orders(msgspec.Struct):
     address: Address
     backend: str
     fields: dict[str, Any]
+    resume: str | None
+    journal: str | None
 
 
 @dataclass(slots=True)
@@ -55,9 +59,15 @@ class QueueProcess:
         address: Address | None = None,
         timeout_s: float = 60.0,
         call_timeout_s: float = 60.0,
+        resume: str | None = None,
+        journal: str | None = None,
     ) -> QueueProcess:
         """backend: a dataclass, shared memory of this node unless given; address: see `address`, an unnamed one unless
-        given. TimeoutError if the process is not ready in time, RuntimeError if it ended."""
+        given. resume: a folder with a saved queue to go on with; journal: one in which every change is kept, and whose
+        queue it goes on with. ValueError for both, TimeoutError if the process is not ready in time, RuntimeError if it
+        ended."""
+        if resume is not None and journal is not None:
+            raise ValueError(f"resume from {resume} or journal in {journal}, not both: a journal resumes by itself")
         backend = ShmBackend() if backend is None else backend
         kind = type(backend)
         orders = Orders(
@@ -67,6 +77,8 @@ class QueueProcess:
             new_address() if address is None else address,
             f"{kind.__module__}:{kind.__qualname__}",
             msgspec.to_builtins(backend),
+            resume,
+            journal,
         )
         process = subprocess.Popen(
             [sys.executable, "-m", "harness.transfer_queue.remote.process"],
@@ -126,6 +138,12 @@ def _backend(orders: Orders) -> Backend:
     return msgspec.convert(orders.fields, getattr(importlib.import_module(module), name))
 
 
+def _start(orders: Orders) -> restart.Start:
+    if orders.resume is not None:
+        return restart.loaded(orders.resume)
+    return restart.new if orders.journal is None else restart.journaled(orders.journal)
+
+
 async def _serve(orders: Orders) -> None:
     """Until the parent ends, or asks for the end."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
@@ -135,7 +153,10 @@ async def _serve(orders: Orders) -> None:
         loop.add_signal_handler(number, over.set)
     if os.getppid() != orders.parent:  # it ended before anybody watched
         return
-    async with QueueServer(orders.spec, _backend(orders), token=orders.token, address=orders.address) as server:
+    server = QueueServer(
+        orders.spec, _backend(orders), token=orders.token, address=orders.address, start=_start(orders)
+    )
+    async with server:
         print(server.address, flush=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         await over.wait()

@@ -9,12 +9,12 @@ import secrets
 import socket
 from typing import Any
 
+from harness.transfer_queue.journal.service import JournaledService
 from harness.transfer_queue.remote import address as addresses
-from harness.transfer_queue.remote import auth
+from harness.transfer_queue.remote import auth, restart
 from harness.transfer_queue.remote.connection import Connection
 from harness.transfer_queue.remote.framing import MESSAGE_LIMIT
 from harness.transfer_queue.remote.messages import Cleared
-from harness.transfer_queue.service import QueueService
 from harness.transfer_queue.spec import QueueSpec
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm_keeper import ShmKeeper
@@ -25,7 +25,8 @@ _BREATH_S = 0.1  # between two tries to accept while this process may open no mo
 class QueueServer:
     """Listens from `start` to `close`, in the event loop that runs.
 
-    token: what a client must have, made up unless given; address: see `address`; limit: bytes of a message.
+    token: what a client must have, made up unless given; address: see `address`; limit: bytes of a message; start: the
+    queue that it goes on with, a new one unless given; see `restart`.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class QueueServer:
         token: bytes | None = None,
         address: addresses.Address | None = None,
         limit: int = MESSAGE_LIMIT,
+        start: restart.Start = restart.new,
     ) -> None:
         self.spec = spec
         self.backend = backend
@@ -49,7 +51,7 @@ class QueueServer:
             self.segments.dropped = self._tell_writers
             if not addresses.takes_descriptors(self.address):
                 raise ValueError(f"no descriptors travel over {self.address}: take InlineBackend, or a unix socket")
-        self.service = QueueService(spec, self.keeper)
+        self.service = restart.start_service(start, spec, backend, self.keeper, self.name)
         self._listener: socket.socket | None = None
         self._connections: dict[int, Connection] = {}
         self._accepted = 0
@@ -68,6 +70,8 @@ class QueueServer:
             self._listener = None
         for connection in list(self._connections.values()):
             connection.close()
+        if isinstance(self.service, JournaledService):
+            self.service.end()
         self.keeper.close()
 
     async def __aenter__(self) -> QueueServer:

@@ -79,6 +79,10 @@ class SyncQueue:
     def waiting(self) -> list[str]:
         return self._run(calls.ask(m.Waiting()))
 
+    def save(self, folder: str | None = None) -> None:
+        """As `RemoteQueue.save`."""
+        self._run(calls.save(folder))
+
     def close(self) -> None:
         self._run(calls.ask(m.Close()))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.transfer_queue.columns import Rows
 from harness.transfer_queue.frames import Frame
+from harness.transfer_queue.journal import service as journal
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.service import QueueService
 from harness.transfer_queue.spec import QueueSpec
@@ -28,6 +29,16 @@ VERBS: dict[type[m.Message], Callable[[QueueService, Any], Any]] = {
 
 async def create(service: QueueService, asked: m.CreatePartition) -> None:
     await service.create_partition(asked.name, m.to_rows(asked.rows), asked.group_size, timeout_s=asked.timeout_s)
+
+
+async def save(service: QueueService, asked: m.Save) -> None:
+    """ValueError without a folder where the queue journals in none."""
+    if asked.folder is not None:
+        await journal.save(service, asked.folder)
+    elif isinstance(service, journal.JournaledService):
+        await service.save()
+    else:
+        raise ValueError("the queue journals in no folder: name one to save it in")
 
 
 def read_put(asked: m.Put, spec: QueueSpec) -> tuple[Rows, Frame, dict[str, Rows]]:
