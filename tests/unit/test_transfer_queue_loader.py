@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,6 +15,8 @@ from torch.utils.data import DataLoader
 
 from harness.transfer_queue import Batch, ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, TaskSpec
 from harness.transfer_queue.loader import StreamingDataLoader
+from harness.transfer_queue.remote.process import QueueProcess
+from harness.transfer_queue.remote.sync_client import SyncQueue
 
 SPEC = QueueSpec({"reward": ColumnSpec("float32")}, {"train": TaskSpec(("reward",), lease_s=60)})
 
@@ -100,3 +107,107 @@ def test_a_worker_that_would_read_a_copy_of_the_queue_is_refused() -> None:
     loader = StreamingDataLoader(asyncio.run(filled(a=range(5))), "train", 2, partition="a")
     with pytest.raises(RuntimeError, match="has a copy of it: workers share a queue that runs in a process of its own"):
         list(DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="fork"))
+
+
+# -- over a queue in a process of its own
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[QueueProcess]:
+    with QueueProcess.start(SPEC) as process:
+        yield process
+
+
+def fill(queue: SyncQueue, name: str, ids: range) -> None:
+    queue.create_partition(name, ids)
+    queue.put(name, ids, {"reward": np.array(ids, np.float32)})
+
+
+def await_handed_out(queue: SyncQueue, partition: str, count: int) -> None:
+    """Ask until it is so: what another process does, or that it ended, is learnt in the meantime."""
+    until = time.monotonic() + 60
+    while queue.describe()["partitions"][partition]["tasks"]["train"]["handed_out"] != count:
+        assert time.monotonic() < until, f"not {count} rows are out: {queue.describe()}"
+
+
+def streamed(loader: StreamingDataLoader, workers: int) -> list[list[int]]:
+    """What a DataLoader gives; of several workers, sorted, for who is first depends on timing."""
+    given = rows(list(DataLoader(loader, batch_size=None, num_workers=workers, **forked(workers))))
+    return sorted(given) if workers > 1 else given
+
+
+def forked(workers: int) -> dict[str, object]:
+    """in_order=False: a DataLoader that waits for one worker's turn asks the others for nothing, so they acknowledge
+    nothing, and the first would wait for that: what they hold may come back."""
+    return {"multiprocessing_context": "fork", "timeout": 120, "in_order": False} if workers else {}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_read_each_batch_once_and_the_next_partition_when_told(process: QueueProcess, workers: int) -> None:
+    with process.sync() as queue:
+        fill(queue, f"a{workers}", range(10))
+        fill(queue, f"b{workers}", range(10, 14))
+        loader = StreamingDataLoader(process.queue, "train", 2, partition=f"a{workers}", timeout_s=60)
+        assert streamed(loader, workers) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+        loader.set_partition(f"b{workers}")
+        assert streamed(loader, workers) == [[10, 11], [12, 13]]
+        assert queue.clear_finished() == [f"a{workers}", f"b{workers}"], "all was acknowledged"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_replay_their_windows(process: QueueProcess, workers: int) -> None:
+    with process.sync() as queue:
+        fill(queue, f"c{workers}", range(12))
+        loader = StreamingDataLoader(
+            process.queue, "train", 2, partition=f"c{workers}", timeout_s=60, epochs=3, window_rows=4
+        )
+        batches = [[row, row + 1] for row in range(0, 12, 2)]
+        given = streamed(loader, workers)
+        assert sorted(given) == sorted(batches * 3)
+        if workers == 0:
+            assert given == [*batches[:2] * 3, *batches[2:4] * 3, *batches[4:] * 3]
+        assert queue.clear_finished() == [f"c{workers}"]
+
+
+def test_whoever_stops_reading_gives_back_what_it_was_at(process: QueueProcess) -> None:
+    with process.sync() as queue:
+        fill(queue, "d", range(6))
+        for batch in StreamingDataLoader(process.queue, "train", 2, partition="d", timeout_s=60):
+            if batch.rows.tolist() == [2, 3]:
+                break
+        await_handed_out(queue, "d", 2)
+        again = queue.get("train", 6, minimum=4, partition="d", timeout_s=60)
+        assert again is not None and again.rows.tolist() == [2, 3, 4, 5]
+        queue.acknowledge(again.lease)
+        assert queue.clear_finished() == ["d"]
+
+
+def test_the_rows_of_a_killed_worker_go_out_again(process: QueueProcess) -> None:
+    with process.sync() as queue:
+        fill(queue, "e", range(6))
+        loader = StreamingDataLoader(process.queue, "train", 2, consumer="worker", partition="e", timeout_s=60)
+        batches = iter(DataLoader(loader, batch_size=None, num_workers=1, prefetch_factor=1, **forked(1)))
+        assert next(batches).rows.tolist() == [0, 1]
+        await_handed_out(queue, "e", 4)  # the worker is at the second batch, and has acknowledged the first
+        (worker,) = multiprocessing.active_children()
+        assert worker.pid is not None
+        with pytest.raises(RuntimeError, match="killed by signal|exited unexpectedly"):
+            os.kill(worker.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+            list(batches)
+        del batches
+        await_handed_out(queue, "e", 2)
+        again = queue.get("train", 6, minimum=4, partition="e", timeout_s=60)
+        assert again is not None and again.rows.tolist() == [2, 3, 4, 5]
+        queue.acknowledge(again.lease)
+        assert queue.clear_finished() == ["e"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_a_partition_workers_end_when_the_queue_is_closed_and_empty(workers: int) -> None:
+    with QueueProcess.start(SPEC) as process, process.sync() as queue:
+        fill(queue, "a", range(4))
+        fill(queue, "b", range(10, 14))
+        queue.close()
+        loader = StreamingDataLoader(process.queue, "train", 2, timeout_s=60)
+        assert streamed(loader, workers) == [[0, 1], [2, 3], [10, 11], [12, 13]]

@@ -191,7 +191,9 @@ def test_two_workers_of_a_data_loader_get_each_batch_once(start: str) -> None:
             queue.create_partition("a", range(64))
             queue.put("a", range(64), rewards(range(64)))
         stream = StreamingDataLoader(process.queue, "train", 4, partition="a", timeout_s=60)
-        loader = DataLoader(stream, batch_size=None, num_workers=2, multiprocessing_context=start, timeout=120)
+        loader = DataLoader(
+            stream, batch_size=None, num_workers=2, multiprocessing_context=start, timeout=120, in_order=False
+        )
         batches = [ids(batch) for batch in loader]
         assert sorted(batches) == [list(range(i, i + 4)) for i in range(0, 64, 4)]
         with process.sync() as queue:

@@ -73,10 +73,8 @@ def main() -> None:
     given.rounds = given.rounds or (1 if given.quick else 3)
     if given.backends is None:
         given.backends = [] if given.quick else ["ray"]
+    machine, control, parts = limits.measure(), control_cost.measure(), breakdown.measure()
     rounds, busy = run_rounds(given)
-    machine = limits.measure()
-    control = control_cost.measure()
-    parts = breakdown.measure()
     print_table(rounds, control)
     print("\nWhat this machine can do, with nothing in between:")
     for name, value in machine.items():

@@ -1,0 +1,27 @@
+"""The queue with its payloads in real redis servers, against the model in plain Python."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from queue_machine import SPEC, TASKS, run_machine
+from queue_sides import SocketSide
+
+pytest.importorskip("redis", reason="needs the redis extra")
+from integration.test_transfer_queue_redis import keys, redis_server  # noqa: E402
+
+from harness.transfer_queue.storage.redis_storage import RedisBackend  # noqa: E402
+
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs a redis-server on the PATH"),
+]
+
+
+def test_the_queue_in_redis_behaves_as_its_model_and_leaves_nothing_there() -> None:
+    least = dict.fromkeys([*TASKS, "deaths"], 2)
+    with redis_server() as one, redis_server() as other:
+        backend = RedisBackend((one.url, other.url), inline_bytes=256)
+        run_machine(lambda: SocketSide(SPEC, backend), cases=12, steps=40, least=least)
+        assert keys((one, other)) == []

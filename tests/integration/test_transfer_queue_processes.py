@@ -1,0 +1,26 @@
+"""Many processes on one queue, some of which are killed: see `tests/benchmarks/transfer_queue_stress.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_16_producers_and_64_consumers_do_each_row_once_though_some_are_killed_and_leave_nothing_behind() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.benchmarks.transfer_queue_stress", "--seconds", "4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
+    print(done.stdout)
