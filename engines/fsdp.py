@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from engines.padding import pad_batch
-from harness.config import AlgorithmConfig
+from engines.checkpoint import load_training, save_training
+from engines.scoring import TokenScorer
+from engines.tensor_parallel import share_layers
+from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import TrainBatch
 from harness.rl.diagnostics import diagnostics
-from harness.rl.log_probs import token_entropies, token_log_probs
 from harness.rl.losses import CORRECTIONS, k3
 
 if TYPE_CHECKING:
@@ -25,37 +29,61 @@ if TYPE_CHECKING:
 CORRECTION_OPTIONS = {"none": (), "clip": ("clip_low", "clip_high"), "tis": ("cap",)}
 
 
-def init_world(store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float) -> DeviceMesh:
-    """Join the training world and return its mesh; collective waits end after `timeout_s` with torch's own error."""
+def init_world(
+    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, tensor_parallel: int = 1
+) -> DeviceMesh:
+    """Join the training world and return its mesh; collective waits end after `timeout_s` with torch's own error.
+
+    The mesh has one dimension, `data`; where `tensor_parallel` is above 1 it has a second, `tensor`: neighbours in it
+    share layers, and must be given the same micro-batches.
+    """
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
-    return init_device_mesh(device.type, (world,))
+    if tensor_parallel == 1:
+        return init_device_mesh(device.type, (world,), mesh_dim_names=("data",))
+    shape = (world // tensor_parallel, tensor_parallel)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
 
 
 class FSDPEngine:
     """`harness.protocols.TrainEngine`: one rank's shards, gradients and AdamW state.
 
-    Parameters are kept in float32; a bfloat16 model computes in bfloat16 and reduces gradients in float32.
+    Parameters are kept in float32; a bfloat16 model computes in bfloat16, reduces gradients in float32 and is sent to
+    engines in bfloat16.
     """
 
     def __init__(
-        self, model: Qwen3ForCausalLM, algorithm: AlgorithmConfig, *, mesh: DeviceMesh, device: torch.device
+        self,
+        model: Qwen3ForCausalLM,
+        algorithm: AlgorithmConfig,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+        training: TrainingConfig | None = None,
     ) -> None:
-        compute = next(model.parameters()).dtype
-        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+        training = training or TrainingConfig()
+        self._dtype = next(model.parameters()).dtype
         model = model.to(device).float().train()
-        if compute == torch.float32:
-            policy = MixedPrecisionPolicy()
+        if training.recompute_activations:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        group = None
+        if training.tensor_parallel > 1:
+            share_layers(model, mesh["tensor"])
+            group = mesh["tensor"].get_group()
+        self._mesh = mesh["data"]
+        scorer = TokenScorer(model, algorithm.temperature, training.layout, group)
+        half = self._dtype != torch.float32
+        policy = MixedPrecisionPolicy(self._dtype, torch.float32) if half else MixedPrecisionPolicy()
         for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
-        self._model, self._mesh, self._device, self._algorithm = model, mesh, device, algorithm
+            fully_shard(layer, mesh=self._mesh, mp_policy=policy)
+        fully_shard(scorer, mesh=self._mesh, mp_policy=policy)
+        self._scorer, self._device, self._algorithm = scorer, device, algorithm
         options = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high, "cap": algorithm.tis_cap}
         wanted = {name: options[name] for name in CORRECTION_OPTIONS[algorithm.correction]}
         self._policy_loss = partial(CORRECTIONS[algorithm.correction], **wanted)
-        self._parameters = list(model.parameters())
+        self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._optimizer = torch.optim.AdamW(
-            self._parameters,
+            self.masters.values(),
             lr=algorithm.learning_rate,
             betas=algorithm.betas,
             weight_decay=algorithm.weight_decay,
@@ -64,24 +92,21 @@ class FSDPEngine:
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """Back-propagates the SUM of token losses: the batch's token count is not known before its last micro-batch."""
-        algorithm = self._algorithm
-        padded = pad_batch(batch.prompts, batch.responses, self._device)
-        mask = padded.mask
-        logits = self._model(input_ids=padded.inputs, use_cache=False).logits
-        log_probs = token_log_probs(logits, padded.targets, algorithm.temperature)
-        behaviour = padded.spread(batch.behaviour_log_probs)
-        advantages = torch.from_numpy(batch.advantages).to(self._device)[:, None].expand(mask.shape)
+        algorithm, lengths = self._algorithm, batch.responses.lengths
+        log_probs, entropies = self._scorer(batch.prompts, batch.responses)
+        mask = torch.ones_like(log_probs, dtype=torch.bool)
+        behaviour = self._there(batch.behaviour_log_probs.values)
+        advantages = self._there(np.repeat(batch.advantages, lengths))
         loss = self._policy_loss(log_probs, behaviour, advantages, mask).sum()
-        reference = None if batch.ref_log_probs is None else padded.spread(batch.ref_log_probs)
+        reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
         if algorithm.kl_coef > 0 and reference is not None:
             loss = loss + algorithm.kl_coef * k3(log_probs, reference, mask).sum()
         loss.backward()
         self._tokens += len(batch.responses.values)
         same_version = old = None
         if batch.old_log_probs is not None and batch.old_versions is not None:
-            old = padded.spread(batch.old_log_probs)
-            old_version = torch.from_numpy(batch.old_versions).to(self._device)[:, None]
-            same_version = padded.spread(batch.versions) == old_version
+            old = self._there(batch.old_log_probs.values)
+            same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
         return diagnostics(
             log_probs.detach(),
             behaviour,
@@ -89,7 +114,7 @@ class FSDPEngine:
             mask,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
-            entropies=token_entropies(logits.detach(), algorithm.temperature),
+            entropies=entropies,
             reference_log_probs=reference,
             old_log_probs=old,
             same_version=same_version,
@@ -104,15 +129,46 @@ class FSDPEngine:
         if self._mesh.size() > 1:
             dist.all_reduce(tokens, group=self._mesh.get_group())
         scale = self._mesh.size() / tokens.item()
-        torch._foreach_mul_([_local(parameter.grad) for parameter in self._parameters], scale)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._algorithm.grad_clip)
+        parameters = list(self.masters.values())
+        torch._foreach_mul_([_local(parameter.grad) for parameter in parameters], scale)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.grad_clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._tokens = 0
         return {"grad_norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm)}
 
-    def named_parameters(self) -> dict[str, torch.Tensor]:
-        return dict(self._model.named_parameters())
+    async def save(self, folder: Path) -> None:
+        """Weights and optimizer state, as `engines.checkpoint`; every rank calls it, between two steps only."""
+        if self._tokens:
+            raise RuntimeError(f"gradients of {self._tokens} tokens would be lost; save after a step")
+        save_training(folder, self.masters, self._optimizer)
+
+    async def load(self, folder: Path) -> None:
+        """Go on from there, on any number of ranks; every rank calls it, before the first micro-batch of a step."""
+        load_training(folder, self.masters, self._optimizer)
+
+    def named_parameters(self) -> Mapping[str, torch.Tensor]:
+        return InDtype(self.masters, self._dtype)
+
+    def _there(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class InDtype(Mapping[str, torch.Tensor]):
+    """Parameters in the dtype that engines hold them in, each cast when it is asked for: a second copy of all of them
+    never exists, and what is gathered from the ranks is cast already."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        self._parameters, self._dtype = parameters, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._parameters[name].detach().to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
 
 def _local(tensor: torch.Tensor | None) -> torch.Tensor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.loading import ModelWeights
-from engines.padding import pad_batch
-from harness.rl.log_probs import token_log_probs
+from engines.scoring import TokenScorer
+from harness.config import Layout
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 class TorchLogProb:
     """`harness.protocols.LogProbEngine` on a transformers model in this process."""
 
-    def __init__(self, model: Qwen3ForCausalLM, *, temperature: float, device: torch.device) -> None:
+    def __init__(
+        self, model: Qwen3ForCausalLM, *, temperature: float, device: torch.device, layout: Layout = "padded"
+    ) -> None:
         self._model = model.to(device).eval()
-        self._temperature, self._device = temperature, device
+        self._scorer = TokenScorer(self._model, temperature, layout)
         self._weights = ModelWeights(model, "log-prob engine")
         self.version = 0
 
@@ -29,9 +31,8 @@ class TorchLogProb:
         """As the protocol says. Raises RuntimeError after a load that broke off, until a complete one."""
         self._weights.require_complete()
         with torch.inference_mode():  # no decorator: on a coroutine it would end before the body begins
-            batch = pad_batch(prompts, responses, self._device)
-            logits = self._model(input_ids=batch.inputs, use_cache=False).logits
-            return batch.gather(token_log_probs(logits, batch.targets, self._temperature))
+            log_probs = self._scorer(prompts, responses).log_probs
+        return Ragged(log_probs.cpu().numpy(), responses.lengths)
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises ValueError as `ModelWeights.load`."""

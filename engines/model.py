@@ -30,7 +30,7 @@ def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | st
     state stays as it was. Nothing is ever downloaded.
 
     Raises:
-        ValueError: the checkpoint's shape is not the configured one.
+        ValueError: the checkpoint has another architecture or shape than configured, or lacks weights.
     """
     import torch
     from transformers import Qwen3ForCausalLM
@@ -39,13 +39,40 @@ def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | st
     if config.checkpoint is None:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            model = Qwen3ForCausalLM(_qwen3_config(config)).to(dtype)
+            model = Qwen3ForCausalLM(_qwen3_config(config))
+        for parameter in model.parameters():  # and no buffers: rotary frequencies are float32 in every model
+            parameter.data = parameter.data.to(dtype)
     else:
-        model = Qwen3ForCausalLM.from_pretrained(
-            config.checkpoint, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-        )
-        _require_shape(config, model.config)
+        model = _load(config, config.checkpoint, dtype)
     return model.to(device).eval()
+
+
+def _load(config: ModelConfig, checkpoint: str, dtype: torch.dtype) -> Qwen3ForCausalLM:
+    """Its own config.json says all that the configured shape does not, such as the base of the rotary embedding."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    architecture = Qwen3Config.get_config_dict(checkpoint, local_files_only=True)[0].get("model_type")
+    if architecture != "qwen3":
+        raise ValueError(f"checkpoint {checkpoint} is of model_type {architecture}; only qwen3 can be loaded")
+    found = Qwen3Config.from_pretrained(checkpoint, local_files_only=True)
+    _require_shape(config, found)
+    model, loading = Qwen3ForCausalLM.from_pretrained(
+        checkpoint,
+        config=found,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    odd = [f"{what.split('_')[0]} {name}" for what in ("missing_keys", "unexpected_keys") for name in loading[what]]
+    if odd:
+        raise ValueError(f"checkpoint {checkpoint} does not hold the weights that its config.json names: {_few(odd)}")
+    return model
+
+
+def _few(names: list[str]) -> str:
+    shown = "; ".join(sorted(names)[:4])
+    return shown if len(names) <= 4 else f"{shown}; and {len(names) - 4} more"
 
 
 def _qwen3_config(config: ModelConfig) -> Qwen3Config:

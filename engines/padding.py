@@ -7,16 +7,23 @@ not depend on how far its neighbours are padded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from harness.transfer_queue import Ragged
 
+if TYPE_CHECKING:
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """tokens: int64 [k, T]; responses: bool [k, T], true at response tokens. Both on one device."""
+    """tokens: int64 [k, T]; responses: bool [k, T], true at response tokens. Both on one device.
+
+    `engines.scoring.LaidOut`: every token but the first of a row is scored, the padding too.
+    """
 
     tokens: torch.Tensor
     responses: torch.Tensor
@@ -28,25 +35,13 @@ class PaddedBatch:
 
     @property
     def targets(self) -> torch.Tensor:
-        """Tokens that position t predicts: int64 [k, T - 1]."""
-        return self.tokens[:, 1:]
+        return self.tokens[:, 1:].flatten()
 
-    @property
-    def mask(self) -> torch.Tensor:
-        """Where a target is a response token: bool [k, T - 1]."""
-        return self.responses[:, 1:]
+    def hidden(self, decoder: Qwen3Model) -> torch.Tensor:
+        return decoder(input_ids=self.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
 
-    def spread(self, column: Ragged) -> torch.Tensor:
-        """A value per response token, laid out as `mask` [k, T - 1]; 0 elsewhere."""
-        values = torch.from_numpy(column.values).to(self.tokens.device)
-        spread = torch.zeros(self.mask.shape, dtype=values.dtype, device=values.device)
-        spread[self.mask] = values
-        return spread
-
-    def gather(self, values: torch.Tensor) -> Ragged:
-        """The inverse of `spread`: [k, T - 1] -> one float32 value per response token."""
-        lengths = self.mask.sum(dim=1, dtype=torch.int64)
-        return Ragged(values[self.mask].float().cpu().numpy(), lengths.cpu().numpy())
+    def at_responses(self, values: torch.Tensor) -> torch.Tensor:
+        return values[self.responses[:, 1:].flatten()]
 
 
 def pad_batch(prompts: Ragged, responses: Ragged, device: torch.device) -> PaddedBatch:

@@ -108,6 +108,20 @@ class AlgorithmConfig:
     recompute_log_probs: Switch = True  # run actor_fwd, for policy/mismatch_kl
 
 
+Layout = Literal["padded", "packed"]
+"""How a micro-batch is laid out: a row for each sample, filled up to the longest; or all of them in one row."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class TrainingConfig:
+    """How training is computed; what is learnt stays the same but for rounding."""
+
+    name: Name = "fsdp"
+    layout: Layout = "padded"  # for training and for scoring
+    recompute_activations: Switch = False  # keep no activations inside of layers; costs another forward pass
+    tensor_parallel: Count = 1  # ranks that share each layer, and each micro-batch
+
+
 @dataclass(frozen=True, config=STRICT)
 class ClusterConfig:
     """The devices of the job. On a CPU machine one device is one core."""
@@ -200,6 +214,7 @@ class JobConfig:
     engine: EngineConfig
     task: TaskConfig
     algorithm: AlgorithmConfig
+    training: TrainingConfig
     cluster: ClusterConfig
     cost: CostConfig  # of simulated work; real runs do not read it
     max_tokens: Count | None = None  # of a response; None takes the task's own

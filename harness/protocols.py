@@ -7,7 +7,7 @@ Array shapes are in brackets; `L` is the number of response tokens of one sample
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -150,8 +150,8 @@ class TrainEngine(Protocol):
     async def step(self) -> dict[str, float]:
         """Divide the gradients by the tokens of all ranks since the last step, clip, and update. {"grad_norm": ...}"""
 
-    def named_parameters(self) -> dict[str, torch.Tensor]:
-        """Weights by the names that rollout engines know, as tensors or DTensors; tied weights once."""
+    def named_parameters(self) -> Mapping[str, torch.Tensor]:
+        """Weights by the names and in the dtype that rollout engines know, tensors or DTensors; tied weights once."""
 
 
 @dataclass(frozen=True, slots=True)

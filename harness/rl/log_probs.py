@@ -1,4 +1,7 @@
-"""Log-probabilities and entropies of tokens, in float32, without a float32 copy of all logits."""
+"""Log-probabilities of tokens from logits, in float32, without a float32 copy of all of them.
+
+Where there are hidden states, `harness.rl.head_log_probs` does without the logits.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,6 @@ def token_log_probs(logits: torch.Tensor, tokens: torch.Tensor, temperature: flo
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, not {temperature}; train at the temperature that samples")
     return TokenLogProbs.apply(logits, tokens, temperature)
-
-
-@torch.no_grad()
-def token_entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """Entropy in nats of softmax(logits / temperature): [B, T, V] -> float32 [B, T]. For reading, not for training."""
-    rows = logits.reshape(-1, logits.shape[-1])
-    entropies = rows.new_empty(len(rows), dtype=torch.float32)
-    for chunk in chunks(rows):
-        log_probs = torch.log_softmax(rows[chunk].float() / temperature, dim=-1)
-        entropies[chunk] = -(log_probs.exp() * log_probs).nan_to_num(0.0).sum(dim=-1)  # 0 * -inf counts as 0
-    return entropies.view(logits.shape[:-1])
 
 
 class TokenLogProbs(torch.autograd.Function):

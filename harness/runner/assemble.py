@@ -85,7 +85,7 @@ def assemble(
     queue = runtime.start_queue(
         queue_spec(
             list(placement.devices),
-            training_ranks=counts["actor"],
+            training_ranks=-(-counts["actor"] // config.training.tensor_parallel),
             capacity_rows=capacity_rows(config, schedule),
             order=schedule.order,
         )
@@ -121,7 +121,7 @@ def assemble(
         rollout=rollout,
         device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES],
-        trainer=TrainerPool(workers["actor"], observer),
+        trainer=TrainerPool(workers["actor"], observer, config.training.tensor_parallel),
         weights=PublishedWeights(coordinator, queue, observer, [rollout, *pools.values()]),
     )
     return Assembly(job, queue, coordinator, workers["actor"], everybody)

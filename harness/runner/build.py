@@ -109,20 +109,18 @@ def build_advantages(recipe: Recipe, number: int) -> Any:
 
 
 def build_reference(recipe: Recipe, number: int) -> Any:
-    from engines.log_prob import TorchLogProb
     from harness.roles.log_probs import ReferenceStage
 
     device, rows = _device(recipe), _micro_batch(recipe)
-    engine = TorchLogProb(_model(recipe), temperature=recipe.config.algorithm.temperature, device=device)
+    engine = _scorer(recipe, device)
     return ReferenceStage(engine, name=str(number), rows=rows, minimum=_least(recipe), **recipe.stage)
 
 
 def build_actor_fwd(recipe: Recipe, number: int) -> Any:
-    from engines.log_prob import TorchLogProb
     from harness.roles.log_probs import OldLogProbStage
 
     device, rows = _device(recipe), _micro_batch(recipe)
-    engine = TorchLogProb(_model(recipe), temperature=recipe.config.algorithm.temperature, device=device)
+    engine = _scorer(recipe, device)
     return OldLogProbStage(engine, device, name=str(number), rows=rows, minimum=_least(recipe), **recipe.stage)
 
 
@@ -134,19 +132,33 @@ def build_actor(recipe: Recipe, number: int, world: int, host: str, port: int) -
     from harness.roles.actor import ActorRole
 
     device, timeout_s = _device(recipe), recipe.config.cluster.wait_timeout_s
+    algorithm, training = recipe.config.algorithm, recipe.config.training
     store = TCPStore(host, port, world, False, timedelta(seconds=timeout_s), wait_for_workers=False)
-    mesh = init_world(store, number, world, device, timeout_s)
-    algorithm = recipe.config.algorithm
-    return ActorRole(
-        FSDPEngine(_model(recipe), algorithm, mesh=mesh, device=device),
+    mesh = init_world(store, number, world, device, timeout_s, training.tensor_parallel)
+    queue, reader = _source(recipe, number)
+    engine = FSDPEngine(_model(recipe), algorithm, mesh=mesh, device=device, training=training)
+    return ActorRole(engine, queue, RealClock(recipe.origin), rank=number, reader=reader, device=device)
+
+
+def _source(recipe: Recipe, rank: int) -> tuple[Any, Reader]:
+    """Where a training rank acknowledges rows, and what it reads them with."""
+    together, timeout_s = recipe.config.training.tensor_parallel, recipe.config.cluster.wait_timeout_s
+    reader = reader_of(
+        recipe.order,
         recipe.queue,
-        RealClock(recipe.origin),
-        rank=number,
-        reader=reader_of(
-            recipe.order, recipe.queue, algorithm, rank=number, rows=_micro_batch(recipe), wait_timeout_s=timeout_s
-        ),
-        device=device,
+        recipe.config.algorithm,
+        rank=rank // together,
+        rows=_micro_batch(recipe),
+        wait_timeout_s=timeout_s,
     )
+    if together == 1:
+        return recipe.queue, reader
+    from harness.runner.neighbours import NothingToReturn, SharedReader, neighbours
+
+    group = neighbours(together, timeout_s)
+    if rank % together == 0:
+        return recipe.queue, SharedReader(reader, group)
+    return NothingToReturn(), SharedReader(None, group)
 
 
 def reader_of(
@@ -189,6 +201,13 @@ def _device(recipe: Recipe) -> Any:
 
     torch.set_num_threads(recipe.config.cluster.threads_per_device)
     return torch.device(recipe.device)
+
+
+def _scorer(recipe: Recipe, device: Any) -> Any:
+    from engines.log_prob import TorchLogProb
+
+    temperature, layout = recipe.config.algorithm.temperature, recipe.config.training.layout
+    return TorchLogProb(_model(recipe), temperature=temperature, device=device, layout=layout)
 
 
 def _model(recipe: Recipe) -> Any:

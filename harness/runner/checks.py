@@ -54,6 +54,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
     _check_model(config.model)
     placement = place(config.schedule.split, config.cluster.devices, device_roles(config))
     _check_engines(config, schedule, placement)
+    _check_tensor_parallel(config, len(placement.devices["actor"]))
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
     _check_lengths(config)
@@ -65,8 +66,8 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
         if config.backend == "real":
             raise
         return _simulated(config, schedule, placement, "virtual", why=str(missing))
-    _check_batch(config, len(placement.devices["actor"]))
-    _check_order(schedule, placement)
+    _check_batch(config, len(placement.devices["actor"]) // config.training.tensor_parallel)
+    _check_order(config, schedule, placement)
     return Plan(placement, gpu)
 
 
@@ -74,7 +75,7 @@ def _simulated(
     config: JobConfig, schedule: Schedule, placement: Placement, backend: Literal["virtual", "paced"], why: str = ""
 ) -> Plan:
     """Nothing is asked of the machine."""
-    _check_batch(config, len(placement.devices["actor"]))
+    _check_batch(config, len(placement.devices["actor"]) // config.training.tensor_parallel)
     _check_pools(schedule, placement)
     return Plan(placement, gpu=False, backend=backend, why=why)
 
@@ -93,9 +94,9 @@ def _check_engines(config: JobConfig, schedule: Schedule, placement: Placement) 
     )
 
 
-def _check_order(schedule: Schedule, placement: Placement) -> None:
+def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
     ranks = len(placement.devices["actor"])
-    if schedule.order == "completion" and ranks > 1:
+    if schedule.order == "completion" and ranks > config.training.tensor_parallel:
         raise ConfigError(
             f"schedule.order=completion trains on one rank, schedule.split gives {ranks}; "
             "set schedule.split.actor=1 or schedule.order=fifo"
@@ -135,6 +136,24 @@ def _check_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.checkpoint={model.checkpoint} holds no model; name a local directory with config.json and weights"
         )
+
+
+def _check_tensor_parallel(config: JobConfig, ranks: int) -> None:
+    together, model = config.training.tensor_parallel, config.model
+    shared = {
+        "training ranks": ranks,
+        "model.heads": model.heads,
+        "model.kv_heads": model.kv_heads,
+        "model.ff": model.ff,
+        "model.vocabulary": model.vocabulary,
+    }
+    for what, number in shared.items():
+        if number % together:
+            fits = [n for n in range(1, ranks + 1) if all(value % n == 0 for value in shared.values())]
+            raise ConfigError(
+                f"training.tensor_parallel={together} does not divide the {number} {what}; "
+                f"set it to {' or '.join(map(str, fits))}"
+            )
 
 
 def _check_batch(config: JobConfig, world: int) -> None:

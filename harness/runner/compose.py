@@ -19,7 +19,7 @@ from harness.config import ConfigError, JobConfig, first_line, job_config
 from schedules import SCHEDULES, Schedule
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-GROUPS = ("schedule", "model", "engine", "task", "algorithm", "cluster", "cost")
+GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost")
 NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights")
 """Settings that do not change what a run computes, so that they do not name a cell."""
 

@@ -16,6 +16,7 @@ from harness.metrics.ledger import DropReason
 from harness.protocols import Clock, Span
 from harness.roles.actor import TrainReport
 from harness.roles.dataflow import partition_name
+from harness.runner.neighbours import once_each
 from harness.runtime.handles import Handle, call_all
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
@@ -203,15 +204,15 @@ class StagePool(Pool):
 
 
 class TrainerPool:
-    """The training world."""
+    """The training world; `together` neighbouring ranks train on the same micro-batches."""
 
-    def __init__(self, ranks: Sequence[Handle], observer: Observer) -> None:
-        self.ranks, self.observer = ranks, observer
+    def __init__(self, ranks: Sequence[Handle], observer: Observer, together: int = 1) -> None:
+        self.ranks, self.observer, self.together = ranks, observer, together
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         self.observer.doing("actor", f"batch {iteration}")
         reports: list[TrainReport] = await call_all(self.ranks, "train", iteration, first)
-        self.observer.trained(iteration, reports)
+        self.observer.trained(iteration, once_each(reports, self.together))
         self.observer.doing("actor", "waiting")
 
 

@@ -194,7 +194,8 @@ def test_a_qwen_shape_trains_in_bfloat16_and_its_loss_falls(mesh: DeviceMesh) ->
         ratios.append(asyncio.run(engine.accumulate(batch))["ratio_max"])
         assert np.isfinite(asyncio.run(engine.step())["grad_norm"])
     assert ratios[-1] > ratios[0], "the tokens that were praised did not become likelier"
-    assert {parameter.dtype for parameter in engine.named_parameters().values()} == {torch.float32}
+    assert {parameter.dtype for parameter in engine.masters.values()} == {torch.float32}
+    assert {parameter.dtype for parameter in engine.named_parameters().values()} == {torch.bfloat16}
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------

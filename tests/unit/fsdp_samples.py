@@ -12,13 +12,14 @@ from torch.distributed.tensor import DTensor
 
 from engines.fsdp import FSDPEngine, init_world
 from engines.model import build_model
-from harness.config import AlgorithmConfig, ModelConfig
+from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
 from harness.protocols import TrainBatch
 from harness.rl.losses import CORRECTIONS
 from harness.transfer_queue import Ragged
 
 SMALL = ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64)
 CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
 SAMPLES = 16
 FREE = AlgorithmConfig(
     # betas[0] = 0 leaves the gradient itself in AdamW's first moment; the clip is out of the way.
@@ -64,9 +65,9 @@ class World:
     """A training world of this process alone, or this process's rank in a larger one; on one thread, as roles are,
     since how many there are decides in which order kernels add up."""
 
-    def __init__(self, store: Store | None = None, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, store: Store | None = None, rank: int = 0, world: int = 1, tensor_parallel: int = 1) -> None:
         self._threads = torch.get_num_threads()
-        self.mesh = init_world(store or HashStore(), rank, world, CPU, timeout_s=60)
+        self.mesh = init_world(store or HashStore(), rank, world, CPU, 60, tensor_parallel)
 
     def __enter__(self) -> World:
         torch.set_num_threads(1)
@@ -76,8 +77,10 @@ class World:
         torch.set_num_threads(self._threads)
         destroy_process_group()
 
-    def engine(self, algorithm: AlgorithmConfig) -> FSDPEngine:
-        return FSDPEngine(build_model(SMALL), algorithm, mesh=self.mesh, device=CPU)
+    def engine(
+        self, algorithm: AlgorithmConfig, training: TrainingConfig | None = None, model: ModelConfig = SMALL
+    ) -> FSDPEngine:
+        return FSDPEngine(build_model(model), algorithm, mesh=self.mesh, device=CPU, training=training)
 
 
 def computed(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -103,20 +106,33 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
-    return {name: full(parameter) for name, parameter in engine.named_parameters().items()}
+    """The float32 weights that training works on."""
+    return {name: full(parameter) for name, parameter in engine.masters.items()}
 
 
 def gradients(engine: FSDPEngine) -> dict[str, torch.Tensor]:
     """The gradients of the first step, after clipping, of an engine with betas[0] = 0."""
     state = engine._optimizer.state
-    return {name: full(state[parameter]["exp_avg"]) for name, parameter in engine.named_parameters().items()}
+    return {name: full(state[parameter]["exp_avg"]) for name, parameter in engine.masters.items()}
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], rtol: float) -> None:
+    """Within rtol of the largest element of each tensor: small elements carry the rounding of large ones."""
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(
+            ours[name], tensor.to(ours[name].dtype), rtol=0, atol=rtol * float(tensor.abs().max())
+        )
 
 
 def plain_gradients(
-    samples: Sequence[int], algorithm: AlgorithmConfig, dtype: torch.dtype = torch.float32
+    samples: Sequence[int],
+    algorithm: AlgorithmConfig,
+    dtype: torch.dtype = torch.float32,
+    config: ModelConfig = SMALL,
 ) -> tuple[torch.nn.Module, torch.Tensor]:
     """The model with the gradients of the token mean, and the loss; each sample alone, by plain formulas."""
-    model = build_model(SMALL).to(dtype).train()
+    model = build_model(config).to(dtype).train()
     batch = batch_of(samples)
     loss = torch.zeros((), dtype=dtype)
     correction = CORRECTIONS[algorithm.correction]

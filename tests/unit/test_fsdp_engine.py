@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 from fsdp_samples import (
-    CPU,
     FREE,
     SAMPLES,
     SMALL,
     World,
+    assert_close,
     batch_of,
     computed,
     gradients,
@@ -19,28 +19,21 @@ from fsdp_samples import (
     weights,
 )
 
-from engines.fsdp import FSDPEngine
-from engines.model import build_model
+from engines.model import build_model, parameter_count
 from engines.torch_rollout import TorchRollout
+from harness.config import TrainingConfig
 from harness.protocols import Sampling, TrainEngine
 from harness.runtime.clock import RealClock
+from harness.weight_sync.plan import pack, plan_transfer, unpack
 
 ALL = range(SAMPLES)
+BFLOAT16 = replace(SMALL, dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with World() as world:
         yield world
-
-
-def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], rtol: float) -> None:
-    """Within rtol of the largest element of each tensor: small elements carry the rounding of large ones."""
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(
-            ours[name], tensor.to(ours[name].dtype), rtol=0, atol=rtol * float(tensor.abs().max())
-        )
 
 
 @pytest.mark.parametrize("correction", ["none", "clip", "tis"])
@@ -121,10 +114,64 @@ def test_its_weights_are_float32_and_fit_a_rollout_engine(world: World) -> None:
 
 
 def test_a_bfloat16_model_keeps_float32_weights_that_small_steps_can_move(world: World) -> None:
-    config = replace(SMALL, dtype="bfloat16")
-    engine = FSDPEngine(build_model(config), replace(FREE, learning_rate=1e-6), mesh=world.mesh, device=CPU)
+    engine = world.engine(replace(FREE, learning_rate=1e-6), model=BFLOAT16)
     before = weights(engine)
     train(engine, [ALL])
     after = weights(engine)
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}
     assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_bfloat16_model_is_sent_in_bfloat16_in_half_the_bytes(world: World) -> None:
+    engine = world.engine(FREE, model=BFLOAT16)
+    train(engine, [ALL])
+    plan, wide = (
+        plan_transfer(parameters.items(), 1 << 12) for parameters in (engine.named_parameters(), engine.masters)
+    )
+    assert sum(spec.bytes for bucket in plan.buckets for spec in bucket.tensors) == 2 * parameter_count(BFLOAT16)
+    assert sum(spec.bytes for bucket in wide.buckets for spec in bucket.tensors) == 4 * parameter_count(BFLOAT16)
+    arrived = {}
+    for bucket in plan.buckets:
+        buffer = torch.empty(bucket.bytes, dtype=torch.uint8)
+        pack(bucket, engine.named_parameters(), buffer)
+        arrived |= {name: tensor.clone() for name, tensor in unpack(bucket, buffer)}
+    assert {tensor.dtype for tensor in arrived.values()} == {torch.bfloat16}
+    assert all(torch.equal(tensor, weights(engine)[name].bfloat16()) for name, tensor in arrived.items())
+
+
+def test_recomputing_activations_changes_no_bit(world: World) -> None:
+    recomputing = world.engine(FREE, TrainingConfig(recompute_activations=True))
+    keeping = world.engine(FREE)
+    assert train(recomputing, [ALL[:8], ALL[8:]]) == train(keeping, [ALL[:8], ALL[8:]])
+    ours, theirs = weights(recomputing), weights(keeping)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_recomputing_activations_runs_each_layer_twice(world: World) -> None:
+    calls: dict[bool, int] = {True: 0, False: 0}
+    for recompute in calls:
+        engine = world.engine(FREE, TrainingConfig(recompute_activations=recompute))
+
+        def count(*_: object, recompute: bool = recompute) -> None:
+            calls[recompute] += 1
+
+        engine._scorer.model.model.layers[0].mlp.register_forward_pre_hook(count)
+        train(engine, [ALL])
+    assert calls == {True: 2, False: 1}
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_packed_micro_batches_have_the_gradients_of_samples_taken_alone(world: World, recompute: bool) -> None:
+    engine = world.engine(FREE, TrainingConfig(layout="packed", recompute_activations=recompute))
+    train(engine, [ALL[:8], ALL[8:]])
+    model, _loss = plain_gradients(ALL, FREE)
+    assert_close(gradients(engine), {name: parameter.grad for name, parameter in model.named_parameters()}, rtol=1e-5)
+
+
+def test_packed_and_padded_micro_batches_say_the_same_of_themselves(world: World) -> None:
+    batch = batch_of(ALL)
+    batch = replace(batch, old_log_probs=batch.ref_log_probs, old_versions=np.zeros(SAMPLES, np.int32))
+    packed, padded = (
+        computed(world.engine(FREE, TrainingConfig(layout=layout)).accumulate(batch)) for layout in ("packed", "padded")
+    )
+    assert packed == pytest.approx(padded, rel=1e-5)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.padding import PaddedBatch, pad_batch
+from engines.padding import pad_batch
 from harness.transfer_queue import Ragged
 
 CPU = torch.device("cpu")
@@ -17,10 +17,6 @@ def columns(lengths: list[tuple[int, int]]) -> tuple[Ragged, Ragged]:
     rows = [([next(counter) for _ in range(p)], [next(counter) for _ in range(r)]) for p, r in lengths]
     prompts, responses = zip(*rows, strict=True)
     return tuple(Ragged.from_rows([np.array(row, np.int64) for row in part]) for part in (prompts, responses))
-
-
-def padded(lengths: list[tuple[int, int]]) -> PaddedBatch:
-    return pad_batch(*columns(lengths), CPU)
 
 
 @given(lengths)
@@ -37,34 +33,13 @@ def test_each_row_is_prompt_response_and_zeros(lengths: list[tuple[int, int]]) -
 
 @given(lengths)
 @settings(deadline=None)
-def test_targets_on_the_mask_are_the_responses_and_inputs_are_what_precedes_them(
+def test_targets_at_responses_are_the_responses_and_inputs_are_what_precedes_them(
     lengths: list[tuple[int, int]],
 ) -> None:
     prompts, responses = columns(lengths)
     batch = pad_batch(prompts, responses, CPU)
-    assert batch.targets[batch.mask].tolist() == responses.values.tolist()
+    assert batch.at_responses(batch.targets).tolist() == responses.values.tolist()
     expected = np.concatenate(
         [np.append(prompts.row(i), responses.row(i))[p - 1 : -1] for i, (p, _) in enumerate(lengths)]
     )
-    assert batch.inputs[batch.mask].tolist() == expected.tolist()
-
-
-@given(lengths, st.sampled_from([np.float32, np.int32]))
-@settings(deadline=None)
-def test_gather_undoes_spread(lengths: list[tuple[int, int]], dtype: type) -> None:
-    _, responses = columns(lengths)
-    column = Ragged((responses.values * 3 - 7).astype(dtype), responses.lengths)
-    batch = padded(lengths)
-    spread = batch.spread(column)
-    back = batch.gather(spread)
-    assert back.values.dtype == np.float32
-    assert back.values.tolist() == column.values.tolist() and back.lengths.tolist() == column.lengths.tolist()
-    assert spread.shape == batch.mask.shape and not spread[~batch.mask].any()
-
-
-@given(lengths)
-@settings(deadline=None)
-def test_gather_takes_nothing_off_the_mask(lengths: list[tuple[int, int]]) -> None:
-    batch = padded(lengths)
-    values = torch.where(batch.mask, 1.0, torch.nan)
-    assert (batch.gather(values).values == 1).all()
+    assert batch.at_responses(batch.inputs.flatten()).tolist() == expected.tolist()

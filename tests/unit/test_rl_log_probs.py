@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from harness.rl import log_probs
-from harness.rl.log_probs import token_entropies, token_log_probs
+from harness.rl.log_probs import token_log_probs
 
 
 def case(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,12 +52,10 @@ def test_working_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     whole, parts = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     one = token_log_probs(whole, tokens, 0.9)
     one.sum().backward()
-    entropies = token_entropies(logits, 0.9)
     monkeypatch.setattr(log_probs, "CHUNK_ELEMENTS", 23)
     other = token_log_probs(parts, tokens, 0.9)
     other.sum().backward()
     assert torch.equal(one, other) and torch.equal(whole.grad, parts.grad)
-    assert torch.equal(entropies, token_entropies(logits, 0.9))
 
 
 def test_a_slice_of_a_wider_tensor_is_fine() -> None:
@@ -65,19 +63,6 @@ def test_a_slice_of_a_wider_tensor_is_fine() -> None:
     logits.requires_grad_()
     token_log_probs(logits[:, :-1], tokens[:, 1:]).sum().backward()
     assert logits.grad[:, -1].eq(0).all() and logits.grad[:, :-1].ne(0).any()
-
-
-def test_entropy_is_log_n_where_all_are_equal_and_zero_where_one_is_certain() -> None:
-    certain = torch.full((1, 1, 8), -torch.inf)
-    certain[..., 2] = 0.0
-    torch.testing.assert_close(token_entropies(torch.zeros(1, 1, 8)), torch.tensor([[8.0]]).log())
-    assert token_entropies(certain).item() == 0.0
-
-
-def test_entropy_is_the_mean_surprise() -> None:
-    logits, _ = case()
-    distribution = torch.distributions.Categorical(logits=logits / 0.5)
-    torch.testing.assert_close(token_entropies(logits, 0.5), distribution.entropy())
 
 
 def test_a_temperature_of_zero_is_refused() -> None:

@@ -1,0 +1,136 @@
+"""Micro-batches as one row: all samples one after the other, without padding; positions start again with each.
+
+All that works token by token sees one long row. Attention keeps to the samples: on a GPU in half precision by torch's
+kernel for sequences of different lengths, elsewhere sample by sample. (One call under a block-diagonal mask costs the
+square of all tokens together: on a CPU 10 to 20 times as much; tests/benchmarks/bench_layouts.py.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from harness.transfer_queue import Ragged
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+
+NAME = "cadence_packed"
+CAUSAL = (-1, 0)
+"""All that is before a token and nothing after it, as a window."""
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """Where samples begin and end in the row: their lengths, and int32 [k + 1] on the device, from 0 to their sum."""
+
+    lengths: list[int]
+    offsets: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """tokens, positions: int64 [T]; predicting: int64 [R], where in the row each response token is predicted;
+    targets: int64 [R]. The last token of a response predicts nothing and is left out of the row.
+
+    `engines.scoring.LaidOut`: only response tokens are scored.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    predicting: torch.Tensor
+    targets: torch.Tensor
+    boundaries: Boundaries
+
+    def hidden(self, decoder: Qwen3Model) -> torch.Tensor:
+        """Of a decoder that `use_packed_attention` has prepared."""
+        output = decoder(
+            input_ids=self.tokens[None],
+            position_ids=self.positions[None],
+            attention_mask={"full_attention": None},  # an answer, where None would be a question
+            use_cache=False,
+            boundaries=self.boundaries,
+        )
+        return output.last_hidden_state[0, self.predicting]
+
+    def at_responses(self, values: torch.Tensor) -> torch.Tensor:
+        return values
+
+
+def pack_batch(prompts: Ragged, responses: Ragged, device: torch.device) -> PackedBatch:
+    """Lay out samples of prompts int64 and responses int64; both have k rows, none of them empty."""
+    lengths = prompts.lengths + responses.lengths - 1
+    ends = np.cumsum(lengths)
+    positions = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)
+    at_prompt = positions < np.repeat(prompts.lengths, lengths)
+    last = np.cumsum(responses.lengths) - 1
+    tokens = np.empty(len(positions), np.int64)
+    tokens[at_prompt] = prompts.values
+    tokens[~at_prompt] = np.delete(responses.values, last)
+    predicting = np.flatnonzero(positions >= np.repeat(prompts.lengths - 1, lengths))
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+
+    def there(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return PackedBatch(
+        there(tokens),
+        there(positions),
+        there(predicting),
+        there(responses.values),
+        Boundaries(lengths.tolist(), there(offsets)),
+    )
+
+
+def use_packed_attention(model: Qwen3ForCausalLM) -> None:
+    """From now on `model` attends within the `boundaries` that it is called with."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+    model.set_attn_implementation(NAME)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    boundaries: Boundaries,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """A transformers attention function: query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, T, heads, D].
+
+    Causal within each sample; without dropout.
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (key, value))
+    attend = _in_one_kernel if query.is_cuda and query.dtype.itemsize == 2 else _one_by_one
+    return attend(query, key, value, boundaries, scaling), None
+
+
+def _one_by_one(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, boundaries: Boundaries, scaling: float
+) -> torch.Tensor:
+    parts = zip(*(part.split(boundaries.lengths, dim=2) for part in (query, key, value)), strict=True)
+    done = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling) for q, k, v in parts]
+    return torch.cat(done, dim=2).transpose(1, 2)
+
+
+def _in_one_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, boundaries: Boundaries, scaling: float
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
+    offsets, longest = boundaries.offsets, max(boundaries.lengths)
+    attended = varlen_attn(query, key, value, offsets, offsets, longest, longest, scale=scaling, window_size=CAUSAL)
+    assert isinstance(attended, torch.Tensor), "no more was asked for"
+    return attended.unsqueeze(0)

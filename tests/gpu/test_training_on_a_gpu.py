@@ -1,0 +1,99 @@
+"""Training with packed micro-batches and recomputed activations on a GPU. Skipped where there is none."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import HashStore, destroy_process_group
+from torch.distributed.device_mesh import DeviceMesh
+
+from engines.fsdp import FSDPEngine, init_world
+from engines.log_prob import TorchLogProb
+from engines.model import build_model
+from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
+from harness.protocols import TrainBatch
+from harness.transfer_queue import Ragged
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+GPU = torch.device("cuda")
+SMALL = ModelConfig("small", 256, 4, 4, 2, 64, 512, 1024, True, 1024)
+ALGORITHM = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, betas=(0.0, 0.95), grad_clip=1e9)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    torch.cuda.set_device(0)
+    yield init_world(HashStore(), 0, 1, GPU, timeout_s=120)
+    destroy_process_group()
+
+
+def batch_of(config: ModelConfig, samples: int, longest: int) -> TrainBatch:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, longest, samples)
+    total = int(lengths.sum())
+
+    def column(values: np.ndarray) -> Ragged:
+        return Ragged(values, lengths)
+
+    return TrainBatch(
+        prompts=Ragged.from_rows([rng.integers(1, config.vocabulary, n) for n in rng.integers(1, 40, samples)]),
+        responses=column(rng.integers(1, config.vocabulary, total)),
+        behaviour_log_probs=column(np.full(total, -np.log(config.vocabulary), np.float32)),
+        versions=column(np.zeros(total, np.int32)),
+        advantages=rng.standard_normal(samples).astype(np.float32),
+    )
+
+
+def gradients(mesh: DeviceMesh, config: ModelConfig, training: TrainingConfig) -> dict[str, torch.Tensor]:
+    engine = FSDPEngine(build_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
+    asyncio.run(engine.accumulate(batch_of(config, 12, 90)))
+    asyncio.run(engine.step())
+    state = engine._optimizer.state
+    return {name: state[weight]["exp_avg"].full_tensor() for name, weight in engine.masters.items()}
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-2), ("bfloat16", 0.1)])
+@pytest.mark.parametrize("recompute", [True, False])
+def test_packed_gradients_are_those_of_padded_ones(mesh: DeviceMesh, dtype: str, rtol: float, recompute: bool) -> None:
+    """In bfloat16 by torch's kernel for sequences of different lengths, in float32 sample by sample."""
+    config = replace(SMALL, dtype=dtype)
+    packed = gradients(mesh, config, TrainingConfig(layout="packed", recompute_activations=recompute))
+    padded = gradients(mesh, config, TrainingConfig())
+    for name, expected in padded.items():
+        error = (packed[name] - expected).norm() / expected.norm()
+        assert error < rtol, f"{name}: {error:.3f}"
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-2), ("bfloat16", 0.1)])
+def test_packed_log_probs_are_those_of_padded_ones(dtype: str, atol: float) -> None:
+    config = replace(SMALL, dtype=dtype)
+    batch = batch_of(config, 12, 90)
+    layouts: tuple[Layout, ...] = ("packed", "padded")
+    packed, padded = [
+        asyncio.run(
+            TorchLogProb(build_model(config), temperature=1.0, device=GPU, layout=layout).log_probs(
+                batch.prompts, batch.responses
+            )
+        )
+        for layout in layouts
+    ]
+    np.testing.assert_allclose(packed.values, padded.values, atol=atol)
+
+
+def test_recomputed_activations_take_less_memory(mesh: DeviceMesh) -> None:
+    config, peaks = replace(SMALL, dtype="bfloat16", layers=12), []
+    for recompute in (True, False):
+        training = TrainingConfig(recompute_activations=recompute)
+        engine = FSDPEngine(build_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        asyncio.run(engine.accumulate(batch_of(config, 32, 400)))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[0] < 0.5 * peaks[1]

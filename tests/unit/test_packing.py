@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines import packing
+from engines.log_prob import TorchLogProb
+from engines.model import build_model
+from engines.packing import pack_batch
+from engines.scoring import Scores, TokenScorer
+from harness.config import Layout, ModelConfig
+from harness.transfer_queue import Ragged
+
+SMALL = ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64)
+CPU = torch.device("cpu")
+
+Lengths = list[tuple[int, int]]
+lengths = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 15)), min_size=1, max_size=9)
+
+
+def columns(lengths: Lengths, seed: int = 0) -> tuple[Ragged, Ragged]:
+    rng = np.random.default_rng(seed)
+    parts = zip(*lengths, strict=True)
+    return tuple(Ragged.from_rows([rng.integers(1, SMALL.vocabulary, n) for n in part]) for part in parts)
+
+
+@given(lengths)
+@settings(deadline=None)
+def test_a_row_holds_every_sample_but_its_last_token_and_positions_start_again(lengths: Lengths) -> None:
+    prompts, responses = columns(lengths)
+    batch = pack_batch(prompts, responses, CPU)
+    samples = [np.append(prompts.row(i), responses.row(i))[:-1] for i in range(len(lengths))]
+    assert batch.tokens.tolist() == np.concatenate(samples).tolist()
+    assert batch.positions.tolist() == [place for sample in samples for place in range(len(sample))]
+    assert batch.boundaries.lengths == [len(sample) for sample in samples]
+    assert batch.boundaries.offsets.tolist() == np.cumsum([0, *map(len, samples)]).tolist()
+
+
+@given(lengths)
+@settings(deadline=None)
+def test_each_response_token_is_predicted_where_the_one_before_it_stands(lengths: Lengths) -> None:
+    prompts, responses = columns(lengths)
+    batch = pack_batch(prompts, responses, CPU)
+    before = [np.append(prompts.row(i), responses.row(i))[p - 1 : -1] for i, (p, _) in enumerate(lengths)]
+    assert batch.tokens[batch.predicting].tolist() == np.concatenate(before).tolist()
+    assert batch.targets.tolist() == responses.values.tolist()
+
+
+def scored(layout: Layout, prompts: Ragged, responses: Ragged) -> tuple[Scores, list[torch.Tensor]]:
+    """Scores, and the gradients of their sum."""
+    model = build_model(SMALL)
+    scores = TokenScorer(model, 0.8, layout)(prompts, responses)
+    return scores, list(torch.autograd.grad(scores.log_probs.sum(), list(model.parameters())))
+
+
+@pytest.mark.parametrize("samples", [[(1, 1)], [(3, 1), (1, 9), (8, 4), (5, 5)]], ids=["one_token", "several"])
+def test_packed_samples_score_as_padded_ones_and_so_do_their_gradients(samples: Lengths) -> None:
+    (packed, packed_gradients), (padded, padded_gradients) = (
+        scored(layout, *columns(samples)) for layout in ("packed", "padded")
+    )
+    torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(packed_gradients, padded_gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_the_kernel_for_many_lengths_is_asked_for_what_one_by_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel itself is of GPUs (tests/gpu); here a stand-in that follows its documentation."""
+
+    def varlen_attn(q, k, v, offsets, same, longest, as_long, *, scale, window_size):  # type: ignore[no-untyped-def]
+        assert q.shape == k.shape == v.shape == (10, 4, 8) and offsets.dtype == torch.int32
+        assert (longest, as_long, window_size) == (5, 5, (-1, 0)) and same is offsets
+        parts = (part.tensor_split(offsets[1:-1].long()) for part in (q, k, v))
+        rows = [[part.transpose(0, 1) for part in sample] for sample in zip(*parts, strict=True)]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return torch.cat([attend(*row, is_causal=True, scale=scale).transpose(0, 1) for row in rows])
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    query, key, value = (torch.randn(1, 4, 10, 8) for _ in range(3))
+    boundaries = packing.Boundaries([2, 5, 3], torch.tensor([0, 2, 7, 10], dtype=torch.int32))
+    arguments = (query, key, value, boundaries, 0.3)
+    torch.testing.assert_close(packing._in_one_kernel(*arguments), packing._one_by_one(*arguments))
+
+
+async def test_a_sample_does_not_see_its_neighbours() -> None:
+    engine = TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU, layout="packed")
+    here, there = ([*columns([(4, 6), (3, 5), (2, 7)], seed)] for seed in (0, 1))
+    middle = [[there[part].row(0), here[part].row(1), there[part].row(2)] for part in range(2)]
+    mixed = [Ragged.from_rows(rows) for rows in middle]
+    ours, theirs = await engine.log_probs(*here), await engine.log_probs(*mixed)
+    assert ours.row(1).tolist() == theirs.row(1).tolist()
+    assert ours.row(0).tolist() != theirs.row(0).tolist()

@@ -1,0 +1,58 @@
+"""Settings of the training world: what is refused at the door, and what several ranks on one micro-batch report."""
+
+import numpy as np
+import pytest
+
+from engines.model import parameter_count
+from harness.config import ConfigError
+from harness.protocols import Span
+from harness.roles.actor import TrainReport
+from harness.runner.checks import Plan, plan_job
+from harness.runner.compose import compose_job, make_schedule
+from harness.runner.machine import Machine
+from harness.runner.neighbours import once_each
+
+PUBLISHED = {"0.6b": 0.596, "1.7b": 1.721, "4b": 4.022, "8b": 8.191, "14b": 14.768, "32b": 32.762}
+"""Billions of parameters of the dense Qwen3 models, tied embeddings once."""
+
+
+def plan(*settings: str) -> Plan:
+    config = compose_job(["backend=real", "schedule=colocate_sync", "cluster.devices=4", *settings])
+    return plan_job(config, make_schedule(config), Machine(cores=8, gpus=0, gpu_bytes=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["tensor_parallel=3"], "training.tensor_parallel=3 does not divide the 4 training ranks; set it to 1 or 2"),
+        (["tensor_parallel=4"], "training.tensor_parallel=4 does not divide the 2 model.kv_heads; set it to 1 or 2"),
+        (["tensor_parallel=0"], "training.tensor_parallel=0 is too small; use at least 1"),
+        (["layout=flat"], "training.layout=flat is unknown; choose 'padded' or 'packed'"),
+        (["recompute_activations=1"], "training.recompute_activations=1 is neither true nor false"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_door(settings: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(*(f"training.{setting}" for setting in settings))
+    assert str(caught.value).startswith(told)
+
+
+def test_ranks_that_share_layers_count_once_where_the_batch_is_dealt_out() -> None:
+    micro_batches_of_eight = "algorithm.micro_batch_groups=8"
+    with pytest.raises(ConfigError, match="8 groups on 4 training ranks"):
+        plan(micro_batches_of_eight)
+    assert len(plan(micro_batches_of_eight, "training.tensor_parallel=2").placement.devices["actor"]) == 4
+
+
+def test_samples_are_reported_once_and_spans_by_every_rank() -> None:
+    spans = [Span("actor", str(rank), "update_actor", 0.0, 1.0, 0, 0) for rank in range(4)]
+    reports = [TrainReport(trained=[], sums={"tokens": 5.0}, grad_norm=1.0, spans=[span]) for span in spans]
+    once = once_each(reports, tensor_parallel=2)
+    assert np.sum([report.sums.get("tokens", 0.0) for report in once]) == 10.0
+    assert [report.spans for report in once] == [[span] for span in spans]
+    assert once_each(reports, tensor_parallel=1) == reports
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_qwen3_shapes_have_the_parameters_that_were_published(size: str) -> None:
+    assert parameter_count(compose_job([f"model=qwen3-{size}"]).model) / 1e9 == pytest.approx(PUBLISHED[size], abs=1e-3)
