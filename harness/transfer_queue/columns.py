@@ -31,7 +31,8 @@ class Ragged:
     def __post_init__(self) -> None:
         lengths = as_integers(self.lengths, "lengths")
         object.__setattr__(self, "lengths", lengths)
-        if self.values.ndim != 1 or lengths.min(initial=0) < 0 or lengths.sum() != self.values.size:
+        fits = np.minimum.reduce(lengths, initial=0) >= 0 and np.add.reduce(lengths) == self.values.size
+        if self.values.ndim != 1 or not fits:
             raise ValueError(
                 f"a ragged column needs 1-D values of sum(lengths) items: values are {list(self.values.shape)}, "
                 f"lengths sum to {int(lengths.sum())}"
@@ -42,13 +43,13 @@ class Ragged:
         """Pack one 1-D array a row; dtype is that of the rows unless given (needed where there are none)."""
         packed = np.concatenate(rows) if len(rows) else np.empty(0)
         values = packed if dtype is None else packed.astype(dtype, copy=False)
-        return cls(values, np.fromiter((len(row) for row in rows), np.int64, len(rows)))
+        return cls(values, np.fromiter(map(len, rows), np.int64, len(rows)))
 
     @property
     def offsets(self) -> NDArray[np.int64]:
         """int64 [rows + 1]: row i is values[offsets[i]:offsets[i + 1]]."""
         offsets = np.zeros(self.lengths.size + 1, np.int64)
-        np.cumsum(self.lengths, out=offsets[1:])
+        self.lengths.cumsum(out=offsets[1:])
         return offsets
 
     def __len__(self) -> int:
@@ -101,14 +102,14 @@ def gather(parts: Sequence[Ragged], slices: Sequence[tuple[int, int, int]]) -> R
 
 def runs(indices: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Cut indices where they do not go up by one: the (start, stop) of each stretch."""
-    if not indices.size:
-        return []
-    cuts = np.flatnonzero(indices[1:] - indices[:-1] != 1)
-    if not cuts.size:
-        return [(int(indices[0]), int(indices[-1]) + 1)]
-    starts = indices[np.concatenate(([0], cuts + 1))].tolist()
-    ends = indices[np.concatenate((cuts, [-1]))].tolist()
-    return [(start, end + 1) for start, end in zip(starts, ends, strict=True)]
+    found: list[tuple[int, int]] = []
+    start = stop = -1
+    for index in indices.tolist():
+        if index != stop:
+            found.append((start, stop))
+            start = index
+        stop = index + 1
+    return [*found[1:], (start, stop)] if found else []
 
 
 @dataclass(frozen=True, slots=True)

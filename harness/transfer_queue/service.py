@@ -57,6 +57,7 @@ class QueueService:
         self._creating = RoomLine(self._controller.has_room)
         self._writing = RoomLine(self._controller.has_bytes)
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_due: float | None = None
 
     # -- partitions
 
@@ -275,16 +276,24 @@ class QueueService:
         self._serve(self._controller.lose(held))
 
     def _expire(self) -> None:
-        self._serve(self._controller.expire(self._now() + _TICK_S))
+        if tasks := self._controller.expire(self._now() + _TICK_S):
+            self._serve(tasks)
 
     def _set_alarm(self) -> None:
         """While somebody waits, wake up when the next lease runs out; otherwise the next call is early enough."""
         due = self._controller.next_due() if self._parking or self._creating or self._writing else None
+        if due == self._alarm_due:
+            return
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = None
+        self._alarm, self._alarm_due = None, due
         if due is not None:
-            self._alarm = asyncio.get_running_loop().call_later(max(0.0, due - self._now()), self._expire)
+            self._alarm = asyncio.get_running_loop().call_later(max(0.0, due - self._now()), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = self._alarm_due = None
+        self._expire()
+        self._set_alarm()
 
     def open_leases(self) -> list[Lease]:
         """What is in somebody's hands. After a restart: release, or lose, what nobody has any more."""

@@ -142,6 +142,22 @@ def test_small_frames_carry_their_bytes_and_need_no_segment() -> None:
         assert not isinstance(write(storage, keeper, "p", {"reward": np.ones(1025, np.float32)}).place, bytes)
 
 
+@pytest.mark.parametrize("most", [1, 7, 100])
+def test_what_one_system_call_cannot_write_the_next_ones_do(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.pwritev
+
+    def some(descriptor: int, pieces: list[memoryview | bytes], at: int) -> int:
+        left = next(memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes)
+        return whole(descriptor, [left[:most]], at)
+
+    monkeypatch.setattr(os, "pwritev", some)
+    with pair() as (storage, keeper):
+        told = columns(5, 0) | {"mask": Ragged(np.empty(0, np.uint8), np.zeros(5, np.int64))}
+        frame = write(storage, keeper, "p", told)
+        got = read(storage, keeper, [frame], [Part(tuple(told), ((0, 0, 5),))])
+        assert all(same(got[name], told[name]) for name in told)
+
+
 def test_the_memory_of_a_refused_frame_is_used_again() -> None:
     with pair() as (storage, keeper):
         write(storage, keeper, "p", columns(5, 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,15 +15,14 @@ class Latency:
 
     def __init__(self) -> None:
         self._count = 0
-        self._latest = np.zeros(KEPT)
+        self._latest: deque[float] = deque(maxlen=KEPT)
 
     def add(self, waited: NDArray[np.float64]) -> None:
         """float64 [any], seconds."""
-        self._latest[(self._count + np.arange(min(waited.size, KEPT))) % KEPT] = waited[-KEPT:]
+        self._latest.extend(waited.tolist())
         self._count += waited.size
 
     def describe(self) -> dict[str, float]:
         """`count` of all; p50_s, p99_s and max_s of the latest. 0 where there were none."""
-        latest = self._latest[: self._count] if self._count else np.zeros(1)
-        p50, p99, most = np.quantile(latest, (0.5, 0.99, 1)).tolist()
+        p50, p99, most = np.quantile(self._latest or [0.0], (0.5, 0.99, 1)).tolist()
         return {"count": self._count, "p50_s": p50, "p99_s": p99, "max_s": most}

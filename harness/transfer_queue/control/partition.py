@@ -34,10 +34,10 @@ class Partition:
         self._written = dict.fromkeys(spec.columns, 0)  # rows
         self._begun = np.zeros(rows.size, bool)  # something is written
         self._begun_rows = 0
-        self._order = np.argsort(rows, kind="stable")
-        self._sorted = rows[self._order]
+        self._order = None if (rows[1:] > rows[:-1]).all() else np.argsort(rows, kind="stable")
+        self._sorted = rows if self._order is None else rows[self._order]
         self._highest = np.maximum.accumulate(rows)
-        self._mark = np.zeros(rows.size, np.int64)
+        self._readers: dict[tuple[str, ...], list[tuple[str, Progress, int]]] = {}
 
     def limit(self, task: str, below: int | None) -> int:
         """The first unit that a reader may not have: the one with the first row with an id of `below` or more."""
@@ -73,24 +73,22 @@ class Partition:
     def find(self, rows: Rows) -> Positions:
         """Where these rows are; ValueError for foreign and doubled ones."""
         at = np.minimum(self._sorted.searchsorted(rows), self.rows.size - 1)
-        foreign = rows[self._sorted[at] != rows]
-        if foreign.size:
-            raise ValueError(f"row {foreign[0]} is not in partition {self.name!r} ({foreign.size} such rows)")
-        positions = self._order[at]
-        order = np.arange(rows.size)
-        self._mark[positions] = order
-        if (self._mark[positions] != order).any():  # a later one wrote over it
+        foreign = self._sorted[at] != rows
+        if count := np.count_nonzero(foreign):
+            raise ValueError(f"row {rows[foreign][0]} is not in partition {self.name!r} ({count} such rows)")
+        if len(set(rows.tolist())) < rows.size:
             raise ValueError(f"a put to partition {self.name!r} names a row twice: {rows.tolist()[:20]}")
-        return positions
+        return at if self._order is None else self._order[at]
 
     def check_unwritten(self, positions: Positions, columns: Iterable[str]) -> None:
         """ValueError if one of these cells was written."""
         for column in columns:
-            written = self.rows[positions[self._slots[column][positions] != UNWRITTEN]]
-            if written.size:
+            written = self._slots[column][positions] != UNWRITTEN
+            if count := np.count_nonzero(written):
+                row = self.rows[positions[written]][0]
                 raise ValueError(
-                    f"column {column!r} of row {written[0]} in partition {self.name!r} is already written "
-                    f"({written.size} such rows): a cell is written once"
+                    f"column {column!r} of row {row} in partition {self.name!r} is already written "
+                    f"({count} such rows): a cell is written once"
                 )
 
     def put(self, positions: Positions, frame: Frame, lengths: Mapping[str, Rows], tick: int, now: float) -> list[str]:
@@ -105,17 +103,18 @@ class Partition:
         self._begun[positions] = True
         self.frames.append(frame)
         self.nbytes += frame.nbytes
-        return [task for task, p in self.tasks.items() if self._fill(p, positions, frame, lengths, tick, now)]
+        return [
+            task
+            for task, progress, columns in self._readers_of(tuple(frame.sizes))
+            if progress.fill(positions, columns, lengths, tick, now)
+        ]
 
-    @staticmethod
-    def _fill(
-        progress: Progress, positions: Positions, frame: Frame, lengths: Mapping[str, Rows], tick: int, now: float
-    ) -> bool:
-        columns = sum(column in frame.sizes for column in progress.spec.columns)
-        if not columns:
-            return False
-        weight = progress.spec.weight
-        return progress.fill(positions, columns, None if weight is None else lengths.get(weight), tick, now)
+    def _readers_of(self, columns: tuple[str, ...]) -> list[tuple[str, Progress, int]]:
+        """The tasks that read some of these columns, and how many of them. Worked out once."""
+        if columns not in self._readers:
+            counts = {task: sum(c in columns for c in p.spec.columns) for task, p in self.tasks.items()}
+            self._readers[columns] = [(task, self.tasks[task], count) for task, count in counts.items() if count]
+        return self._readers[columns]
 
     def locate(self, positions: Positions, columns: Iterable[str]) -> tuple[tuple[Frame, ...], tuple[Part, ...]]:
         """The frames in which these cells lie, and which rows of them. Written together, they lie alike: worked out

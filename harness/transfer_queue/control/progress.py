@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,14 @@ class Progress:
         """Everything is finished, and everything the task reads was written: also of what was dropped before that."""
         return self.finished == self._ever_ready == self.units
 
-    def fill(self, positions: Positions, columns: int, lengths: Rows | None, tick: int, now: float) -> bool:
-        """These rows got this many more of the task's columns, among them its weight column if there are `lengths`;
+    def fill(self, positions: Positions, columns: int, lengths: Mapping[str, Rows], tick: int, now: float) -> bool:
+        """These rows got this many more of the task's columns, among them its weight column if its `lengths` are there;
         whether a unit became ready by it."""
         units = positions if self.unit_rows == 1 else positions // self.unit_rows
-        if self._weights is not None and lengths is not None:
-            np.add.at(self._weights, units, lengths)
-        np.subtract.at(self._missing_cells, units, columns)
-        ready = units[self._missing_cells[units] == 0]
+        weight = self.spec.weight
+        if self._weights is not None and weight is not None and weight in lengths:
+            np.add.at(self._weights, units, lengths[weight])
+        ready = units[self._count_down(units, columns) == 0]
         if not ready.size:
             return False
         if self.unit_rows > 1:
@@ -69,6 +70,15 @@ class Progress:
         ready = ready[self.open[ready]]
         self.policy.add(ready, tick, self.weights(ready))
         return True
+
+    def _count_down(self, units: Units, cells: int) -> NDArray[np.int64]:
+        """What is still missing of each, once so many more of each row are there."""
+        if self.unit_rows > 1:
+            np.subtract.at(self._missing_cells, units, cells)
+            return self._missing_cells[units]
+        left = self._missing_cells[units] - cells  # no unit twice
+        self._missing_cells[units] = left
+        return left
 
     def weights(self, units: Units) -> Weights | None:
         """What each of these weighs, int64 [units]; None where the task weighs nothing."""

@@ -16,6 +16,7 @@ MESSAGE_LIMIT = 64 << 20
 CHUNK = 64 << 10
 _PER_SEND = 250  # descriptors; the kernel takes 253 at a time
 _ANCILLARY = socket.CMSG_SPACE(253 * 4)
+_CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)  # as enums they cost more than the call
 
 
 class WireError(ConnectionError):
@@ -45,29 +46,33 @@ class Splitter:
     def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
         self.limit = limit
         self._data = bytearray()
+        self._wanted = HEADER.size  # bytes that make the first frame of them whole, as far as is known
         self._descriptors: deque[int] = deque()
 
     def feed(self, data: bytes, descriptors: Sequence[int] = ()) -> list[Framed]:
         """The frames that are complete now."""
         self._descriptors += descriptors
-        self._data += data
+        if self._data:
+            self._data += data
+            if len(self._data) < self._wanted:
+                return []
+            data = bytes(self._data)
         frames: list[Framed] = []
-        start = 0
-        with memoryview(self._data) as view:
-            while len(view) - start >= HEADER.size:
-                length, passed, call = HEADER.unpack_from(view, start)
-                if length > self.limit:
-                    raise WireError(f"a message of {length} bytes was announced; the limit is {self.limit}")
-                body = start + HEADER.size
-                if len(view) < body + length:
-                    break
-                if len(self._descriptors) < passed:
-                    raise WireError(f"a message came with {len(self._descriptors)} descriptors instead of {passed}")
-                taken = [self._descriptors.popleft() for _ in range(passed)]
-                frames.append(Framed(call, bytes(view[body : body + length]), taken))
-                start = body + length
-        if start:
-            del self._data[:start]
+        start, self._wanted = 0, HEADER.size
+        while len(data) - start >= HEADER.size:
+            length, passed, call = HEADER.unpack_from(data, start)
+            if length > self.limit:
+                raise WireError(f"a message of {length} bytes was announced; the limit is {self.limit}")
+            body = start + HEADER.size
+            if len(data) < body + length:
+                self._wanted = HEADER.size + length
+                break
+            if len(self._descriptors) < passed:
+                raise WireError(f"a message came with {len(self._descriptors)} descriptors instead of {passed}")
+            taken = [self._descriptors.popleft() for _ in range(passed)]
+            frames.append(Framed(call, data[body : body + length], taken))
+            start = body + length
+        self._data = bytearray(data[start:])
         return frames
 
     def close(self) -> None:
@@ -82,14 +87,14 @@ class Splitter:
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     """What is there to read, and the descriptors that came with it; no bytes at the end of the stream."""
-    data, ancillary, flags, _ = sock.recvmsg(CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = sock.recvmsg(CHUNK, _ANCILLARY, _CLOSE_ON_EXEC)
     if not ancillary:
         return data, []
     descriptors = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-    if flags & socket.MSG_CTRUNC:
+    if flags & _CUT:
         close_all(descriptors)
         raise WireError("descriptors were lost: this process may open no more files (ulimit -n)")
     return data, descriptors.tolist()

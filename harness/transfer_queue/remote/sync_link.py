@@ -91,10 +91,10 @@ class SyncLink:
         if self.ended is not None:
             raise ConnectionError(self.ended)
         try:
-            self._sock.settimeout(self._where.call_timeout_s)
+            self._give(self._where.call_timeout_s)
             call = self._send(step.request, step.descriptors)
             if step.waits:
-                self._sock.settimeout(None)
+                self._give(None)
             return self._reply(call)
         except TimeoutError:
             waited = f"the transfer queue on {self._where.address} did not answer {calls.described(step.request)}"
@@ -106,6 +106,11 @@ class SyncLink:
         except BaseException:  # an interrupt: where in a frame that was, nobody knows
             self.end("a call was interrupted")
             raise
+
+    def _give(self, timeout_s: float | None) -> None:
+        """So many seconds to what follows. To say so again would be a system call for nothing."""
+        if self._sock.gettimeout() != timeout_s:
+            self._sock.settimeout(timeout_s)
 
     def _send(self, request: m.Message, descriptors: calls.Sequence[int] = ()) -> int:
         self._calls += 1

@@ -79,7 +79,7 @@ class ShmStorage:
         start = segment.end
         starts, length = layout(sizes)
         segment.end += length
-        _write(segment.descriptor, start, _padded(packed, starts))
+        _write(segment.descriptor, start, *_padded(packed, starts))
         return Frame(rows, sizes, (segment.unit, start))
 
     def _segment(self, partition: str) -> Segment:
@@ -158,28 +158,37 @@ def _new_memory(partition: str) -> int:
     return descriptor
 
 
-def _padded(packed: Mapping[str, Sequence[np.ndarray]], starts: Sequence[int]) -> list[memoryview | bytes]:
-    """The arrays in their order, with what lies between the columns."""
+def _padded(packed: Mapping[str, Sequence[np.ndarray]], starts: Sequence[int]) -> tuple[list[memoryview | bytes], int]:
+    """The arrays in their order, with what lies between the columns; and the bytes of it all."""
     pieces: list[memoryview | bytes] = []
     at = 0
     for arrays, start in zip(packed.values(), starts, strict=True):
         if start > at:
             pieces.append(bytes(start - at))
-        pieces += [array.reshape(-1).view(np.uint8).data for array in arrays if array.nbytes]
-        at = start + sum([array.nbytes for array in arrays])
-    return pieces
+            at = start
+        for array in arrays:
+            pieces.append(array.data)
+            at += array.nbytes
+    return pieces, at
 
 
-def _write(descriptor: int, start: int, pieces: list[memoryview | bytes]) -> None:
+def _write(descriptor: int, start: int, pieces: list[memoryview | bytes], size: int) -> None:
     """All of it: one system call, but for what is longer than a system call takes."""
-    todo = sum([len(piece) for piece in pieces])
-    while todo:
-        written = os.pwritev(descriptor, pieces, start)
-        start, todo = start + written, todo - written
+    written = os.pwritev(descriptor, pieces, start)
+    if written < size:
+        rest = [np.frombuffer(piece, np.uint8).data for piece in pieces if memoryview(piece).nbytes]
+        _write_rest(descriptor, start, rest, written)
+
+
+def _write_rest(descriptor: int, start: int, pieces: list[memoryview], written: int) -> None:
+    """What is left of the pieces once so many bytes of them were written at `start`."""
+    while pieces:
+        start += written
         while pieces and written >= len(pieces[0]):
             written -= len(pieces.pop(0))
-        if todo:
+        if pieces:
             pieces[0] = pieces[0][written:]
+            written = os.pwritev(descriptor, pieces, start)
 
 
 def mapped_columns(frame: Frame, names: Iterable[str]) -> dict[str, Buffer]:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -129,5 +130,6 @@ def _ragged(
 
 def _lengths(offsets: np.ndarray, ends: list[int]) -> np.ndarray:
     """Of each row: from one offset to the next, but not from one run to the next."""
-    lengths = offsets[1:] - offsets[:-1]
-    return lengths if len(ends) == 1 else np.delete(lengths, np.array(ends[:-1], np.int64) - 1)
+    if len(ends) == 1:
+        return offsets[1:] - offsets[:-1]
+    return np.concatenate([offsets[a + 1 : b] - offsets[a : b - 1] for a, b in pairwise([0, *ends])])
