@@ -42,19 +42,21 @@ METRIC_NAMES = frozenset(
         "ledger/in_flight",
     }
 )
-"""The metrics of an iteration, besides one `idle/<role>` per role."""
+"""The metrics of an iteration, besides one `idle/<role>` per role and what the queue tells as `queue/...`."""
 
 AXES = ("iteration", "samples", "seconds")
 """What plots are drawn against: the iteration, samples trained up to its end, the run's clock at its end."""
 
-_IDLE = re.compile(r"idle/[a-z][a-z0-9_]*")
+_FAMILIES = re.compile(r"idle/[a-z][a-z0-9_]*|queue(/[a-z][a-z0-9_]*)+")
 
 
 def check_names(names: Iterable[str]) -> None:
     """Raise ValueError, naming them, if any name is no metric."""
-    unknown = sorted(name for name in names if name not in METRIC_NAMES and not _IDLE.fullmatch(name))
+    unknown = sorted(name for name in names if name not in METRIC_NAMES and not _FAMILIES.fullmatch(name))
     if unknown:
-        raise ValueError(f"unknown metric {', '.join(unknown)}; known are METRIC_NAMES in {__name__} and idle/<role>")
+        raise ValueError(
+            f"unknown metric {', '.join(unknown)}; known are METRIC_NAMES in {__name__}, idle/<role> and queue/..."
+        )
 
 
 def iteration_metrics(

@@ -6,7 +6,7 @@ They satisfy the protocols of schedules/protocol.py by shape; nothing here knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from harness.runner.neighbours import once_each
 from harness.runtime.handles import Handle, call_all
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
+from harness.transfer_queue.control.metrics import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from schedules.protocol import Rollout
 
@@ -37,7 +38,8 @@ class Observer(Protocol):
 
     def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None: ...
 
-    def published(self, version: int, queue_depth: int) -> None: ...
+    def published(self, version: int, queue: Mapping[str, float]) -> None:
+        """queue: its metrics, as `queue_metrics` names them."""
 
 
 class PromptSource:
@@ -255,7 +257,7 @@ class PublishedWeights:
                 tasks.create_task(part)
             told = tasks.create_task(self.queue.describe())
             tasks.create_task(self.queue.clear_finished())
-        self.observer.published(version, told.result()["depth_samples"])
+        self.observer.published(version, queue_metrics(told.result()))
         self.observer.doing("actor", "waiting")
 
 

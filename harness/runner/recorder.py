@@ -72,8 +72,8 @@ class Recorder:
             self.timeline.add(report.spans)
         self._trained = (iteration, reports)
 
-    def published(self, version: int, queue_depth: int) -> None:
-        """Closes iteration version - 1."""
+    def published(self, version: int, queue: Mapping[str, float]) -> None:
+        """Closes iteration version - 1. queue: its metrics."""
         assert self._trained is not None and self._trained[0] == version - 1
         iteration, reports = self._trained
         at = self.clock.now()
@@ -98,7 +98,7 @@ class Recorder:
             staleness_metrics(records),
             self.reading.metrics(records, sums),
             self.ledger.metrics(),
-            {"queue/depth_samples": float(queue_depth)},
+            queue,
         )
         for listener in self.listeners:
             listener(metrics)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from harness.transfer_queue.alarm import Alarm
 from harness.transfer_queue.columns import Rows
 from harness.transfer_queue.control.asks import Answer, Ask
 from harness.transfer_queue.control.controller import QueueClosed
@@ -56,8 +57,7 @@ class QueueService:
         self._parking = Parking(spec.tasks, self._controller.bound)
         self._creating = RoomLine(self._controller.has_room)
         self._writing = RoomLine(self._controller.has_bytes)
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_due: float | None = None
+        self._alarm = Alarm(now, self._ring)
 
     # -- partitions
 
@@ -281,17 +281,10 @@ class QueueService:
 
     def _set_alarm(self) -> None:
         """While somebody waits, wake up when the next lease runs out; otherwise the next call is early enough."""
-        due = self._controller.next_due() if self._parking or self._creating or self._writing else None
-        if due == self._alarm_due:
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm, self._alarm_due = None, due
-        if due is not None:
-            self._alarm = asyncio.get_running_loop().call_later(max(0.0, due - self._now()), self._ring)
+        waits = self._parking or self._creating or self._writing
+        self._alarm.set(self._controller.next_due() if waits else None)
 
     def _ring(self) -> None:
-        self._alarm = self._alarm_due = None
         self._expire()
         self._set_alarm()
 

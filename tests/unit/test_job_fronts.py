@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from role_setting import settle
 
 from harness.protocols import Span
 from harness.runner.job import PublishedWeights, RolloutPool, StagePool, TrainerPool
+from harness.transfer_queue import LocalQueue, QueueSpec
 
 
 class Worker:
@@ -57,9 +58,9 @@ class Heard:
     def trained(self, iteration: int, reports: Sequence[Any]) -> None:
         self.reports.append((iteration, reports))
 
-    def published(self, version: int, queue_depth: int) -> None:
+    def published(self, version: int, queue: Mapping[str, float]) -> None:
         self.lines.append(f"published {version}")
-        self.versions.append((version, queue_depth))
+        self.versions.append((version, int(queue["queue/depth_samples"])))
 
     @property
     def of_spans(self) -> list[str]:
@@ -92,8 +93,8 @@ class Queue:
     def __init__(self) -> None:
         self.cleared = 0
 
-    async def describe(self) -> dict[str, int]:
-        return {"depth_samples": 7}
+    async def describe(self) -> Mapping[str, Any]:
+        return {**await LocalQueue(QueueSpec({}, {})).describe(), "depth_samples": 7}
 
     async def clear_finished(self) -> list[str]:
         self.cleared += 1

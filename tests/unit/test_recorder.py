@@ -85,7 +85,7 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
         reports.append(TrainReport([trained(mine, version)], sums, 0.5, spans))
     recorder.trained(iteration, reports)
     recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
-    recorder.published(iteration + 1, queue_depth=3)
+    recorder.published(iteration + 1, queue={"queue/depth_samples": 3.0})
 
 
 def admit(recorder: Recorder, groups: range) -> None:
@@ -184,7 +184,7 @@ def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: Run
         span = Span("actor", "0", "update_actor", iteration, iteration + 0.9, iteration, iteration)
         recorder.trained(iteration, [TrainReport([told], {}, 0.0, [span])])
         recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
-        recorder.published(iteration + 1, queue_depth=0)
+        recorder.published(iteration + 1, queue={})
     recorder.write(run)
     *_, last = load_metrics(run.path)
     assert not [name for name in last if name.startswith(("reward/", "policy/"))]

@@ -13,7 +13,7 @@ from harness.transfer_queue.control.asks import Ask
 from harness.transfer_queue.control.controller import Controller
 from harness.transfer_queue.control.latency import KEPT, Latency
 from harness.transfer_queue.control.leases import LOST_KEPT, Leases
-from harness.transfer_queue.control.metrics import metrics
+from harness.transfer_queue.control.metrics import queue_metrics
 from harness.transfer_queue.control.shares import Share
 from harness.transfer_queue.frames import Frame
 
@@ -97,7 +97,7 @@ async def test_metrics_are_flat_names_of_what_is_described() -> None:
     waiting = asyncio.ensure_future(q.get("train", 2))
     await asyncio.sleep(1.5)
     await q.get("score", 3)
-    told = metrics(await q.describe())
+    told = queue_metrics(await q.describe())
     assert told["queue/depth_samples"] == 4 and told["queue/live_rows"] == 4 and told["queue/partitions"] == 1
     assert told["queue/bytes/reward"] == 16 and told["queue/bytes/tokens"] == 0
     assert told["queue/bytes"] == told["queue/bytes/reward"] + told["queue/bytes/old"]

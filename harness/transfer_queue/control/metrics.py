@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def metrics(described: Mapping[str, Any]) -> dict[str, float]:
+def queue_metrics(described: Mapping[str, Any]) -> dict[str, float]:
     """`queue/<what>` of the whole queue, `queue/bytes/<column>` and `queue/<task>/<what>`, over all live partitions."""
     flat: dict[str, float] = {f"queue/{name}": described[name] for name in ("depth_samples", "live_rows", "bytes")}
     flat["queue/open_leases"] = described["open_leases"]
