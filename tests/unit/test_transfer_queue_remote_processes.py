@@ -20,12 +20,10 @@ from harness.transfer_queue.remote.sync_client import SyncQueue
 
 @pytest.fixture
 def process() -> Iterator[QueueProcess]:
-    shared = set(os.listdir("/dev/shm"))
     before = descriptors()
     with QueueProcess.start(SPEC) as process:
         yield process
     assert descriptors() == before
-    assert set(os.listdir("/dev/shm")) <= shared
 
 
 def in_a_fork(work: Callable[[], Any]) -> int:
@@ -161,20 +159,25 @@ def test_the_connection_ends_with_its_event_loop(process: QueueProcess) -> None:
         assert ids(queue.get("train", 4)) == [0, 1, 2, 3]
 
 
-def test_an_interrupted_call_takes_nothing(process: QueueProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("where", "written"), [("_reply", 0), ("_decoded", 4)])
+def test_an_interrupted_call_takes_nothing(
+    process: QueueProcess, monkeypatch: pytest.MonkeyPatch, where: str, written: int
+) -> None:
+    """Before there was an answer, and when it had come."""
     with process.sync() as queue, process.sync() as other:
         queue.create_partition("a", range(4))
+        queue.put("a", range(written), tokens(range(written)))
 
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(queue._connected(), "_reply", interrupted)
+            patched.setattr(queue._connected(), where, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 queue.get("score", 4)
         with pytest.raises(ConnectionError, match="interrupted"):
             queue.describe()
-        other.put("a", range(4), tokens(range(4)))
+        other.put("a", range(written, 4), tokens(range(written, 4)))
         assert ids(other.get("score", 4)) == [0, 1, 2, 3]
 
 

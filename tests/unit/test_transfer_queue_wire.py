@@ -144,7 +144,7 @@ def test_row_ids_that_are_no_whole_numbers_are_refused() -> None:
 def test_a_handout_arrives_as_it_was_with_descriptors_for_their_indices() -> None:
     frames = (Frame(2, {"a": 16}, (0, 64)), Frame(1, {"a": 8}, bytes(8)))
     sent = Handout(3, "p", np.array([5, 6]), frames, (Part(("a",), ((0, 1, 2), (1, 0, 1))),))
-    message = m.decode_answer(m.encode(m.handed(sent, sent.frames)))
+    message = m.decode_answer(m.encode(m.handed(sent, sent.frames, False)))
     assert isinstance(message, m.Handed)
     got = m.to_handout(message, [99])
     assert (got.lease, got.partition, got.rows.tolist(), got.parts) == (3, "p", [5, 6], sent.parts)

@@ -124,10 +124,11 @@ def get_request(
     partition: str | None,
     first: First | None,
     timeout_s: float | None,
+    keeps: bool,
 ) -> m.Get:
     """place: the reader's rank, and which member of it."""
     least = count if minimum is None else minimum
-    return m.Get(task, count, least, consumer, *place, partition, first, timeout_s)
+    return m.Get(task, count, least, consumer, *place, partition, first, timeout_s, keeps)
 
 
 def get(storage: Storage, spec: QueueSpec, request: m.Get) -> Call:
@@ -142,7 +143,8 @@ def get(storage: Storage, spec: QueueSpec, request: m.Get) -> Call:
         raise
     finally:
         close_all(descriptors)
-    yield Tell(m.Received(answer.lease))
+    if not answer.received:
+        yield Tell(m.Received(answer.lease))
     return Batch(handout.partition, handout.rows, columns, handout.lease)
 
 

@@ -61,7 +61,7 @@ class RemoteQueue:
         first: First | None = None,
         timeout_s: float | None = None,
     ) -> Batch | None:
-        request = calls.get_request(task, count, consumer, (rank, member), minimum, partition, first, timeout_s)
+        request = calls.get_request(task, count, consumer, (rank, member), minimum, partition, first, timeout_s, False)
         link = await self._link()
         return await link.run(calls.get(link.storage, self.spec, request))
 

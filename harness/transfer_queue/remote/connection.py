@@ -52,6 +52,7 @@ class Connection:
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._handed: dict[int, int] = {}  # not received yet: lease -> call
         self._leased: set[int] = set()  # of tasks with leases, not acknowledged
+        self._kept: dict[int, int] = {}  # the last that counted as received when it was sent: lease -> call
         self._ending = False
         self._nonce = auth.new_nonce()
         self._take = self._admit
@@ -179,8 +180,7 @@ class Connection:
                 case m.Get():
                     self._get(frame.call, request)
                 case m.Received():
-                    self._handed.pop(request.lease, None)
-                    self._service.received(request.lease)
+                    self._received(request.lease)
                 case m.Withdraw():
                     self._withdraw(request.call)
                 case m.OpenSegment():
@@ -224,44 +224,53 @@ class Connection:
         ask = request.ask()
         answer = self._service.try_get(ask)
         if isinstance(answer, Handout):
-            self._hand(call, ask.task, answer)
+            self._hand(call, request, answer)
         elif answer is Answer.CLOSED:
             self.send(call, m.Done())
         else:
-            self._begin(call, partial(self._service.get, ask, timeout_s=request.timeout_s), ask.task)
+            self._begin(call, partial(self._service.get, ask, timeout_s=request.timeout_s), request)
 
-    def _hand(self, call: int, task: str, handout: Handout) -> None:
+    def _hand(self, call: int, request: m.Get, handout: Handout) -> None:
         """ValueError, and the rows go back, where it is more than a message takes."""
         self._handed[handout.lease] = call
-        if self._server.spec.tasks[task].lease_s is not None:
+        if self._server.spec.tasks[request.task].lease_s is not None:
             self._leased.add(handout.lease)
+        received = request.keeps and self._server.keeper.pinned
         try:
             if self._server.segments is None:
                 handout = trimmed(handout, self._server.spec.columns)
-                self.send(call, m.handed(handout, handout.frames))
+                self.send(call, m.handed(handout, handout.frames, received))
             else:
                 frames, descriptors = self._server.segments.placed(handout)
-                self.send(call, m.handed(handout, frames), descriptors)
+                self.send(call, m.handed(handout, frames, received), descriptors)
         except ValueError:
             self._take_back(handout.lease)
             raise
+        if received:
+            self._kept = {handout.lease: call}
+            self._received(handout.lease)
+
+    def _received(self, lease: int) -> None:
+        self._handed.pop(lease, None)
+        self._service.received(lease)
 
     def _take_back(self, lease: int) -> None:
-        del self._handed[lease]
+        self._handed.pop(lease, None)
         self._leased.discard(lease)
         self._service.give_back(lease)
 
     def _withdraw(self, call: int) -> None:
         if call in self._waiting:
             self._waiting.pop(call).cancel()
-        for lease in [lease for lease, answered in self._handed.items() if answered == call]:
+        handed = self._handed | self._kept
+        for lease in [lease for lease, answered in handed.items() if answered == call]:
             self._take_back(lease)
 
-    def _begin(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], task: str = "") -> None:
+    def _begin(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], get: m.Get | None = None) -> None:
         """A call that may wait. It begins before the client's next request does."""
         if len(self._waiting) >= _WAITING or call in self._waiting:
             raise ValueError(f"call {call} cannot wait: {len(self._waiting)} calls of this client do, maybe it too")
-        self._waiting[call] = self._loop.create_task(self._finish(call, begin, task))
+        self._waiting[call] = self._loop.create_task(self._finish(call, begin, get))
         self._held = True
         self._loop.call_soon(self._release)
 
@@ -269,11 +278,11 @@ class Connection:
         self._held = False
         self._go_on()
 
-    async def _finish(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], task: str) -> None:
+    async def _finish(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], get: m.Get | None) -> None:
         try:
             value = await begin()
-            if isinstance(value, Handout):
-                self._hand(call, task, value)
+            if get is not None and isinstance(value, Handout):
+                self._hand(call, get, value)
             else:
                 self.send(call, m.Done(value))
         except Exception as error:  # the caller's, whatever it is

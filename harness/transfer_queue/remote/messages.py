@@ -64,6 +64,8 @@ class Put(Message):
 
 
 class Get(Message):
+    """keeps: whoever asks takes what comes, and will not withdraw."""
+
     task: str
     count: int
     minimum: int
@@ -73,6 +75,7 @@ class Get(Message):
     partition: str | None
     first: First | None
     timeout_s: float | None
+    keeps: bool = False
 
     def ask(self) -> Ask:
         return Ask(
@@ -187,13 +190,15 @@ class Failed(Message):
 
 
 class Handed(Message):
-    """A `Handout`. Where descriptors come with it, a frame's place is (which of them, where in it)."""
+    """A `Handout`. Where descriptors come with it, a frame's place is (which of them, where in it). received: it counts
+    as received already."""
 
     lease: int
     partition: str
     rows: bytes
     frames: tuple[WireFrame, ...]
     parts: tuple[WirePart, ...]
+    received: bool
 
 
 class Cleared(Message):
@@ -235,7 +240,7 @@ def from_frame(frame: Frame) -> WireFrame:
     return frame.rows, dict(frame.sizes), place
 
 
-def handed(handout: Handout, frames: tuple[Frame, ...]) -> Handed:
+def handed(handout: Handout, frames: tuple[Frame, ...], received: bool) -> Handed:
     """frames: the handout's, placed where its reader finds them."""
     return Handed(
         handout.lease,
@@ -243,6 +248,7 @@ def handed(handout: Handout, frames: tuple[Frame, ...]) -> Handed:
         handout.rows.tobytes(),
         tuple([from_frame(frame) for frame in frames]),
         tuple([(part.columns, part.runs) for part in handout.parts]),
+        received,
     )
 
 

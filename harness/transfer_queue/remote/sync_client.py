@@ -52,7 +52,7 @@ class SyncQueue:
         first: First | None = None,
         timeout_s: float | None = None,
     ) -> Batch | None:
-        request = calls.get_request(task, count, consumer, (rank, member), minimum, partition, first, timeout_s)
+        request = calls.get_request(task, count, consumer, (rank, member), minimum, partition, first, timeout_s, True)
         return self._run(calls.get(self._connected().storage, self.spec, request))
 
     def set_bound(self, task: str, consumer: str, below: int) -> None:

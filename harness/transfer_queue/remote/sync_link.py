@@ -90,6 +90,7 @@ class SyncLink:
     def _ask(self, step: calls.Ask) -> calls.Reply:
         if self.ended is not None:
             raise ConnectionError(self.ended)
+        call = 0
         try:
             self._give(self._where.call_timeout_s)
             call = self._send(step.request, step.descriptors)
@@ -104,6 +105,8 @@ class SyncLink:
             self.end(f"the connection to the transfer queue on {self._where.address} is lost: {error}")
             raise ConnectionError(self.ended) from None
         except BaseException:  # an interrupt: where in a frame that was, nobody knows
+            if call:  # what was asked for, here already or on its way, goes back
+                self._send(m.Withdraw(call))
             self.end("a call was interrupted")
             raise
 
@@ -125,8 +128,9 @@ class SyncLink:
     def _reply(self, call: int) -> calls.Reply:
         while True:
             while self._frames:
-                frame = self._frames.pop(0)
+                frame = self._frames[0]
                 answer = self._decoded(frame)
+                del self._frames[0]  # from here on its descriptors are the caller's
                 if frame.call == call:
                     return answer, frame.descriptors
                 close_all(frame.descriptors)
@@ -143,7 +147,6 @@ class SyncLink:
         try:
             return m.decode_answer(frame.body)
         except msgspec.MsgspecError as error:
-            close_all(frame.descriptors)
             raise WireError(f"this is no answer: {error}") from None
 
     def end(self, why: str) -> None:

@@ -108,12 +108,12 @@ async def pieces(watch: Stopwatch) -> None:
 
 def _get(watch: Stopwatch, keeper: ShmKeeper, storage: ShmStorage, service: QueueService) -> None:
     timed = watch.begin("get")
-    asked = m.Get(TASK, MICRO_BATCH, MICRO_BATCH, "0", 0, 0, "p", None, None)
+    asked = m.Get(TASK, MICRO_BATCH, MICRO_BATCH, "0", 0, 0, "p", None, None, True)
     request = timed("messages", _over, m.decode_request, asked)
     handout = timed("control plane", service.try_get, request.ask())
     assert isinstance(handout, Handout), handout
     frames, descriptors = timed("control plane", keeper.placed, handout)
-    told = timed("messages", _over, m.decode_answer, timed("messages", m.handed, handout, frames))
+    told = timed("messages", _over, m.decode_answer, timed("messages", m.handed, handout, frames, True))
     held = [os.dup(descriptor) for descriptor in descriptors]
     found = timed("messages", m.to_handout, told, held)
     columns = timed("payload out of memory", storage.read, found, service.spec.columns)
