@@ -28,13 +28,12 @@ class TorchLogProb:
         self.version = 0
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """As the protocol says. Raises RuntimeError after a load that broke off, until a complete one."""
-        self._weights.require_complete()
+        """As the protocol says."""
         with torch.inference_mode():  # no decorator: on a coroutine it would end before the body begins
             log_probs = self._scorer(prompts, responses).log_probs
         return Ragged(log_probs.cpu().numpy(), responses.lengths)
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises ValueError as `ModelWeights.load`."""
+        """Raises ValueError as `ModelWeights.load`. Whatever is raised, it goes on with the weights that it had."""
         self._weights.load(version, weights)
         self.version = version

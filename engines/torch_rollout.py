@@ -17,6 +17,7 @@ import torch
 
 from engines.kv_slots import SlotModel
 from engines.loading import ModelWeights
+from engines.requests import check_request
 from engines.running_sample import RunningSample
 from engines.sampling import draw, uniforms
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
@@ -76,7 +77,13 @@ class TorchRollout:
             ValueError: a prompt is empty, leaves the vocabulary, or is too long for the model with max_tokens more.
         """
         for request in requests:
-            self._validate(request)
+            check_request(
+                request,
+                self.name,
+                vocabulary=self._model.config.vocab_size,
+                max_length=self._cache.max_length,
+                max_tokens=self.sampling.max_tokens,
+            )
         self._waiting.extend(RunningSample.of(request) for request in requests)
         self._changed.set()
 
@@ -85,7 +92,7 @@ class TorchRollout:
         loop gets a turn after every step.
 
         Raises:
-            RuntimeError: there is work, but the weights are torn or asleep; or the engine was closed.
+            RuntimeError: there is work, but the engine is asleep; or it was closed.
         """
         while not self._done:
             if self._closed:
@@ -143,13 +150,14 @@ class TorchRollout:
             sample.cached = False
 
     async def resume(self) -> None:
-        """Raises RuntimeError where `finished` would: torn weights, asleep, closed."""
+        """Raises RuntimeError where `finished` would: asleep, closed."""
         self._require_ready()
         self._admitting, self._paused = True, False
         self._changed.set()
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises ValueError as `ModelWeights.load`; RuntimeError where the engine is neither paused nor idle."""
+        """Raises ValueError as `ModelWeights.load`; RuntimeError where the engine is neither paused nor idle. Whatever
+        is raised, it goes on with the weights that it had."""
         self._require_still("load_weights")
         self._weights.load(version, weights)
         self.version = version
@@ -212,29 +220,9 @@ class TorchRollout:
             return "stop"
         return "length" if len(sample.log_probs) == self.sampling.max_tokens else None
 
-    def _validate(self, request: Request) -> None:
-        where, prompt = f"engine {self.name}, sample {request.sample_id}", request.prompt
-        vocabulary = self._model.config.vocab_size
-        if len(prompt) == 0 or prompt.min() < 0 or prompt.max() >= vocabulary:
-            raise ValueError(
-                f"{where}: a prompt needs one or more tokens in 0 ... {vocabulary - 1}, got {prompt.tolist()}"
-            )
-        if len(prompt) + self.sampling.max_tokens > self._cache.max_length:
-            raise ValueError(
-                f"{where}: {len(prompt)} prompt tokens and max_tokens {self.sampling.max_tokens} exceed the model's "
-                f"max_length {self._cache.max_length}; shorten the prompt or lower max_tokens"
-            )
-        partial = request.partial
-        if partial is not None and (partial.sample_id != request.sample_id or partial.finish_reason != "abort"):
-            raise ValueError(
-                f"{where}: only its own aborted completion can be continued, got one of sample {partial.sample_id} "
-                f"that ended by {partial.finish_reason!r}"
-            )
-
     def _require_ready(self) -> None:
         if self._closed:
             raise RuntimeError(f"engine {self.name} is closed")
-        self._weights.require_complete()
         if self._cache.released:
             raise RuntimeError(f"engine {self.name} is asleep; call wake() first")
 

@@ -132,6 +132,9 @@ class ClusterConfig:
     threads_per_device: Count = 1
     oversubscribe: Switch = False  # let a CPU job use more devices than there are cores (for tests, not for timing)
     bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
+    transfer_attempts: Count = 3  # how often weights are sent to an engine that does not get them
+    verify_weights: Switch = False  # hold every tensor that arrives against its digest
+    on_lost_engine: Literal["end", "go_on"] = "end"  # of the run, where an engine does not get its weights
     wait_timeout_s: Positive = 300.0  # longest wait on another process before the run ends with an error
     stall_timeout_s: Positive = 1800.0  # longest time without any progress before the run says what waits
     call_timeout_s: Positive = 3600.0  # longest single piece of work, such as training on one batch

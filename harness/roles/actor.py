@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import Store
+from torch import distributed as dist
 
 from harness.protocols import Clock, Span, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
 from harness.roles.readers import Due, Reader, Share
 from harness.runtime.waits import Waits
 from harness.transfer_queue import Batch, Ragged, TransferQueue
-from harness.weight_sync.collective import CollectiveOffer, open_meeting
+from harness.weight_sync.collective import CollectiveOffer
+from harness.weight_sync.cuda_ipc import CudaSlots
 from harness.weight_sync.host_staged import HostStagedOffer
-from harness.weight_sync.ipc import SharedOffer, SharedWeights, create_buffer
+from harness.weight_sync.ipc import share_slots
+from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import TransferPlan, gathered, plan_transfer
-from harness.weight_sync.receiver import Follower, HostSender, WeightSender
+from harness.weight_sync.receiver import Follower, HostSender, WeightOffer, WeightSender, WeightSource
 
 
 @dataclass
@@ -67,8 +69,9 @@ class ActorRole:
         self.rank, self.name, self.device = rank, str(rank), device
         self.waits = Waits(f"actor[{rank}]")
         self._sender: WeightSender | None = None
-        self._offer: CollectiveOffer | HostStagedOffer
-        self._store: Store
+        self._joined: WeightSender | None = None  # the last one that met its receivers, whatever paces it
+        self._source: WeightSource
+        self._store: dist.Store
 
     async def train(self, iteration: int, first: Due = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; then one update.
@@ -111,37 +114,42 @@ class ActorRole:
     def _note(self, report: TrainReport, kind: str, start: float, end: float, iteration: int) -> None:
         report.spans.append(Span("actor", self.name, kind, start, end, iteration, iteration))
 
-    async def plan(self, bucket_bytes: int) -> TransferPlan:
+    async def plan(self, bucket_bytes: int, checked: bool = False) -> TransferPlan:
         """The transfer plan of this model's weights."""
-        return plan_transfer(self.engine.named_parameters().items(), bucket_bytes)
+        return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
 
     async def follow(self, plan: TransferPlan) -> None:
         """For ranks other than 0: help to gather, send nothing."""
         await self.use(Follower(plan))
 
-    async def open_shared(self, plan: TransferPlan) -> SharedOffer:
-        """For rank 0: offer weights through shared memory."""
-        offer = create_buffer(plan)
-        await self.use(SharedWeights(offer))
+    async def open_shared(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
+        """For rank 0: offer weights through memory that it shares with receivers on its device or, where there are
+        more devices, on its host. `meet_receivers` must follow while the receivers join."""
+        meeting, self._store = open_meeting(host, receivers, timeout_s)
+        alone = not dist.is_initialized() or dist.get_world_size() == 1
+        if self.device.type == "cuda" and alone:
+            slots = CudaSlots(plan, meeting, self.device)
+            self._source = slots
+            return slots.offer
+        self._source = offer = share_slots(plan, meeting)
         return offer
 
-    async def open_collective(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> CollectiveOffer:
-        """For rank 0: offer weights by broadcast. `meet_receivers` must follow while the receivers join."""
+    async def open_collective(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
+        """For rank 0: offer weights by broadcast. `meet_receivers` must follow, as above."""
         meeting, self._store = open_meeting(host, receivers, timeout_s)
-        self._offer = CollectiveOffer(plan, meeting)
-        return self._offer
+        self._source = offer = CollectiveOffer(plan, meeting)
+        return offer
 
-    async def open_host_staged(
-        self, plan: TransferPlan, host: str, receivers: int, timeout_s: float
-    ) -> HostStagedOffer:
+    async def open_host_staged(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
         """For rank 0: offer weights from host memory to host memory. `meet_receivers` must follow, as above."""
         meeting, self._store = open_meeting(host, receivers, timeout_s)
-        self._offer = HostStagedOffer(plan, meeting)
-        return self._offer
+        self._source = offer = HostStagedOffer(plan, meeting)
+        return offer
 
     async def meet_receivers(self) -> None:
-        """For rank 0: the other half of `open_...`."""
-        await self.use(self._offer.sender(self._store, self.device))
+        """For rank 0: the other half of `open_...`. What the sender before had under way can be sent again."""
+        self._joined = self._source.sender(self._store, self.device, self._joined)
+        await self.use(self._joined)
 
     async def use(self, sender: WeightSender) -> None:
         """Send weights by this sender, which reaches its receivers already."""
@@ -164,6 +172,11 @@ class ActorRole:
         if isinstance(self._sender, HostSender):
             with self.waits("arrived", f"version {version} to leave"):
                 await self._sender.arrived(version)
+
+    async def resend(self, version: int) -> None:
+        """Let `version`, the last one published, travel once more in the background."""
+        assert isinstance(self._sender, HostSender), "only what is kept in host memory can be sent again"
+        await self._sender.resend(version)
 
     async def waiting(self) -> list[str]:
         """What this rank waits for, a line each."""

@@ -12,7 +12,7 @@ import torch
 from harness.protocols import LogProbEngine, Span
 from harness.roles.stage import Stage
 from harness.transfer_queue import Batch, Column, Ragged
-from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver
+from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver, stop_reading
 
 
 class ReferenceStage(Stage):
@@ -48,13 +48,17 @@ class OldLogProbStage(Stage):
             return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
 
     async def join(self, offer: WeightOffer, number: int) -> None:
-        """Become receiver `number` of the trainer's weights."""
-        self._receiver = offer.receiver(number, self.device)
+        """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
+        self._receiver = offer.receiver(number, self.device, self._receiver)
 
     async def load(self, version: int) -> list[Span]:
         """Take the weights of `version` from the trainer, between two micro-batches, never inside one."""
         assert isinstance(self._receiver, WeightReceiver), "load needs weights that are handed over while they travel"
-        return await self._load(version, self._receiver.receive(version))
+        weights = self._receiver.receive(version)
+        try:
+            return await self._load(version, weights)
+        finally:
+            stop_reading(weights)
 
     async def stage(self, version: int) -> list[Span]:
         """Take `version` into host memory, whatever the engine does."""

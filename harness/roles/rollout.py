@@ -12,7 +12,7 @@ from harness.protocols import Clock, Completion, Request, RolloutEngine, Span
 from harness.roles.dataflow import partition_name
 from harness.runtime.waits import Waits
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
-from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver
+from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver, stop_reading
 
 
 class RolloutRole:
@@ -89,13 +89,17 @@ class RolloutRole:
         self._close_span()
 
     async def join(self, offer: WeightOffer, number: int) -> None:
-        """Become receiver `number` of the trainer's weights."""
-        self._receiver = offer.receiver(number, self.device)
+        """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
+        self._receiver = offer.receiver(number, self.device, self._receiver)
 
     async def load(self, version: int) -> list[Span]:
         """Take the weights of `version` from the trainer."""
         assert isinstance(self._receiver, WeightReceiver), "load before join, or by a transport that stages"
-        return await self._load(version, self._receiver.receive(version))
+        weights = self._receiver.receive(version)
+        try:
+            return await self._load(version, weights)
+        finally:
+            stop_reading(weights)
 
     async def stage(self, version: int) -> list[Span]:
         """Take `version` into host memory while the engine generates."""
@@ -111,6 +115,12 @@ class RolloutRole:
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with a wider dispatch limit."""
         await self.allow(below)
+        await self.engine.resume()
+        self._paused = False
+        self._open_span()
+
+    async def retire(self) -> None:
+        """Go on under the weights that are loaded, up to the dispatch limit of their version and no further."""
         await self.engine.resume()
         self._paused = False
         self._open_span()

@@ -17,7 +17,7 @@ from harness.runtime.stall import ask_waiting
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Task
 from harness.transfer_queue import LocalQueue, TransferQueue
-from harness.weight_sync.coordinator import Coordinator
+from harness.weight_sync.coordinator import Care, Coordinator
 from harness.weight_sync.wires import Wire
 from schedules import Schedule
 from schedules.capacity import Capacity
@@ -92,6 +92,7 @@ def assemble(
     )
     workers = {role: kit.start(role, count, runtime, queue) for role, count in counts.items()}
     pools = {role: StagePool(role, workers[role], observer) for role in STAGES if role in workers}
+    rollout = RolloutPool(workers["rollout"], observer)
     coordinator = Coordinator(
         workers["actor"],
         engines=workers["rollout"],
@@ -99,6 +100,8 @@ def assemble(
         wire=kit.wire,
         bucket_bytes=config.cluster.bucket_bytes,
         observe=observer.spans,
+        care=Care(config.cluster.transfer_attempts, config.cluster.verify_weights, config.cluster.on_lost_engine),
+        on_lost=rollout.go_on_without,
     )
     algorithm = config.algorithm
     prompts = PromptSource(
@@ -113,7 +116,6 @@ def assemble(
         wait_timeout_s=kit.wait_timeout_s,
     )
     everybody = [worker for of_role in workers.values() for worker in of_role]
-    rollout = RolloutPool(workers["rollout"], observer)
     job = RunningJob(
         iterations=config.iterations,
         batch=algorithm.batch_groups,

@@ -168,6 +168,14 @@ class RolloutPool(Pool):
         for cohort in self._cohorts:
             cohort.ask_spans()
 
+    async def go_on_without(self, engine: Handle, why: str) -> None:
+        """From now on nothing is asked of this engine: it finishes what it runs under the weights that it has, and
+        takes what its dispatch limit still allows."""
+        for pool in (self, *self._cohorts):
+            pool.workers = [worker for worker in pool.workers if worker is not engine]
+        self.observer.doing(self.name, f"going on without an engine: {why}")
+        await engine.call("retire")
+
     async def generate(self, iteration: int, batches: int = 1) -> None:
         what = f"batch {iteration}" if batches == 1 else f"batches {iteration} to {iteration + batches - 1}"
         self.observer.doing(self.name, what)

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 
+class WorkerDied(RuntimeError):
+    """The process of a worker is gone. The message names it, and what it was doing."""
+
+
 class Handle(Protocol):
     """One worker of a role."""
 
     name: str
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call the role's coroutine method there. Its exceptions arrive as themselves."""
+        """Call the role's coroutine method there. Its exceptions arrive as themselves. Raises WorkerDied where
+        it ends without an answer."""
 
     async def is_dead(self, within_s: float = 5.0) -> bool:
         """Whether the worker is gone. One that is merely busy for `within_s` counts as alive."""

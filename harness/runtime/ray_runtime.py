@@ -15,6 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.placement import HOST_ROLES, Placement
+from harness.runtime.handles import WorkerDied
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.process import QueueProcess
@@ -49,7 +50,7 @@ class RemoteRole:
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            raise RuntimeError(f"{self.name} died during {method}: {error}") from error
+            raise WorkerDied(f"{self.name} died during {method}: {error}") from error
         except TimeoutError as error:
             raise TimeoutError(f"{self.name} did not answer {method} within {self._timeout_s} s: {error}") from error
 

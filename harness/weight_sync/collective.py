@@ -1,47 +1,22 @@
 """Weights by broadcast: NCCL between GPUs, Gloo between CPUs. Training rank 0 is the source, engines receive.
 
-The process group is built directly on a store, beside whatever default group its members have, so that an engine needs
-nothing of the trainer's and the trainer nothing of the engine's.
+Two buckets are under way on each side: while one travels, the sender fills the next, and the receiver hands out the one
+before. A tensor that lies ready is sent from where it lies.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from harness.weight_sync.plan import TransferPlan, pack, unpack
-
-SOURCE = 0
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Where a process group comes together: a store at host:port, `size` members, waits that end after timeout_s."""
-
-    host: str
-    port: int
-    size: int
-    timeout_s: float
-
-    def host_group(self, store: dist.Store, device: torch.device) -> dist.ProcessGroup:
-        """The group as member 0, which holds the store. Returns when all members have joined."""
-        return _group(store, SOURCE, self.size, device, self.timeout_s)
-
-    def guest_group(self, number: int, device: torch.device) -> dist.ProcessGroup:
-        """The group as receiver `number` (from 0)."""
-        store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(self.timeout_s), wait_for_workers=False)
-        return _group(store, number + 1, self.size, device, self.timeout_s)
-
-
-def open_meeting(host: str, receivers: int, timeout_s: float) -> tuple[Meeting, dist.Store]:
-    """A store on a free port of `host` and the way to it. The store lives as long as it is held."""
-    store = dist.TCPStore(host, 0, receivers + 1, True, _seconds(timeout_s), wait_for_workers=False)
-    return Meeting(host, store.port, receivers + 1, timeout_s), store
+from harness.weight_sync.digests import digests, verify
+from harness.weight_sync.errors import TransferError
+from harness.weight_sync.link import Link, Meeting, OnItsWay
+from harness.weight_sync.plan import Bucket, TransferPlan, outgoing, pack, pieces, unpack
 
 
 @dataclass(frozen=True)
@@ -51,57 +26,141 @@ class CollectiveOffer:
     plan: TransferPlan
     meeting: Meeting
 
-    def receiver(self, number: int, device: torch.device) -> CollectiveReceiver:
-        return CollectiveReceiver(self.plan, self.meeting.guest_group(number, device), device)
+    def receiver(self, number: int, device: torch.device, before: object = None) -> CollectiveReceiver:
+        return CollectiveReceiver(self.plan, self.meeting.guest_link(number, device))
 
-    def sender(self, store: dist.Store, device: torch.device) -> CollectiveSender:
+    def sender(self, store: dist.Store, device: torch.device, before: object = None) -> CollectiveSender:
         """The other end; `store` comes from `open_meeting`. Returns when all receivers have joined."""
-        return CollectiveSender(self.plan, self.meeting.host_group(store, device), device)
+        return CollectiveSender(self.plan, self.meeting.host_link(store, device))
 
 
 class CollectiveSender:
-    """Broadcasts bucket after bucket; holds one bucket beyond the caller's shards."""
+    """Broadcasts bucket after bucket, from two buffers that it keeps."""
 
-    def __init__(self, plan: TransferPlan, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.plan, self._group, self._device = plan, group, device
+    def __init__(self, plan: TransferPlan, link: Link) -> None:
+        self.plan, self._link = plan, link
+        self._buffers = _two_buffers(plan, link.device)
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        buffer = torch.empty(self.plan.largest, dtype=torch.uint8, device=self._device)
-        for bucket in self.plan.buckets:
-            pack(bucket, parameters, buffer)
-            broadcast(self._group, buffer[: bucket.bytes])
+        """Gathering goes to its end also where the link broke: the other ranks are in it, and are not to hang."""
+        failure: TransferError | None = None
+        sending: deque[Travelling] = deque()
+        try:
+            for number, bucket in enumerate(self.plan.buckets):
+                if failure is None and len(sending) == 2:
+                    failure = self._await(sending, version)
+                buffer = self._buffers[number % 2]
+                if self.plan.checked:  # what is sent is what the digest was taken of
+                    pack(bucket, parameters, buffer)
+                    ready = pieces(bucket, buffer)
+                else:
+                    ready = outgoing(bucket, parameters, buffer)
+                if failure is None:
+                    failure = self._start(sending, bucket, buffer, ready, version)
+            while failure is None and sending:
+                failure = self._await(sending, version)
+        except BaseException:  # the weights could not be gathered: receivers wait for what will never come
+            sending.clear()
+            self._link.close()
+            raise
+        if failure is not None:
+            raise failure
+
+    def _start(
+        self,
+        sending: deque[Travelling],
+        bucket: Bucket,
+        buffer: torch.Tensor,
+        ready: list[torch.Tensor],
+        version: int,
+    ) -> TransferError | None:
+        try:
+            with self._link.guard(version):
+                checks = [digests(bucket, buffer)] if self.plan.checked else []
+                sending.append(Travelling.on(self._link, [*ready, *checks]))
+        except TransferError as error:
+            return error
+        return None
+
+    def _await(self, sending: deque[Travelling], version: int) -> TransferError | None:
+        try:
+            with self._link.guard(version):
+                sending.popleft().wait()
+        except TransferError as error:
+            return error
+        return None
 
 
 class CollectiveReceiver:
-    """Receives bucket after bucket into one buffer."""
+    """Receives bucket after bucket, into two buffers that it keeps."""
 
-    def __init__(self, plan: TransferPlan, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.plan, self._group, self._device = plan, group, device
+    def __init__(self, plan: TransferPlan, link: Link) -> None:
+        self.plan, self._link = plan, link
+        self._buffers = _two_buffers(plan, link.device)
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        buffer = torch.empty(self.plan.largest, dtype=torch.uint8, device=self._device)
-        for bucket in self.plan.buckets:
-            broadcast(self._group, buffer[: bucket.bytes])
-            yield from unpack(bucket, buffer)
+        """What travels is taken to its end also where a tensor is damaged or the reader stops: so this end holds up no
+        other. Raises TransferError."""
+        damage: TransferError | None = None
+        arriving: deque[Travelling] = deque()
+        for number, bucket in enumerate(self.plan.buckets):
+            with self._link.guard(version):
+                while len(arriving) < min(2, len(self.plan.buckets) - number):
+                    arriving.append(self._expect(number + len(arriving)))
+                tensors = arriving.popleft().wait()
+            buffer = self._buffers[number % 2]
+            try:
+                if self.plan.checked and damage is None:
+                    verify(bucket, buffer, tensors[-1], version)
+                if damage is None:
+                    yield from unpack(bucket, buffer)
+            except TransferError as error:
+                damage = error
+            except GeneratorExit:
+                self._take_the_rest(number + 1, arriving, version)
+                raise
+        if damage is not None:
+            raise damage
+
+    def _expect(self, number: int) -> Travelling:
+        bucket = self.plan.buckets[number]
+        into = pieces(bucket, self._buffers[number % 2])
+        if self.plan.checked:
+            into.append(torch.empty(len(bucket.tensors), dtype=torch.int64, device=self._link.device))
+        return Travelling.on(self._link, into)
+
+    def _take_the_rest(self, number: int, arriving: deque[Travelling], version: int) -> None:
+        """`number` is the next bucket. Whoever stopped has a reason that counts more than what happens to the rest."""
+        try:
+            with self._link.guard(version):
+                while arriving:
+                    arriving.popleft().wait()
+                    if number + 1 < len(self.plan.buckets):
+                        number += 1
+                        arriving.append(self._expect(number))
+        except TransferError:
+            self._link.close()
 
 
-def _group(store: dist.Store, rank: int, size: int, device: torch.device, timeout_s: float) -> dist.ProcessGroup:
-    prefixed = dist.PrefixStore("weight_sync", store)
-    if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _seconds(timeout_s)
-        return cast(dist.ProcessGroup, dist.ProcessGroupNCCL(prefixed, rank, size, options))
-    return cast(dist.ProcessGroup, dist.ProcessGroupGloo(prefixed, rank, size, _seconds(timeout_s)))
+@dataclass
+class Travelling:
+    """A bucket on its way, in pieces. Holds what it sends, or receives into."""
+
+    link: Link
+    tensors: list[torch.Tensor]
+    works: list[OnItsWay]
+
+    @classmethod
+    def on(cls, link: Link, tensors: list[torch.Tensor]) -> Travelling:
+        return cls(link, tensors, [link.broadcast(tensor) for tensor in tensors if tensor.numel()])
+
+    def wait(self) -> list[torch.Tensor]:
+        for work in self.works:
+            work.wait()
+        self.link.synchronise()
+        return self.tensors
 
 
-def broadcast(group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
-    """From member 0 to all others; returns when `buffer` (uint8, on the group's device) was read or filled."""
-    options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = SOURCE, 0
-    group.broadcast([buffer], options).wait()
-    if buffer.is_cuda:
-        torch.cuda.current_stream(buffer.device).synchronize()
-
-
-def _seconds(seconds: float) -> timedelta:
-    return timedelta(seconds=seconds)
+def _two_buffers(plan: TransferPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = (torch.empty(plan.largest, dtype=torch.uint8, device=device) for _ in range(2))
+    return first, second

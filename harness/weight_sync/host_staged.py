@@ -1,7 +1,8 @@
 """Weights to host memory in the background: both sides compute while a full copy travels, by Gloo and in threads.
 
 A process group carries one transfer at a time: the sender waits for the one before, a receiver takes them in turn. A
-wait inside Gloo ends after the meeting's timeout, and leaves the interpreter to the thread that computes.
+wait inside Gloo ends after the meeting's timeout, and leaves the interpreter to the thread that computes. What travels
+is the copy itself, bucket by bucket; the memory of a version that was loaded takes in a later one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from harness.weight_sync.collective import Meeting, broadcast
+from harness.weight_sync.digests import digests, verify
+from harness.weight_sync.errors import TransferError
+from harness.weight_sync.link import HOST, Link, Meeting
 from harness.weight_sync.plan import TransferPlan, pack, unpack
 
-_HOST = torch.device("cpu")
+Copy = list[torch.Tensor]
+"""All weights in host memory: uint8, a tensor for each bucket."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +30,27 @@ class HostStagedOffer:
     plan: TransferPlan
     meeting: Meeting
 
-    def receiver(self, number: int, device: torch.device) -> HostStagedReceiver:
-        return HostStagedReceiver(self.plan, self.meeting.guest_group(number, _HOST), pinned=device.type == "cuda")
+    def receiver(self, number: int, device: torch.device, before: object = None) -> HostStagedReceiver:
+        """One that goes on with what the receiver `before` it had staged."""
+        link = self.meeting.guest_link(number, HOST)
+        staged = before._staged if isinstance(before, HostStagedReceiver) else {}
+        return HostStagedReceiver(self.plan, link, pinned=device.type == "cuda", staged=staged)
 
-    def sender(self, store: dist.Store, device: torch.device) -> HostStagedSender:
-        """The other end; `store` comes from `open_meeting`. Returns when all receivers have joined."""
-        return HostStagedSender(self.plan, self.meeting.host_group(store, _HOST), pinned=device.type == "cuda")
+    def sender(self, store: dist.Store, device: torch.device, before: object = None) -> HostStagedSender:
+        """The other end; `store` comes from `open_meeting`. Returns when all receivers have joined. It can send what
+        the sender `before` it had copied."""
+        link = self.meeting.host_link(store, HOST)
+        if isinstance(before, HostStagedSender):
+            return HostStagedSender(self.plan, link, copy=before._copy, version=before._version)
+        return HostStagedSender(self.plan, link, copy=_host_copy(self.plan, device.type == "cuda"), version=0)
 
 
 class HostStagedSender:
     """Copies the weights to host memory, then broadcasts the copy in the background. Holds that one copy for good."""
 
-    def __init__(self, plan: TransferPlan, group: dist.ProcessGroup, *, pinned: bool) -> None:
-        self.plan, self._group = plan, group
-        self._copy = _host_buffers(plan, pinned)
-        self._version = 0
+    def __init__(self, plan: TransferPlan, link: Link, *, copy: Copy, version: int) -> None:
+        self.plan, self._link = plan, link
+        self._copy, self._version = copy, version
         self._sending: asyncio.Task[None] | None = None
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -48,63 +58,100 @@ class HostStagedSender:
         await self.arrived(self._version)
         for bucket, buffer in zip(self.plan.buckets, self._copy, strict=True):
             pack(bucket, parameters, buffer)
+        if self._copy[0].is_pinned():
+            torch.cuda.synchronize()  # into pinned memory it is copied in the background
         self._version = version
-        self._sending = asyncio.create_task(asyncio.to_thread(_broadcast_all, self._group, self._copy))
+        await self.resend(version)
+
+    async def resend(self, version: int) -> None:
+        """Send the copy of `version`, again if need be. Returns at once."""
+        self._require(version)
+        self._sending = asyncio.create_task(asyncio.to_thread(self._broadcast))
 
     async def arrived(self, version: int) -> None:
-        if version != self._version:
-            raise ValueError(f"version {version} is not under way; the last one sent is {self._version}")
+        self._require(version)
         if self._sending is None:
             return
         try:
             await asyncio.shield(self._sending)  # a caller that gives up does not stop the thread
-        except RuntimeError as error:
-            raise RuntimeError(f"version {version} did not get to all receivers: {error}") from error
+        except TransferError as error:
+            raise TransferError(f"version {version} did not get to all receivers: {error}") from error
+
+    def _require(self, version: int) -> None:
+        if version != self._version:
+            raise ValueError(f"version {version} is not under way; the last one sent is {self._version}")
+
+    def _broadcast(self) -> None:
+        with self._link.guard(self._version):
+            for bucket, data in zip(self.plan.buckets, self._copy, strict=True):
+                self._link.broadcast(data).wait()
+                if self.plan.checked:
+                    self._link.broadcast(digests(bucket, data)).wait()
 
 
 class HostStagedReceiver:
     """Keeps the newest complete version and the one that arrives, no third: staging one forgets all but the newest."""
 
-    def __init__(self, plan: TransferPlan, group: dist.ProcessGroup, *, pinned: bool) -> None:
-        self.plan, self._group, self._pinned = plan, group, pinned
+    def __init__(self, plan: TransferPlan, link: Link, *, pinned: bool, staged: dict[int, Copy]) -> None:
+        self.plan, self._link, self._pinned = plan, link, pinned
         self._arriving = asyncio.Lock()
-        self._staged: dict[int, list[torch.Tensor]] = {}
+        self._staged = dict(staged)
+        self._reading: set[int] = set()
+        self._free: list[Copy] = []
 
     async def stage(self, version: int) -> None:
-        """Raises RuntimeError, naming the version, where it did not arrive whole; then it is not kept."""
+        """Raises TransferError, naming the version, where it did not arrive whole; then it is not kept."""
         async with self._arriving:
             self._forget(max(self._staged, default=0) - 1)
+            copy = self._free.pop() if self._free else _host_copy(self.plan, self._pinned)
             try:
-                self._staged[version] = await asyncio.to_thread(self._receive)
-            except RuntimeError as error:
-                raise RuntimeError(f"version {version} did not arrive: {error}") from error
+                await asyncio.to_thread(self._receive, version, copy)
+            except TransferError as error:
+                self._free.append(copy)
+                raise TransferError(f"version {version} did not arrive: {error}") from error
+            self._staged[version] = copy
 
     def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        if version not in self._staged:  # now, not at the first tensor: a load that began would leave an engine unfit
+        if version not in self._staged:  # now, not at the first tensor: a load would have begun
             there = ", ".join(map(str, sorted(self._staged))) or "none"
             raise ValueError(f"version {version} is not in host memory; there: {there}")
         return self._unpack(version, self._staged[version])
 
-    def _unpack(self, version: int, buffers: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        for bucket, buffer in zip(self.plan.buckets, buffers, strict=True):
-            yield from unpack(bucket, buffer)
+    def _unpack(self, version: int, copy: Copy) -> Iterator[tuple[str, torch.Tensor]]:
+        self._reading.add(version)
+        try:
+            for bucket, data in zip(self.plan.buckets, copy, strict=True):
+                yield from unpack(bucket, data)
+            if self._pinned:
+                torch.cuda.synchronize()  # from pinned memory it may still be read
+        finally:
+            self._reading.discard(version)
         self._forget(version)
 
-    def _receive(self) -> list[torch.Tensor]:
-        buffers = _host_buffers(self.plan, self._pinned)
-        _broadcast_all(self._group, buffers)
-        return buffers
+    def _receive(self, version: int, copy: Copy) -> None:
+        """Takes what travels to its end also where a tensor is damaged: so this end holds up no other."""
+        damage: TransferError | None = None
+        with self._link.guard(version):
+            for bucket, data in zip(self.plan.buckets, copy, strict=True):
+                self._link.broadcast(data).wait()
+                if self.plan.checked:
+                    expected = torch.empty(len(bucket.tensors), dtype=torch.int64)
+                    self._link.broadcast(expected).wait()
+                    try:
+                        verify(bucket, data, expected, version)
+                    except TransferError as error:
+                        damage = damage or error
+        if damage is not None:
+            raise damage
 
     def _forget(self, newest: int) -> None:
-        """Drop `newest` and all older versions."""
-        self._staged = {version: buffers for version, buffers in self._staged.items() if version > newest}
+        """Drop `newest` and all older versions; their memory is free for later ones, unless somebody reads it."""
+        for version in [version for version in self._staged if version <= newest]:
+            copy = self._staged.pop(version)
+            if version not in self._reading:
+                self._free.append(copy)
 
 
-def _host_buffers(plan: TransferPlan, pinned: bool) -> list[torch.Tensor]:
-    """A buffer for each bucket; pinned memory is what a GPU reads and writes fastest."""
+def _host_copy(plan: TransferPlan, pinned: bool) -> Copy:
+    """Pinned memory is what a GPU reads and writes fastest."""
     return [torch.empty(bucket.bytes, dtype=torch.uint8, pin_memory=pinned) for bucket in plan.buckets]
-
-
-def _broadcast_all(group: dist.ProcessGroup, buffers: list[torch.Tensor]) -> None:
-    for buffer in buffers:
-        broadcast(group, buffer)

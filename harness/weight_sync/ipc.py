@@ -1,7 +1,8 @@
-"""Weights between processes that share a device or a host: one buffer that all of them map.
+"""Weights between processes that share a device or a host: two slots of a bucket each that all of them map.
 
-On CPUs the buffer is shared memory: a file in memory that is unlinked as soon as everyone has mapped it, so nothing is
-left behind however a process ends.
+The sender packs one slot while receivers read the other; a process group on the host, which carries no weights, says
+when to change over. On CPUs the slots are shared memory: a file in memory that is unlinked as soon as everyone has
+mapped it, so nothing is left behind however a process ends. `cuda_ipc` has those of a GPU.
 """
 
 from __future__ import annotations
@@ -9,81 +10,159 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
+from harness.weight_sync.digests import digests, verify
+from harness.weight_sync.errors import TransferError
+from harness.weight_sync.link import HOST, Link, Meeting
 from harness.weight_sync.plan import Bucket, TransferPlan, pack, unpack
 
-_HEADER = 16  # bytes: the version that the buffer holds, as int64, and padding
-_WRITING = -1
+_ALIGNMENT = 64  # bytes; where a slot begins, and its digests
 
 
 @dataclass(frozen=True)
 class SharedOffer:
-    """A buffer by its path. Whoever made it unlinks the path once all receivers have joined."""
+    """Slots by their path, and where to meet. Whoever made the file unlinks it once all receivers have joined."""
 
     plan: TransferPlan
+    meeting: Meeting
     path: Path
 
-    def receiver(self, number: int, device: torch.device) -> SharedWeights:
-        return SharedWeights(self)
+    def receiver(self, number: int, device: torch.device, before: object = None) -> SlotReceiver:
+        return SlotReceiver(self.plan, self._slots(), self.meeting.guest_link(number, HOST), HOST)
+
+    def sender(self, store: dist.Store, device: torch.device, before: object = None) -> SlotSender:
+        """The other end; `store` comes from `open_meeting`. Returns when all receivers have joined."""
+        return SlotSender(self.plan, self._slots(), self.meeting.host_link(store, HOST), device)
+
+    def _slots(self) -> list[torch.Tensor]:
+        # Not torch.from_file: that would make a new, empty file where the offer's is gone.
+        size = slot_bytes(self.plan)
+        with self.path.open("r+b") as file:
+            memory = torch.frombuffer(mmap(file.fileno(), 2 * size), dtype=torch.uint8)
+        return [memory[:size], memory[size:]]
+
+    def withdraw(self) -> None:
+        """All have it mapped, or the job ends: either way nothing may stay behind."""
+        self.path.unlink()
 
 
-def create_buffer(plan: TransferPlan) -> SharedOffer:
-    """A new buffer for one complete set of weights, holding none yet.
+def slot_bytes(plan: TransferPlan) -> int:
+    """Bytes of a slot: the largest bucket and, where the plan is checked, a digest of each of its tensors."""
+    return _aligned(_digests_at(plan) + (8 * plan.most_tensors if plan.checked else 0))
+
+
+def share_slots(plan: TransferPlan, meeting: Meeting) -> SharedOffer:
+    """Two new slots in shared memory.
 
     Raises RuntimeError where there is no room: found out later, that would be a bus error and no message.
     """
     memory = Path("/dev/shm")
     folder = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    size, free = _HEADER + plan.bytes, shutil.disk_usage(folder).free
+    size, free = 2 * slot_bytes(plan), shutil.disk_usage(folder).free
     if size > free:
         raise RuntimeError(
-            f"the weights need {size} bytes in {folder}, which has {free}; enlarge it (Docker: --shm-size)"
+            f"two buckets of weights need {size} bytes in {folder}, which has {free}; enlarge it (Docker: --shm-size) "
+            "or lower cluster.bucket_bytes"
         )
     descriptor, name = tempfile.mkstemp(prefix="cadence-weights-", dir=folder)
     os.ftruncate(descriptor, size)
     os.close(descriptor)
-    offer = SharedOffer(plan, Path(name))
-    SharedWeights(offer)._version.fill_(_WRITING)
-    return offer
+    return SharedOffer(plan, meeting, Path(name))
 
 
-class SharedWeights:
-    """Both ends of the buffer: training rank 0 sends, engines receive.
+class _SlotEnd:
+    """What both ends know: the slots (uint8 [slot_bytes] each), and the link by which they change over."""
 
-    Engines must be idle during a send; schedules see to that, and the version stamp turns a mistake into an error.
-    """
+    def __init__(self, plan: TransferPlan, slots: Sequence[torch.Tensor], link: Link, device: torch.device) -> None:
+        self.plan, self._slots, self._link, self._device = plan, slots, link, device
 
-    def __init__(self, offer: SharedOffer) -> None:
-        self.plan = offer.plan
-        # Not torch.from_file: that would make a new, empty file where the offer's is gone.
-        with offer.path.open("r+b") as file:
-            self._bytes = torch.frombuffer(mmap(file.fileno(), _HEADER + self.plan.bytes), dtype=torch.uint8)
-        self._version = self._bytes[:8].view(torch.int64)
+    def _change_over(self) -> None:
+        """Every end has done with the slot that it worked on."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self._link.barrier()
+
+    def _digests(self, slot: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        start = _digests_at(self.plan)
+        return slot[start : start + 8 * len(bucket.tensors)].view(torch.int64)
+
+
+class SlotSender(_SlotEnd):
+    """Packs bucket after bucket; returns when the last one was read."""
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._version.fill_(_WRITING)
-        for bucket, region in self._regions():
-            pack(bucket, parameters, region)
-        self._version.fill_(version)
+        """Gathering goes to its end also where the link broke: the other ranks are in it, and are not to hang."""
+        failure: TransferError | None = None
+        try:
+            for number, bucket in enumerate(self.plan.buckets):
+                slot = self._slots[number % 2]
+                pack(bucket, parameters, slot)
+                if failure is None:
+                    if self.plan.checked:
+                        self._digests(slot, bucket).copy_(digests(bucket, slot))
+                    failure = self._next(version)
+            failure = failure or self._next(version)
+        except BaseException:  # the weights could not be gathered: receivers wait for what will never come
+            self._link.close()
+            raise
+        if failure is not None:
+            raise failure
+
+    def _next(self, version: int) -> TransferError | None:
+        try:
+            with self._link.guard(version):
+                self._change_over()
+        except TransferError as error:
+            return error
+        return None
+
+
+class SlotReceiver(_SlotEnd):
+    """Reads bucket after bucket from where the sender put it."""
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Raises RuntimeError unless the buffer holds exactly `version`."""
-        held = int(self._version.item())
-        if held != version:
-            raise RuntimeError(
-                f"shared weights hold version {held}, not {version}; send must end before receive starts"
-            )
-        for bucket, region in self._regions():
-            yield from unpack(bucket, region)
+        """Slots change over to the end also where a tensor is damaged or the reader stops: so this end holds up no
+        other. Raises TransferError."""
+        damage: TransferError | None = None
+        for number, bucket in enumerate(self.plan.buckets):
+            slot = self._slots[number % 2]
+            with self._link.guard(version):
+                self._change_over()
+            try:
+                if self.plan.checked and damage is None:
+                    verify(bucket, slot, self._digests(slot, bucket), version)
+                if damage is None:
+                    yield from unpack(bucket, slot)
+            except TransferError as error:
+                damage = error
+            except GeneratorExit:
+                self._let_pass(len(self.plan.buckets) - number, version)
+                raise
+        with self._link.guard(version):
+            self._change_over()
+        if damage is not None:
+            raise damage
 
-    def _regions(self) -> Iterator[tuple[Bucket, torch.Tensor]]:
-        start = _HEADER
-        for bucket in self.plan.buckets:
-            yield bucket, self._bytes[start : start + bucket.bytes]
-            start += bucket.bytes
+    def _let_pass(self, buckets: int, version: int) -> None:
+        """Whoever stopped has a reason that counts more than what happens to the rest."""
+        try:
+            with self._link.guard(version):
+                for _ in range(buckets):
+                    self._change_over()
+        except TransferError:
+            self._link.close()
+
+
+def _digests_at(plan: TransferPlan) -> int:
+    return _aligned(plan.largest)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

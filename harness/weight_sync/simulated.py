@@ -12,7 +12,7 @@ from harness.runtime.handles import Handle
 from harness.simulator.cost import TransferTimes, Transport
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
-from harness.weight_sync.wires import Spans, join, send_and_receive, stage_then_swap, write_then_read
+from harness.weight_sync.wires import Outcome, join, send_and_receive, stage_then_swap, write_then_read
 
 _PUBLISH = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
 
@@ -24,12 +24,13 @@ class SimulatedWire:
     transport: Transport
     times: TransferTimes
     clock: Clock
+    timeout_s = None
 
     async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
         await source.call("use", SimulatedSender(self.times, self.clock))
         await join(receivers, SimulatedOffer(plan, self.times, self.clock))
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
         return await _PUBLISH[self.transport](trainers, receivers, version)
 
 
@@ -39,7 +40,9 @@ class SimulatedOffer:
     times: TransferTimes
     clock: Clock
 
-    def receiver(self, number: int, device: torch.device) -> SimulatedReceiver:
+    def receiver(
+        self, number: int, device: torch.device, before: WeightReceiver | HostReceiver | None = None
+    ) -> SimulatedReceiver:
         return SimulatedReceiver(self.times, self.clock)
 
 
@@ -62,6 +65,9 @@ class SimulatedSender:
         left = self._arrives_at - self._clock.now()
         if left > 0:
             await self._clock.sleep(left)
+
+    async def resend(self, version: int) -> None:
+        """Nothing fails here."""
 
 
 class SimulatedReceiver:
@@ -101,6 +107,10 @@ class PacedSender:
         if isinstance(self._sender, HostSender):
             await self._sender.arrived(version)
 
+    async def resend(self, version: int) -> None:
+        assert isinstance(self._sender, HostSender)
+        await self._sender.resend(version)
+
 
 class PacedReceiver:
     """A real receiver into host memory that takes at least as long as the cost model says."""
@@ -129,8 +139,11 @@ class PacedOffer:
     def plan(self) -> TransferPlan:
         return self.offer.plan
 
-    def receiver(self, number: int, device: torch.device) -> WeightReceiver | HostReceiver:
-        receiver = self.offer.receiver(number, device)
+    def receiver(
+        self, number: int, device: torch.device, before: WeightReceiver | HostReceiver | None = None
+    ) -> WeightReceiver | HostReceiver:
+        paced = before._receiver if isinstance(before, PacedReceiver) else before
+        receiver = self.offer.receiver(number, device, paced)
         if isinstance(receiver, HostReceiver):
             return PacedReceiver(receiver, self.times, self.clock)
         return receiver

@@ -1,14 +1,16 @@
-"""What weights travel over: which calls bring a wire up, and in which order both sides act."""
+"""What weights travel over: which calls bring a wire up, in which order both sides act, and what became of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 from harness.protocols import Span
-from harness.runtime.handles import Handle, call_all
+from harness.runtime.handles import Handle
+from harness.weight_sync.errors import TransferError
+from harness.weight_sync.ipc import SharedOffer
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import WeightOffer
 
@@ -17,27 +19,39 @@ Spans = list[list[Span]]
 """Of each worker that took part."""
 
 
+@dataclass
+class Outcome:
+    """What became of a step of a transfer: the spans of those that did their part, the errors of the others by name."""
+
+    spans: Spans = field(default_factory=list)
+    failed: dict[str, Exception] = field(default_factory=dict)
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(self.spans + other.spans, self.failed | other.failed)
+
+    def fine(self, handles: Sequence[Handle]) -> list[Handle]:
+        """Those of them that did their part."""
+        return [handle for handle in handles if handle.name not in self.failed]
+
+    def kept_from(self, receivers: Sequence[Handle]) -> Outcome:
+        """The same, where these failures kept receivers from being asked at all: none of them got anything."""
+        first = next(iter(self.failed.values()))
+        return self + Outcome(
+            failed={receiver.name: TransferError(f"nothing was sent: {first}") for receiver in receivers}
+        )
+
+
 class Wire(Protocol):
-    async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
-        """Give `source` (training rank 0) a sender, and each receiver its end; returns when all have joined."""
+    @property
+    def timeout_s(self) -> float | None:
+        """The longest wait of one end for the others; None where nothing can go missing."""
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
+    async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
+        """Give `source` (training rank 0) a sender, and each receiver its end; returns when all have joined. Again,
+        where the receivers are others than before, or one side failed."""
+
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
         """Bring the trained weights to every receiver, and load them there."""
-
-
-@dataclass(frozen=True)
-class SharedMemoryWire:
-    """A buffer that all processes of a host map."""
-
-    async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
-        offer = await source.call("open_shared", plan)
-        try:
-            await join(receivers, offer)
-        finally:
-            offer.path.unlink()  # all have it mapped, or the run ends: either way nothing may stay behind
-
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
-        return await write_then_read(trainers, receivers, version)
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,11 @@ class _GroupWire:
 
     async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
         offer = await source.call(self.opened_by, plan, self.host, len(receivers), self.timeout_s)
-        await _meet(source, receivers, offer)
+        try:
+            await _meet(source, receivers, offer)
+        finally:
+            if isinstance(offer, SharedOffer):
+                offer.withdraw()
 
 
 @dataclass(frozen=True)
@@ -60,8 +78,18 @@ class CollectiveWire(_GroupWire):
 
     opened_by = "open_collective"
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
-        return await send_and_receive(trainers, receivers, version)
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
+        return await send_and_receive(trainers, receivers, version, self.timeout_s)
+
+
+@dataclass(frozen=True)
+class SharedMemoryWire(_GroupWire):
+    """Memory that all processes of a device, or of a host, map; the group says when to look."""
+
+    opened_by = "open_shared"
+
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
+        return await send_and_receive(trainers, receivers, version, self.timeout_s)
 
 
 @dataclass(frozen=True)
@@ -70,41 +98,76 @@ class HostStagedWire(_GroupWire):
 
     opened_by = "open_host_staged"
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
-        return await stage_then_swap(trainers, receivers, version)
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
+        return await stage_then_swap(trainers, receivers, version, self.timeout_s)
 
 
 def wire_of(transport: Transport, host: str, timeout_s: float) -> Wire:
     """The wire between real processes that a schedule's transport names."""
     match transport:
         case "ipc":
-            return SharedMemoryWire()
+            return SharedMemoryWire(host, timeout_s)
         case "collective":
             return CollectiveWire(host, timeout_s)
         case "host_staged":
             return HostStagedWire(host, timeout_s)
 
 
-async def write_then_read(trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
+async def ask(handles: Sequence[Handle], method: str, *arguments: Any, timeout_s: float | None = None) -> Outcome:
+    """The same call on every worker at once; all of them are heard. None that failed keeps the others from ending
+    theirs: they are ends of one transfer, which all of them leave on their own."""
+    answers = await asyncio.gather(*(_ask(h, method, arguments, timeout_s) for h in handles), return_exceptions=True)
+    outcome = Outcome()
+    for handle, answer in zip(handles, answers, strict=True):
+        if isinstance(answer, Exception):
+            outcome.failed[handle.name] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        elif answer is not None:
+            outcome.spans.append(answer)
+    return outcome
+
+
+async def _ask(handle: Handle, method: str, arguments: tuple[Any, ...], timeout_s: float | None) -> Any:
+    # Twice: who waits for a peer gives up after once, and says so itself.
+    limit = None if timeout_s is None else 2 * timeout_s
+    try:
+        async with asyncio.timeout(limit):
+            return await handle.call(method, *arguments)
+    except TimeoutError as error:
+        raise TimeoutError(f"{handle.name} did not answer {method} within {limit} s") from error
+
+
+async def write_then_read(
+    trainers: Sequence[Handle], receivers: Sequence[Handle], version: int, timeout_s: float | None = None
+) -> Outcome:
     """Receivers read what all ranks have written."""
-    return await call_all(trainers, "publish", version) + await call_all(receivers, "load", version)
+    written = await ask(trainers, "publish", version)
+    if written.failed:
+        return written.kept_from(receivers)
+    return written + await ask(receivers, "load", version, timeout_s=timeout_s)
 
 
-async def send_and_receive(trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
-    """Both sides of a collective have to be in it at once."""
-    async with asyncio.TaskGroup() as tasks:
-        sent = tasks.create_task(call_all(trainers, "publish", version))
-        received = tasks.create_task(call_all(receivers, "load", version))
-    return sent.result() + received.result()
+async def send_and_receive(
+    trainers: Sequence[Handle], receivers: Sequence[Handle], version: int, timeout_s: float | None = None
+) -> Outcome:
+    """Both sides have to be in it at once."""
+    sent, received = await asyncio.gather(
+        ask(trainers, "publish", version), ask(receivers, "load", version, timeout_s=timeout_s)
+    )
+    return sent + received
 
 
-async def stage_then_swap(trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Spans:
+async def stage_then_swap(
+    trainers: Sequence[Handle], receivers: Sequence[Handle], version: int, timeout_s: float | None = None
+) -> Outcome:
     """All steps of a staged transfer, one after the other."""
-    return [
-        *await call_all(trainers, "publish", version),
-        *await call_all(receivers, "stage", version),
-        *await call_all(receivers, "swap", version),
-    ]
+    copied = await ask(trainers, "publish", version)
+    if copied.failed:
+        return copied.kept_from(receivers)
+    staged = await ask(receivers, "stage", version, timeout_s=timeout_s)
+    there = staged.fine(receivers)
+    return copied + staged + await ask(there, "swap", version, timeout_s=timeout_s)
 
 
 async def join(receivers: Sequence[Handle], offer: WeightOffer) -> None:

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ from harness.config import AlgorithmConfig, ModelConfig
 from harness.protocols import Request, Sampling, TrainBatch
 from harness.runtime.clock import RealClock
 from harness.transfer_queue import Ragged
-from harness.weight_sync.ipc import SharedWeights, create_buffer
+from harness.weight_sync.ipc import share_slots
+from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import plan_transfer
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
@@ -126,17 +128,21 @@ def transfer_rate(config: ModelConfig, mesh: DeviceMesh, device: torch.device) -
     engine = TorchRollout(
         build_model(config), sampling=Sampling(1), slots=1, seed=0, clock=RealClock.starting_now(), device=device
     )
-    offer = create_buffer(plan_transfer(trainer.named_parameters().items(), BUCKET_BYTES))
-    sender, receiver = SharedWeights(offer), offer.receiver(0, device)
-    offer.path.unlink()
+    meeting, store = open_meeting("127.0.0.1", receivers=1, timeout_s=120)
+    offer = share_slots(plan_transfer(trainer.named_parameters().items(), BUCKET_BYTES), meeting)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(offer.receiver, 0, device)
+        sender, receiver = offer.sender(store, device), joining.result()
+        offer.withdraw()
 
-    async def transfer() -> int:
-        version = engine.version + 1
-        await sender.send(version, trainer.named_parameters())
-        await engine.load_weights(version, receiver.receive(version))
-        return offer.plan.bytes
+        def transfer() -> int:
+            version = engine.version + 1
+            loading = pool.submit(lambda: asyncio.run(engine.load_weights(version, receiver.receive(version))))
+            asyncio.run(sender.send(version, trainer.named_parameters()))
+            loading.result()
+            return offer.plan.bytes
 
-    return per_second(lambda: asyncio.run(transfer())) / 1e9
+        return per_second(transfer) / 1e9
 
 
 def main() -> None:

@@ -21,9 +21,10 @@ from harness.rl.log_probs import token_log_probs
 from harness.rl.losses import CORRECTIONS, k3
 from harness.runtime.clock import RealClock
 from harness.transfer_queue import Ragged
-from harness.weight_sync.collective import CollectiveOffer, CollectiveReceiver, CollectiveSender, open_meeting
+from harness.weight_sync.collective import CollectiveOffer, CollectiveReceiver, CollectiveSender
 from harness.weight_sync.host_staged import HostStagedOffer
-from harness.weight_sync.ipc import SharedWeights, create_buffer
+from harness.weight_sync.ipc import share_slots
+from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 
 pytestmark = [
@@ -207,12 +208,16 @@ def plan_of(engine: FSDPEngine) -> TransferPlan:
 
 def test_weights_go_from_a_gpu_through_shared_memory_to_a_gpu(mesh: DeviceMesh) -> None:
     trainer = FSDPEngine(build_model(TINY, seed=7), ALGORITHM, mesh=mesh, device=GPU)
-    offer = create_buffer(plan_of(trainer))
-    sender, receiver = SharedWeights(offer), offer.receiver(0, GPU)
-    offer.path.unlink()
-    asyncio.run(sender.send(1, trainer.named_parameters()))
+    meeting, store = open_meeting("127.0.0.1", receivers=1, timeout_s=60)
+    offer = share_slots(plan_of(trainer), meeting)
     engine, same = (rollout(TINY, slots=8, max_tokens=20, seed=seed) for seed in (0, 7))
-    asyncio.run(engine.load_weights(1, receiver.receive(1)))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(offer.receiver, 0, GPU)
+        sender, receiver = offer.sender(store, GPU), joining.result()
+        offer.withdraw()
+        loading = pool.submit(lambda: asyncio.run(engine.load_weights(1, receiver.receive(1))))
+        asyncio.run(sender.send(1, trainer.named_parameters()))
+        loading.result()
     for ours, theirs in zip(*(generate(e, prompts(TINY, 12)) for e in (engine, same)), strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
         assert set(ours.versions.tolist()) == {1}

@@ -1,6 +1,7 @@
 """When two training runs are equal, and by how much they may differ where they are not: docs/equivalence.md."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,8 @@ from processes import run_in_processes
 from torch.distributed import TCPStore
 
 from harness.config import AlgorithmConfig
-from harness.weight_sync.ipc import SharedOffer, SharedWeights, create_buffer
+from harness.weight_sync.ipc import SharedOffer, share_slots
+from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.receiver import Follower
 
@@ -102,7 +104,9 @@ def one_rank_of_two(rank: int, port: int, offer: SharedOffer) -> tuple[Tensors, 
         norm = train(free, BY_RANK[rank])
         clipped = world.engine(CLIPPED)
         train(clipped, BY_RANK[rank])
-        sender = SharedWeights(offer) if rank == 0 else Follower(offer.plan)
+        meeting = offer.meeting
+        joined = TCPStore(meeting.host, meeting.port, meeting.size, False, wait_for_workers=False)
+        sender = offer.sender(joined, torch.device("cpu")) if rank == 0 else Follower(offer.plan)
         computed(sender.send(1, clipped.named_parameters()))
         return gradients(free), weights(free), norm, weights(clipped)
 
@@ -116,14 +120,19 @@ def world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def two_ranks(world: World) -> Iterator[tuple[list[Any], Tensors]]:
     """What both ranks returned, and the weights that arrived through shared memory."""
-    offer = create_buffer(plan_transfer(world.engine(FREE).named_parameters().items(), bucket_bytes=4096))
-    receiver = SharedWeights(offer)
+    meeting, _meets_here = open_meeting("127.0.0.1", receivers=1, timeout_s=200)
+    offer = share_slots(plan_transfer(world.engine(FREE).named_parameters().items(), bucket_bytes=4096), meeting)
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    arguments = [(rank, store.port, offer) for rank in range(2)]
     try:
-        store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-        ranks = run_in_processes(one_rank_of_two, [(rank, store.port, offer) for rank in range(2)], timeout_s=200)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(run_in_processes, one_rank_of_two, arguments, timeout_s=200)
+            receiver = offer.receiver(0, torch.device("cpu"))
+            arrived = {name: tensor.clone() for name, tensor in receiver.receive(1)}
+            ranks = running.result()
     finally:
-        offer.path.unlink()
-    yield ranks, dict(receiver.receive(1))
+        offer.withdraw()
+    yield ranks, arrived
 
 
 @pytest.fixture(scope="module")

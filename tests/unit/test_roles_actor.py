@@ -228,6 +228,8 @@ class NotingHostSender(NotingSender):
         if version not in self.sent:
             raise ValueError(f"version {version} was not sent")
 
+    async def resend(self, version: int) -> None: ...
+
 
 async def test_publishing_ends_when_the_sender_does_and_says_that_it_waits() -> None:
     role, sender = Setting().actor, NotingSender()

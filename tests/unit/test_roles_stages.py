@@ -35,6 +35,7 @@ from harness.roles.log_probs import OldLogProbStage, ReferenceStage
 from harness.roles.readers import InOrder
 from harness.roles.reward import AdvantageStage, RewardStage
 from harness.transfer_queue import Ragged
+from harness.weight_sync.ipc import SharedOffer
 
 MICRO_BATCH = 2 * GROUP
 
@@ -236,15 +237,18 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_mem
     queue, trainer = CountingQueue(), NotingTrainer()
     role, rollout = actor(queue, trainer), rollout_role(torch_engine(), queue)
     old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
-    plan = await role.plan(bucket_bytes=4096)
-    offer = await role.open_shared(plan)
-    await rollout.join(offer, 0)
-    await old.join(offer, 1)
-    offer.path.unlink()
-    (span,) = await role.publish(1)
+    offer = await role.open_shared(await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
+    with ThreadPoolExecutor(2) as pool:
+        for number, receiver in enumerate((rollout, old)):
+            pool.submit(asyncio.run, receiver.join(offer, number))
+        await role.meet_receivers()
+    assert isinstance(offer, SharedOffer)
+    offer.withdraw()
+    with ThreadPoolExecutor(2) as pool:
+        for receiver in (rollout, old):
+            pool.submit(asyncio.run, receiver.load(1))
+        (span,) = await role.publish(1)
     assert (span.role, span.kind, span.version, span.iteration) == ("actor", "publish_weights", 1, 0)
-    await rollout.load(1)
-    await old.load(1)
     assert rollout.engine.version == old.version == 1
     sent = await role.full_weights()
     assert sent is not None and all(torch.equal(sent[name], tensor) for name, tensor in trainer.weights.items())

@@ -6,7 +6,8 @@ import torch
 from processes import run_in_processes
 from torch.distributed import Store
 
-from harness.weight_sync.collective import CollectiveOffer, open_meeting
+from harness.weight_sync.collective import CollectiveOffer
+from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 
 CPU = torch.device("cpu")

@@ -11,9 +11,18 @@ from role_setting import settle
 
 from harness.protocols import Span
 from harness.weight_sync.coordinator import Coordinator
-from harness.weight_sync.ipc import SharedOffer, create_buffer
+from harness.weight_sync.ipc import SharedOffer, share_slots
+from harness.weight_sync.link import Meeting
 from harness.weight_sync.plan import plan_transfer
-from harness.weight_sync.wires import CollectiveWire, HostStagedWire, SharedMemoryWire, Transport, wire_of
+from harness.weight_sync.wires import (
+    CollectiveWire,
+    HostStagedWire,
+    SharedMemoryWire,
+    Transport,
+    stage_then_swap,
+    wire_of,
+    write_then_read,
+)
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
 KINDS = {
@@ -44,7 +53,7 @@ class Worker:
             case "plan":
                 return PLAN
             case "open_shared":
-                self.offer = create_buffer(PLAN)
+                self.offer = share_slots(PLAN, Meeting("127.0.0.1", 1, 4, 5.0))
                 return self.offer
             case "open_collective" | "open_host_staged":
                 return "the offer"
@@ -100,8 +109,8 @@ RECEIVERS = ("engine0", "engine1", "scorer")
 async def test_through_shared_memory_all_join_and_then_the_file_is_unlinked() -> None:
     setting = Setting("ipc")
     await setting.coordinator.connect()
-    joins = [f"{name}.join" for name in RECEIVERS]
-    assert setting.log == ["trainer0.plan", "trainer1.follow", "trainer0.open_shared", *joins]
+    assert setting.log[:3] == ["trainer0.plan", "trainer1.follow", "trainer0.open_shared"]
+    assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     offer = setting.trainers[0].offer
     assert [worker.heard["join"] for worker in (*setting.engines, setting.scorer)] == [(offer, n) for n in range(3)]
     assert not setting.shared_path.exists()
@@ -110,7 +119,7 @@ async def test_through_shared_memory_all_join_and_then_the_file_is_unlinked() ->
 
 async def test_the_shared_file_is_unlinked_where_an_engine_fails_to_join() -> None:
     setting = Setting("ipc", fails={"engine1": "join"})
-    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="engine1 fails to join")):
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="engine1 fails to join"), flatten_subgroups=True):
         await setting.coordinator.connect()
     assert not setting.shared_path.exists()
     assert setting.coordinator.plan is None
@@ -131,7 +140,7 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: T
 
 
 def test_each_transport_has_its_wire() -> None:
-    assert wire_of("ipc", "host", 1.0) == SharedMemoryWire()
+    assert wire_of("ipc", "host", 1.0) == SharedMemoryWire("host", 1.0)
     assert wire_of("collective", "host", 1.0) == CollectiveWire("host", 1.0)
     assert wire_of("host_staged", "host", 1.0) == HostStagedWire("host", 1.0)
 
@@ -139,10 +148,10 @@ def test_each_transport_has_its_wire() -> None:
 # --- publishing ------------------------------------------------------------------------------------------------------
 
 
-async def test_through_shared_memory_engines_read_after_every_rank_has_written() -> None:
+async def test_simulated_engines_read_shared_memory_after_every_rank_has_written() -> None:
     setting = Setting("ipc")
     written = setting.trainers[1].hold("publish")
-    publishing = asyncio.create_task(setting.coordinator.publish(1))
+    publishing = asyncio.create_task(write_then_read(setting.trainers, [*setting.engines, setting.scorer], 1))
     await settle()
     assert setting.asked() == ["trainer0.publish", "trainer1.publish"]
     written.set()
@@ -150,8 +159,9 @@ async def test_through_shared_memory_engines_read_after_every_rank_has_written()
     assert setting.asked() == [f"{name}.load" for name in RECEIVERS]
 
 
-async def test_by_broadcast_every_rank_and_every_engine_is_asked_at_once_for_the_same_version() -> None:
-    setting = Setting("collective")
+@pytest.mark.parametrize("transport", ["ipc", "collective"])
+async def test_every_rank_and_every_engine_is_asked_at_once_for_the_same_version(transport: Transport) -> None:
+    setting = Setting(transport)
     written = setting.trainers[0].hold("publish")
     publishing = asyncio.create_task(setting.coordinator.publish(7))
     await settle()
@@ -190,18 +200,19 @@ async def test_versions_and_spans_are_recorded(transport: Transport) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ipc", "collective"])
-async def test_a_failed_transfer_leaves_the_old_versions_on_record(transport: Transport) -> None:
+async def test_who_failed_to_load_is_on_record_with_the_old_version(transport: Transport) -> None:
     setting = Setting(transport, fails={"engine1": "load"})
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="engine1 fails to load"), flatten_subgroups=True):
         await setting.coordinator.publish(1)
-    assert setting.coordinator.versions == dict.fromkeys(RECEIVERS, 0)
+    assert setting.coordinator.versions == {"engine0": 1, "engine1": 0, "scorer": 1}
 
 
-async def test_no_engine_reads_where_a_rank_failed_to_write() -> None:
+@pytest.mark.parametrize("publish", [write_then_read, stage_then_swap])
+async def test_no_engine_reads_where_a_rank_failed_to_write(publish: Any) -> None:
     setting = Setting("ipc", fails={"trainer1": "publish"})
-    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="trainer1 fails to publish")):
-        await setting.coordinator.publish(1)
-    assert "engine0.load" not in setting.log
+    outcome = await publish(setting.trainers, setting.engines, 1)
+    assert list(outcome.failed) == ["trainer1", "engine0", "engine1"] and not outcome.fine(setting.engines)
+    assert setting.log == ["trainer0.publish", "trainer1.publish"]
 
 
 # --- in two steps ----------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from torch.distributed import Store, TCPStore, destroy_process_group, init_proce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from harness.weight_sync.collective import broadcast, open_meeting
 from harness.weight_sync.host_staged import HostStagedOffer, HostStagedReceiver, HostStagedSender
+from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import pack, plan_transfer
 from harness.weight_sync.receiver import Follower, HostReceiver, HostSender, WeightReceiver
 
@@ -202,7 +202,7 @@ def send_one_and_a_half(offer: HostStagedOffer) -> None:
         bucket = offer.plan.buckets[0]
         buffer = torch.empty(bucket.bytes, dtype=torch.uint8)
         pack(bucket, weights(2), buffer)
-        broadcast(sender._group, buffer)
+        sender._link.broadcast(buffer).wait()
 
     asyncio.run(send())
 

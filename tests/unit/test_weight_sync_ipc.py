@@ -1,81 +1,45 @@
+"""Two slots in shared memory, and who may look into which."""
+
+import asyncio
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from processes import run_in_processes
+from weight_ends import CPU, LOOPBACK, carried, kept, offered, plan, same, two_ends, weights
 
-from harness.weight_sync.ipc import SharedOffer, SharedWeights, create_buffer
+from harness.weight_sync.errors import TransferError
+from harness.weight_sync.ipc import SharedOffer, share_slots, slot_bytes
+from harness.weight_sync.link import Meeting, open_meeting
 from harness.weight_sync.plan import plan_transfer
-
-CPU = torch.device("cpu")
-
-
-def weights(version: int) -> dict[str, torch.Tensor]:
-    return {
-        "embedding": torch.full((7, 5), float(version)),
-        "norm": torch.arange(11) + version,
-        "scale": torch.full((3,), float(version), dtype=torch.bfloat16),
-    }
 
 
 @pytest.fixture
 def offer() -> Iterator[SharedOffer]:
-    offer = create_buffer(plan_transfer(weights(0).items(), bucket_bytes=64))
+    offer = share_slots(plan(), Meeting(LOOPBACK, 1, 2, 5.0))
     yield offer
     offer.path.unlink(missing_ok=True)
 
 
-def assert_received(end: SharedWeights, version: int) -> None:
-    arrived = dict(end.receive(version))
-    assert list(arrived) == list(weights(version))
-    for name, tensor in weights(version).items():
-        assert arrived[name].dtype == tensor.dtype and torch.equal(arrived[name], tensor)
-
-
-async def test_what_was_sent_arrives_version_after_version(offer: SharedOffer) -> None:
-    sender, receivers = SharedWeights(offer), [offer.receiver(number, CPU) for number in range(2)]
+async def test_what_was_sent_arrives_version_after_version() -> None:
+    ends = two_ends("ipc")
     for version in (1, 2, 3):
-        await sender.send(version, weights(version))
-        for receiver in receivers:
-            assert_received(receiver, version)
+        assert same(await carried(*ends, version, weights(version)), weights(version))
 
 
-def test_a_buffer_that_was_never_filled_is_refused(offer: SharedOffer) -> None:
-    for version in (0, 1):
-        with pytest.raises(RuntimeError, match=f"hold version -1, not {version}"):
-            next(offer.receiver(0, CPU).receive(version))
+def test_the_memory_is_that_of_two_buckets_whatever_the_model() -> None:
+    many = plan_transfer({f"{i}": torch.zeros(1000) for i in range(100)}.items(), bucket_bytes=4096)
+    offer = share_slots(many, Meeting(LOOPBACK, 1, 2, 5.0))
+    size = offer.path.stat().st_size
+    offer.withdraw()
+    assert many.bytes == 400_000 and many.largest == 4000
+    assert 2 * many.largest <= size == 2 * slot_bytes(many) <= 2 * many.largest + 128
 
 
-@pytest.mark.parametrize("asked", [1, 3])
-async def test_another_version_than_the_one_held_is_refused(offer: SharedOffer, asked: int) -> None:
-    sender = SharedWeights(offer)
-    await sender.send(2, weights(2))
-    with pytest.raises(RuntimeError, match=f"hold version 2, not {asked}; send must end before receive"):
-        next(offer.receiver(0, CPU).receive(asked))
-
-
-async def test_a_send_that_broke_off_leaves_a_buffer_that_nobody_takes(offer: SharedOffer) -> None:
-    sender, receiver = SharedWeights(offer), offer.receiver(0, CPU)
-    await sender.send(1, weights(1))
-    with pytest.raises(KeyError, match="scale"):
-        await sender.send(2, {name: tensor for name, tensor in weights(2).items() if name != "scale"})
-    for version in (1, 2):
-        with pytest.raises(RuntimeError, match=f"hold version -1, not {version}"):
-            next(receiver.receive(version))
-    await sender.send(3, weights(3))
-    assert_received(receiver, 3)
-
-
-async def test_the_mapping_outlives_its_file(offer: SharedOffer) -> None:
-    sender, receiver = SharedWeights(offer), offer.receiver(0, CPU)
-    offer.path.unlink()
-    await sender.send(1, weights(1))
-    assert_received(receiver, 1)
-
-
-def test_who_comes_after_the_file_is_gone_cannot_join(offer: SharedOffer) -> None:
-    offer.path.unlink()
+def test_an_offer_withdrawn_leaves_nothing_and_takes_nobody(offer: SharedOffer) -> None:
+    offer.withdraw()
     with pytest.raises(FileNotFoundError):
         offer.receiver(0, CPU)
     assert not offer.path.exists()
@@ -85,22 +49,46 @@ def test_nobody_else_can_read_the_file(offer: SharedOffer) -> None:
     assert offer.path.stat().st_mode & 0o077 == 0
 
 
-def sums_in_another_process(offer: SharedOffer, version: int) -> list[float]:
-    return [float(tensor.float().sum()) for _, tensor in offer.receiver(0, CPU).receive(version)]
-
-
-async def test_another_process_reads_what_was_sent(offer: SharedOffer) -> None:
-    await SharedWeights(offer).send(4, weights(4))
-    (sums,) = run_in_processes(sums_in_another_process, [(offer, 4)], timeout_s=120)
-    assert sums == [float(tensor.float().sum()) for tensor in weights(4).values()]
-
-
-def test_an_offer_names_its_plan_and_its_place(offer: SharedOffer) -> None:
+def test_an_offer_is_small_and_picklable_and_names_its_place(offer: SharedOffer) -> None:
+    data = pickle.dumps(offer)
+    assert pickle.loads(data) == offer and len(data) < 4096
     assert isinstance(offer.path, Path) and offer.path.exists()
-    assert offer.path.stat().st_size == offer.plan.bytes + 16
 
 
-def test_weights_that_do_not_fit_into_shared_memory_are_refused_before_anything_is_made() -> None:
+def test_slots_that_do_not_fit_into_shared_memory_are_refused_before_anything_is_made() -> None:
     huge = plan_transfer([("huge", torch.empty(1 << 50, device="meta"))], bucket_bytes=64)
-    with pytest.raises(RuntimeError, match="need 4503599627370512 bytes in .*enlarge it"):
-        create_buffer(huge)
+    with pytest.raises(RuntimeError, match="need 9007199254740992 bytes in .*enlarge it"):
+        share_slots(huge, Meeting(LOOPBACK, 1, 2, 5.0))
+
+
+def read_in_another_process(number: int, offer: SharedOffer) -> bool:
+    receiver = offer.receiver(number, CPU)
+    return all([same(kept(receiver.receive(version)), weights(version)) for version in (1, 2)])
+
+
+async def test_several_other_processes_read_what_was_sent() -> None:
+    offer, store = offered("ipc", receivers=2)
+    assert isinstance(offer, SharedOffer)
+    arguments = [(number, offer) for number in range(2)]
+    reading = asyncio.create_task(asyncio.to_thread(run_in_processes, read_in_another_process, arguments, 120))
+    sender = await asyncio.to_thread(offer.sender, store, CPU)
+    offer.withdraw()
+    for version in (1, 2):
+        await asyncio.to_thread(lambda version=version: asyncio.run(sender.send(version, weights(version))))
+    assert await reading == [True, True]
+
+
+async def test_a_sender_alone_fails_by_its_timeout_and_then_at_once() -> None:
+    sender, _receiver = two_ends("ipc", timeout_s=1.0)
+    with pytest.raises(TransferError, match="version 1 broke off"):
+        await sender.send(1, weights(1))
+    with pytest.raises(TransferError, match="version 2: a transfer failed before"):
+        await sender.send(2, weights(2))
+
+
+def test_who_does_not_meet_is_told_so() -> None:
+    meeting, store = open_meeting(LOOPBACK, 1, 1.0)
+    offer = share_slots(plan(), meeting)
+    with pytest.raises(TransferError, match="did not meet"):
+        offer.sender(store, CPU)
+    offer.withdraw()

@@ -1,0 +1,24 @@
+"""What every rollout engine refuses to queue."""
+
+from __future__ import annotations
+
+from harness.protocols import Request
+
+
+def check_request(request: Request, engine: str, *, vocabulary: int, max_length: int, max_tokens: int) -> None:
+    """Raises ValueError, naming the engine and the sample, where the prompt is empty, leaves the vocabulary, or is too
+    long for a model of `max_length` tokens with `max_tokens` more; or where `partial` is not the sample's own."""
+    where, prompt = f"engine {engine}, sample {request.sample_id}", request.prompt
+    if len(prompt) == 0 or prompt.min() < 0 or prompt.max() >= vocabulary:
+        raise ValueError(f"{where}: a prompt needs one or more tokens in 0 ... {vocabulary - 1}, got {prompt.tolist()}")
+    if len(prompt) + max_tokens > max_length:
+        raise ValueError(
+            f"{where}: {len(prompt)} prompt tokens and max_tokens {max_tokens} exceed the model's max_length "
+            f"{max_length}; shorten the prompt or lower max_tokens"
+        )
+    partial = request.partial
+    if partial is not None and (partial.sample_id != request.sample_id or partial.finish_reason != "abort"):
+        raise ValueError(
+            f"{where}: only its own aborted completion can be continued, got one of sample {partial.sample_id} "
+            f"that ended by {partial.finish_reason!r}"
+        )

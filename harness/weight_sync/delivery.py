@@ -1,0 +1,108 @@
+"""Brings a version to receivers, again where it fails, and says who did not get it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+
+from harness.protocols import Span
+from harness.runtime.handles import Handle, WorkerDied
+from harness.weight_sync.errors import TransferError
+from harness.weight_sync.plan import TransferPlan
+from harness.weight_sync.wires import Outcome, Wire
+
+Carry = Callable[[Sequence[Handle], int], Awaitable[Outcome]]
+"""One attempt at bringing a version to these receivers. The number is that of the attempt, from 1."""
+
+
+class Delivery:
+    """Connects the wire whenever others are to get something than are connected, or a transfer failed.
+
+    What may go right the next time (`TransferError`) is tried `attempts` times, by new process groups. Who died, or
+    does not answer, is given up at once. Any other error is one of the code, and raised.
+    """
+
+    def __init__(
+        self,
+        trainers: Sequence[Handle],
+        wire: Wire,
+        *,
+        attempts: int,
+        observe: Callable[[Iterable[Span]], None],
+    ) -> None:
+        self.trainers, self.wire, self.attempts = trainers, wire, attempts
+        self._observe = observe
+        self._plan: TransferPlan | None = None
+        self._connected: list[str] | None = None
+
+    def follow(self, plan: TransferPlan) -> None:
+        self._plan = plan
+
+    async def connect(self, receivers: Sequence[Handle]) -> None:
+        """Bring the wire up, unless it is."""
+        names = [receiver.name for receiver in receivers]
+        if self._plan is None or self._connected == names:
+            return
+        self._connected = None
+        await self.wire.connect(self.trainers[0], receivers, self._plan)
+        self._connected = names
+
+    async def bring(self, version: int, receivers: Sequence[Handle], carry: Carry) -> list[tuple[Handle, Exception]]:
+        """Those that did not get `version`, each with its last error.
+
+        Raises an ExceptionGroup of what no other attempt would mend: what training ranks died of is among it.
+        """
+        lost: list[tuple[Handle, Exception]] = []
+        missing = list(receivers)
+        for attempt in range(1, self.attempts + 1):
+            outcome = await self._try(missing, carry, attempt)
+            self._raise_what_stays(version, outcome)
+            for spans in outcome.spans:
+                self._observe(spans)
+            if outcome.failed:
+                self._connected = None
+            failed = [(receiver, error) for receiver in missing if (error := outcome.failed.get(receiver.name))]
+            gone = [receiver for receiver, error in failed if await _is_gone(receiver, error)]
+            lost += [(receiver, error) for receiver, error in failed if receiver in gone or attempt == self.attempts]
+            missing = [receiver for receiver, _ in failed if receiver not in gone]
+            if not missing:
+                break
+        return lost
+
+    async def _try(self, receivers: Sequence[Handle], carry: Carry, attempt: int) -> Outcome:
+        try:
+            await self.connect(receivers)
+        except Exception as failure:
+            causes = list(_causes(failure))
+            if any(not isinstance(cause, TransferError | WorkerDied) for cause in causes):
+                raise
+            if await self.trainers[0].is_dead():
+                raise
+            return Outcome(failed={receiver.name: TransferError(str(causes[0])) for receiver in receivers})
+        return await carry(receivers, attempt)
+
+    def _raise_what_stays(self, version: int, outcome: Outcome) -> None:
+        trainers = {trainer.name for trainer in self.trainers}
+        stays = [
+            error
+            for name, error in outcome.failed.items()
+            if not isinstance(error, TransferError) and (name in trainers or not _is_absence(error))
+        ]
+        if stays:
+            raise ExceptionGroup(f"version {version} was not brought to the engines", stays)
+
+
+def _is_absence(error: Exception) -> bool:
+    return isinstance(error, WorkerDied | TimeoutError)
+
+
+async def _is_gone(receiver: Handle, error: Exception) -> bool:
+    return _is_absence(error) or await receiver.is_dead()
+
+
+def _causes(failure: Exception) -> Iterator[Exception]:
+    """What a group of errors is made of."""
+    if isinstance(failure, ExceptionGroup):
+        for part in failure.exceptions:
+            yield from _causes(part)
+    else:
+        yield failure

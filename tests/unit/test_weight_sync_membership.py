@@ -1,0 +1,131 @@
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from harness.weight_sync.membership import Membership, UnknownMember
+
+NAMES = ("rollout[0]", "rollout[1]", "actor_fwd[0]")
+
+
+def joined(*names: str) -> Membership:
+    membership = Membership()
+    for name in names:
+        membership.join(name)
+    return membership
+
+
+def test_ranks_follow_the_order_of_joining_after_the_sender() -> None:
+    membership = joined("b", "a", "c")
+    assert membership.ranks == {"b": 1, "a": 2, "c": 3}
+    membership.leave("b")
+    assert membership.ranks == {"a": 1, "c": 2}
+
+
+def test_the_epoch_changes_with_those_who_take_part_and_not_with_what_they_hold() -> None:
+    membership = joined("a", "b")
+    epochs = [membership.epoch]
+    membership.took("a", 3)
+    membership.seen("b", 2, now=1.0)
+    assert membership.epoch == epochs[-1]
+    for change in (lambda: membership.join("c"), lambda: membership.lose("a", "why"), lambda: membership.leave("b")):
+        change()
+        epochs.append(membership.epoch)
+    assert epochs == sorted(set(epochs))
+
+
+def test_who_joins_again_tells_its_version_and_keeps_its_number() -> None:
+    membership = joined("a", "b")
+    epoch = membership.epoch
+    membership.join("a", version=7)
+    assert membership.versions == {"a": 7, "b": 0} and membership.ranks["a"] == 1
+    assert membership.epoch == epoch
+
+
+def test_a_lost_member_is_on_record_with_its_old_version_and_takes_part_again_only_when_it_joins() -> None:
+    membership = joined("a", "b")
+    membership.took("a", 4)
+    membership.lose("a", "its link broke")
+    assert membership.of("a").trouble == "its link broke" and membership.of("a").version == 4
+    assert membership.seen("a", 4, now=9.0).health == "lost"
+    assert membership.ranks == {"b": 1}
+    membership.join("a", version=4)
+    assert membership.ranks == {"a": 1, "b": 2} and membership.of("a").trouble == ""
+
+
+def test_who_is_silent_for_too_long_is_named_and_well_again_when_it_is_heard_of() -> None:
+    membership = Membership()
+    for name, now in (("a", 0.0), ("b", 5.0), ("c", 0.0)):
+        membership.join(name, now=now)
+    membership.lose("c", "gone")
+    assert membership.note_silence(now=10.0, after_s=10.0) == []
+    assert membership.note_silence(now=10.1, after_s=10.0) == ["a"]
+    assert membership.ranks == {"a": 1, "b": 2}, "silence alone loses nobody: a computation may be long"
+    membership.seen("a", 1, now=11.0)
+    assert membership.note_silence(now=11.0, after_s=10.0) == []
+
+
+def test_nothing_can_be_told_of_somebody_unknown() -> None:
+    membership = joined("a")
+    for tell in (
+        lambda: membership.leave("b"),
+        lambda: membership.lose("b", ""),
+        lambda: membership.seen("b", 1, 0.0),
+        lambda: membership.took("b", 1),
+    ):
+        with pytest.raises(UnknownMember, match="'b' is no member; join first"):
+            tell()
+    assert membership.ranks == {"a": 1}
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Against a plain dict; and a membership made anew is the same once all have joined it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.membership, self.held = Membership(), dict[str, int]()
+        self.lost: set[str] = set()
+
+    @rule(name=st.sampled_from(NAMES), version=st.integers(0, 5))
+    def join(self, name: str, version: int) -> None:
+        self.membership.join(name, version=version)
+        self.held[name] = version
+        self.lost.discard(name)
+
+    @rule(name=st.sampled_from(NAMES), version=st.integers(0, 5))
+    def take(self, name: str, version: int) -> None:
+        if name in self.held:
+            self.membership.took(name, version)
+            self.held[name] = version
+
+    @rule(name=st.sampled_from(NAMES))
+    def leave(self, name: str) -> None:
+        if name in self.held:
+            self.membership.leave(name)
+            del self.held[name]
+            self.lost.discard(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def lose(self, name: str) -> None:
+        if name in self.held:
+            self.membership.lose(name, "why")
+            self.lost.add(name)
+
+    @rule()
+    def restart(self) -> None:
+        before, self.membership = self.membership, Membership()
+        for member in before.members:
+            if member.health != "lost":
+                self.membership.join(member.name, version=member.version)
+        self.held = {name: version for name, version in self.held.items() if name not in self.lost}
+        self.lost.clear()
+
+    @invariant()
+    def it_knows_who_holds_what(self) -> None:
+        assert self.membership.versions == self.held
+        assert set(self.membership.ranks) == set(self.held) - self.lost
+        assert sorted(self.membership.ranks.values()) == list(range(1, len(self.membership.ranks) + 1))
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
