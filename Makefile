@@ -4,6 +4,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PEER := .venv-peer
+VLLM := .venv-vllm
+SGLANG := .venv-sglang
+# A run whose engine is vLLM uses vLLM's environment, which has everything else too.
+BENCH := $(if $(filter vllm,$(ENGINE)),$(VLLM),$(VENV))
 
 SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) $(if $(ENGINE),engine=$(ENGINE)) \
 	$(if $(TASK),task=$(TASK)) $(if $(BACKEND),backend=$(BACKEND)) $(if $(SEEDS),seeds=$(SEEDS)) \
@@ -11,7 +15,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) 
 	$(if $(COST),cost=$(COST)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup bench list doctor ui table test test-redis lint unit perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench list doctor ui table test test-redis lint unit perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= FORCE=1 ARGS=\"setting=value\""
@@ -22,6 +26,9 @@ help:
 	@echo "make test    lint, types and tests"
 	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
 	@echo "make test-redis   the queue over a real Redis server"
+	@echo "make test-engine ENGINE=my_module:MyEngine   the contract of rollout engines, for your own (docs/adding_an_engine.md)"
+	@echo "make setup-vllm   an environment for ENGINE=vllm; test-vllm: the engine's tests, against vLLM itself"
+	@echo "make setup-sglang the server's environment for ENGINE=sglang; test-sglang: the engine's tests, against a server"
 
 setup: $(STAMP)
 
@@ -32,8 +39,30 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(RUN) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
-bench: $(STAMP)
-	@$(RUN) -m harness bench $(SETTINGS)
+# Versions are exact and complete, so nothing is resolved; only torch brings what its build for this machine needs.
+setup-vllm: $(VLLM)/.installed
+
+$(VLLM)/.installed: pyproject.toml .ci/constraints-vllm.txt
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@echo "installing into $(VLLM) (about five minutes the first time)"
+	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints-vllm.txt $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-vllm.txt -e .
+	@$(VLLM)/bin/python -m compileall -q -j 2 -x py312 $(VLLM)/lib
+	@touch $@
+
+# The server only: it and the harness want different versions of the same packages.
+setup-sglang: $(SGLANG)/.installed
+
+$(SGLANG)/.installed: .ci/constraints-sglang.txt
+	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	@echo "installing into $(SGLANG) (about five minutes the first time)"
+	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints-sglang.txt $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-sglang.txt
+	@$(SGLANG)/bin/python -m compileall -q -j 2 -x py312 $(SGLANG)/lib
+	@touch $@
+
+bench: $(BENCH)/.installed $(if $(filter sglang,$(ENGINE)),$(SGLANG)/.installed)
+	@$(BENCH)/bin/python -m harness bench $(SETTINGS)
 
 list: $(STAMP)
 	@$(RUN) -m harness list
@@ -58,6 +87,16 @@ unit: $(STAMP)
 test: lint
 	$(RUN) -m pytest
 
+test-engine: $(BENCH)/.installed
+	@test -n "$(ENGINE)" || { echo "which engine? make test-engine ENGINE=my_module:MyEngine"; exit 1; }
+	$(BENCH)/bin/python -m pytest tests/contract --engine $(ENGINE) $(ARGS)
+
+test-vllm: $(VLLM)/.installed
+	$(VLLM)/bin/python -m pytest -m vllm
+
+test-sglang: $(STAMP) $(SGLANG)/.installed
+	$(RUN) -m pytest -m sglang
+
 test-redis: $(STAMP)
 	@command -v redis-server >/dev/null || { echo "redis-server is missing: apt-get install redis-server"; exit 1; }
 	$(RUN) -m pytest -m redis
@@ -76,10 +115,11 @@ perf-queue: $(STAMP) $(PEER)/.installed
 
 perf: $(STAMP) perf-queue
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_rollout
+	OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo $(RUN) -m tests.benchmarks.bench_weight_sync
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_overhead
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_simulation
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_paced
 	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_prediction
 
 clean:
-	rm -rf $(VENV) $(PEER) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEER) $(VLLM) $(SGLANG) .mypy_cache .pytest_cache .ruff_cache

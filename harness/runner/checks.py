@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from engines import ENGINES
+from engines import ENGINES, PACKAGES
 from engines.model import parameter_count
+from engines.sglang.interpreter import interpreter, servers
 from harness.config import ConfigError, JobConfig, ModelConfig
 from harness.metrics.manifest import Backend
 from harness.placement import DEVICE_ROLES, Placement, place
@@ -57,6 +59,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
     _check_tensor_parallel(config, len(placement.devices["actor"]))
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
+    _check_packages(config.engine.name)
     _check_lengths(config)
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
     try:
@@ -125,6 +128,20 @@ def _check_names(config: JobConfig) -> None:
         raise ConfigError(
             f"algorithm.kl_coef={config.algorithm.kl_coef} needs the reference role; set algorithm.reference=true"
         )
+
+
+def _check_packages(engine: str) -> None:
+    package = PACKAGES.get(engine)
+    if package is not None and find_spec(package) is None:
+        raise ConfigError(
+            f"engine.name={engine} needs {package}, which this Python lacks; `make bench ENGINE={engine}` installs it "
+            "in an environment of its own, and runs there"
+        )
+    if engine == "sglang" and not servers():
+        try:
+            interpreter()
+        except FileNotFoundError as missing:
+            raise ConfigError(f"engine.name={engine}: {missing}") from missing
 
 
 def _check_model(model: ModelConfig) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from engines.model import parameter_count
 from harness.config import ConfigError
+from harness.runner import checks
 from harness.runner.checks import Plan, device_bytes, device_roles, plan_job
 from harness.runner.compose import compose_job, make_schedule
 from harness.runner.machine import Machine
@@ -45,6 +46,14 @@ def test_the_main_job_runs_on_two_cores() -> None:
         "actor_fwd": (1,),
         "reference": (1,),
     }
+
+
+def test_an_engine_whose_packages_are_missing_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda package: None)
+    assert refused("engine=vllm").startswith(
+        "engine.name=vllm needs vllm, which this Python lacks; `make bench ENGINE=vllm` installs it"
+    )
+    assert plan("engine=vllm", "backend=virtual").backend == "virtual"
 
 
 def test_roles_that_the_algorithm_does_not_want_have_no_place() -> None:
@@ -189,7 +198,7 @@ def test_completion_order_trains_on_one_rank() -> None:
 
 
 def test_names_that_only_the_code_knows_are_checked() -> None:
-    assert refused("engine.name=warp") == "engine.name=warp is unknown; choose one of torch"
+    assert refused("engine.name=warp") == "engine.name=warp is unknown; choose one of sglang, torch, vllm"
     assert refused("task.name=chess") == "task.name=chess is unknown; choose one of reverse, copy, expand, jsonl"
 
 

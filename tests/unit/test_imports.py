@@ -28,9 +28,8 @@ def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
 
 
 def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> None:
-    together = ", ".join(
-        ("tests.gpu.bench_gpu", *modules("engines"), *modules("harness/weight_sync"), *modules("harness/rl"))
-    )
+    folders = ("engines", "engines/vllm", "engines/sglang", "harness/weight_sync", "harness/rl")
+    together = ", ".join(("tests.gpu.bench_gpu", *(module for folder in folders for module in modules(folder))))
     assert brought_along(together, GPU_MACHINE) == []
 
 

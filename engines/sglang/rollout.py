@@ -1,0 +1,297 @@
+"""The SGLang rollout engine: a server of its own, which this end starts, watches, feeds over HTTP and stops.
+
+Every running sample is one streaming request, a leg of its way; what else was submitted waits here. A sample may need
+several legs: an abort ends them, and each goes on from its tokens with the draws that it would have had, because the
+server draws by seed and position.
+
+A server that brackets weight updates (0.5.21 and later) holds requests still while weights change, and says which
+version sampled which token. Older ones cannot: for them a pause that keeps samples ends their legs, and `resume` starts
+new ones. So no leg of theirs outlives an update, and this end knows the version of every token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from engines.requests import check_request
+from engines.running_sample import RunningSample
+from engines.sglang.client import SGLangClient
+from engines.sglang.control import ServerControl
+from engines.sglang.legs import Legs
+from engines.sglang.requests import body_of
+from engines.sglang.server import START_TIMEOUT_S, open_server
+from engines.sglang.weights import TornWeights, WeightLink
+from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+
+class SGLangRollout:
+    """`harness.protocols.RolloutEngine` over HTTP. Blocks until the server is there; starts at version 0, with the
+    weights of `model`, on `device`. timeout_s: the longest wait for the server, other than for its start.
+
+    Raises what `open_server` raises; RuntimeError or TimeoutError where the server does not start.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        *,
+        sampling: Sampling,
+        slots: int,
+        seed: int,
+        clock: Clock,
+        device: torch.device | str = "cpu",
+        name: str = "0",
+        timeout_s: float = 300.0,
+    ) -> None:
+        self.slots, self.version, self.name, self.sampling = slots, 0, name, sampling
+        self._owner = f"engine {name}"
+        self._seed, self._clock = seed, clock
+        self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
+        self._server = open_server(model, slots=slots, device=torch.device(device), name=name, owner=self._owner)
+        client = SGLangClient(self._server.url, self._server.token, owner=self._owner, timeout_s=timeout_s)
+        try:
+            client.wait_until_ready(START_TIMEOUT_S, self._server.require_alive)
+            self._server.has_started()
+            self._holds_still = client.brackets_updates()
+        except BaseException:
+            self._server.stop()
+            raise
+        self._client, self._control = client, ServerControl(client)
+        self._link = WeightLink(model, client, brackets=self._holds_still)
+        self._initial = None if self._server.has_initial_weights else dict(model.named_parameters())
+        self._changed = asyncio.Event()
+        self._preparing = asyncio.Lock()
+        self._legs = Legs(
+            client,
+            prepare=self._prepare,
+            ended=self._leg_ended,
+            changed=self._changed.set,
+            require_alive=self._server.require_alive,
+            still=lambda: self._control.paused,
+        )
+        self._rows: dict[int, RunningSample] = {}
+        self._waiting: deque[RunningSample] = deque()
+        self._done: list[Completion] = []
+        self._admitting = True
+        self._paused = False
+        self._held = False  # running samples stay as they are: what ended all the same is told when they go on
+        self._loading = False
+        self._torn: int | None = None  # a version of which a part may be there
+        self._closed = False
+
+    @property
+    def running(self) -> int:
+        return len(self._rows)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def process_ids(self) -> Sequence[int]:
+        """The server's processes, the one that answers first; none where it is somebody else's."""
+        return self._server.process_ids
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, all or none. Raises ValueError as `check_request`."""
+        for request in requests:
+            check_request(
+                request,
+                self.name,
+                vocabulary=self._vocabulary,
+                max_length=self._max_length,
+                max_tokens=self.sampling.max_tokens,
+            )
+        self._waiting.extend(RunningSample.of(request) for request in requests)
+        self._start()
+        self._changed.set()
+
+    async def finished(self) -> list[Completion]:
+        """Raises RuntimeError: the server is gone, or silent; there is work, but the weights are torn or asleep; or the
+        engine was closed."""
+        self._legs.watch()
+        while not self._done:
+            if self._rows or (self._admitting and self._waiting):
+                self._require_ready()
+            else:
+                self._require_alive()
+            self._changed.clear()
+            await self._changed.wait()
+        done, self._done = self._done, []
+        return done
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._require_alive()
+        self._admitting = False
+        if mode == "keep":
+            await self._hold()
+        elif mode == "wait":
+            if self._rows:
+                self._require_ready()
+            await self._go_on()
+            await self._drained()
+        else:
+            await self._abort()
+        self._paused = True
+        self._changed.set()
+
+    def drop_cache(self) -> None:
+        """Raises RuntimeError where the engine is neither paused nor idle."""
+        self._require_still("drop_cache")
+        self._control.drop_cache()
+
+    async def resume(self) -> None:
+        """Raises RuntimeError where `finished` would."""
+        self._require_ready()
+        await self._go_on()
+        self._admitting, self._paused = True, False
+        self._start()
+        self._changed.set()
+
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raises what `WeightLink.load` raises: after TornWeights the engine refuses to generate, after all else it
+        goes on with the weights that it had. RuntimeError where the engine is neither paused nor idle."""
+        self._require_alive()
+        self._require_still("load_weights")
+        await self._control.make_room_for_weights()
+        self._loading = True
+        try:
+            await self._link.load(version, weights)
+        except TornWeights:
+            self._torn = version
+            raise
+        finally:
+            self._loading = False
+        self.version, self._torn, self._initial = version, None, None
+        self._start()
+
+    async def sleep(self) -> None:
+        """On a GPU the server gives back the memory of its cache and weights; running samples keep their tokens."""
+        self._require_alive()
+        self._require_still("sleep")
+        await self._control.sleep()
+
+    async def wake(self) -> None:
+        self._require_alive()
+        await self._control.wake()
+        self._start()
+
+    async def close(self) -> None:
+        """Kill the server and forget all samples; who waits in `finished` gets a RuntimeError."""
+        self._closed = True
+        await self._legs.close()
+        await self._client.close()
+        self._server.stop()
+        self._rows.clear()
+        self._waiting.clear()
+        self._changed.set()
+
+    def _start(self) -> None:
+        """Give free slots to waiting samples, in the order of submission."""
+        ready = not self._loading and self._torn is None and not self._control.asleep and self._legs.failure is None
+        while ready and self._admitting and self._waiting and len(self._rows) < self.slots:
+            sample = self._waiting.popleft()
+            if sample.started_at is None:
+                sample.started_at = self._clock.now()
+            self._rows[sample.sample_id] = sample
+            self._start_leg(sample)
+
+    def _start_leg(self, sample: RunningSample) -> None:
+        body = body_of(sample, self.sampling, seed=self._seed, vocabulary=self._vocabulary)
+        self._legs.start(sample, self.sampling, body)
+
+    async def _prepare(self) -> int:
+        """Before a leg. A server that somebody else started has whatever weights it was started with."""
+        async with self._preparing:
+            if self._initial is not None:
+                await self._link.load(0, self._initial.items())
+                self._initial = None
+            await self._control.before_a_request()
+        return self.version
+
+    def _leg_ended(self, sample: RunningSample) -> None:
+        """A sample that was aborted keeps its slot: what becomes of it is for whoever aborted it to say."""
+        if not self._held:
+            self._return([sample])
+        self._changed.set()
+
+    def _return(self, samples: Iterable[RunningSample]) -> None:
+        """Those that are done leave their slots to others."""
+        now = self._clock.now()
+        for sample in samples:
+            if (reason := self._finish_reason(sample)) is not None:
+                del self._rows[sample.sample_id]
+                self._done.append(sample.completion(reason, now))
+        self._start()
+
+    def _finish_reason(self, sample: RunningSample) -> FinishReason | None:
+        if sample.log_probs and sample.context[-1] in self.sampling.stop_tokens:
+            return "stop"
+        return "length" if len(sample.log_probs) == self.sampling.max_tokens else None
+
+    async def _hold(self) -> None:
+        if not self._held and self._rows:
+            if self._holds_still:
+                self._held = True
+                await self._control.hold()
+            else:
+                await self._legs.end_all(self._control.go_on)
+        self._held = True
+
+    async def _go_on(self) -> None:
+        """Undo `_hold`."""
+        await self._control.go_on()
+        self._held = False
+        self._return([*self._rows.values()])
+        for sample in self._rows.values():
+            if sample not in self._legs:
+                self._start_leg(sample)
+
+    async def _drained(self) -> None:
+        while self._rows:
+            self._require_ready()
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _abort(self) -> None:
+        if self._control.paused:
+            await self._control.empty_slots()  # so that no token is sampled to end them
+        await self._legs.end_all(self._control.go_on)
+        self._require_alive()
+        self._held = False
+        self._return([*self._rows.values()])
+        now = self._clock.now()
+        self._done += [sample.completion("abort", now) for sample in (*self._rows.values(), *self._waiting)]
+        self._rows.clear()
+        self._waiting.clear()
+
+    def _require_alive(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"{self._owner} is closed")
+        if self._legs.failure is not None:
+            raise RuntimeError(f"{self._owner} cannot go on: {self._legs.failure}") from self._legs.failure
+        self._server.require_alive()
+
+    def _require_ready(self) -> None:
+        self._require_alive()
+        if self._torn is not None:
+            raise RuntimeError(
+                f"{self._owner}: version {self._torn} was loaded in part only; load a complete set of weights"
+            )
+        if self._control.asleep:
+            raise RuntimeError(f"{self._owner} is asleep; call wake() first")
+
+    def _require_still(self, action: str) -> None:
+        if not self._paused and (self._rows or self._waiting):
+            raise RuntimeError(
+                f"{self._owner}: {action} needs a paused or idle engine, but {self.running} samples run and "
+                f"{self.waiting} wait; call pause() first"
+            )

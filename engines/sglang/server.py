@@ -1,0 +1,186 @@
+"""SGLang servers: one that is started here, watched and stopped, or one that somebody else runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+from engines.sglang.interpreter import TOKEN, URL, interpreter, servers
+from engines.sglang.model import write_model
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+START_TIMEOUT_S = 300.0
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_KILL_TIMEOUT_S = 30.0
+_SPARE_TOKENS = 8
+"""The server wants some room beyond prompt and response."""
+_CPU_CACHE_TOKENS = 1 << 16
+_TOKENS_BETWEEN_MESSAGES = 64
+
+
+class RemoteServer:
+    """A server that was running before and will be afterwards. Its weights are anybody's, until it was given some."""
+
+    process_ids: tuple[int, ...] = ()
+    has_initial_weights = False
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url, self.token = url, token
+
+    def has_started(self) -> None:
+        """Before we came."""
+
+    def require_alive(self) -> None:
+        """Nothing can be known but by asking it."""
+
+    def stop(self) -> None:
+        """It is not ours."""
+
+
+class LocalServer:
+    """A server for one engine, on loopback, with a token that only we know. It ends with this object's process, however
+    that ends, and with `stop`."""
+
+    has_initial_weights = True
+
+    def __init__(self, model: Qwen3ForCausalLM, *, slots: int, device: torch.device, owner: str) -> None:
+        """Returns at once; the server needs half a minute.
+
+        Raises FileNotFoundError where there is no interpreter for it.
+        """
+        self.owner, self.token = owner, secrets.token_urlsafe(32)
+        self._folder = tempfile.TemporaryDirectory(prefix="cadence-sglang-")
+        folder, port = Path(self._folder.name), _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        (folder / "model").mkdir()
+        write_model(model, folder / "model")
+        with (folder / "server.log").open("wb") as log:
+            self._log = (folder / "server.log").open("rb")
+            self._process = subprocess.Popen(
+                [str(interpreter()), "-P", str(_LAUNCHER), *_flags(model, folder / "model", slots, device, port)],
+                stdin=subprocess.PIPE,  # held open for as long as the server may live: see launcher.py
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(device, self.token),
+                start_new_session=True,
+            )
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """The server's processes, the one that answers first."""
+        try:
+            children = psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            children = []
+        return (self._process.pid, *(child.pid for child in children))
+
+    def has_started(self) -> None:
+        """It has read its model: nothing of it stays on disk, however this process ends. Its log is still open."""
+        self._folder.cleanup()
+
+    def require_alive(self) -> None:
+        """Raises RuntimeError, with the end of its log, if the server is gone."""
+        if (code := self._process.poll()) is not None:
+            raise RuntimeError(
+                f"{self.owner}: its SGLang server (process {self._process.pid}) ended with exit code {code}; its log "
+                f"ends:\n{self._last_words()}"
+            )
+
+    def stop(self) -> None:
+        """Kill the server with all of its processes. Returns when it is gone."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended by itself, with all of its group
+        self._process.wait(_KILL_TIMEOUT_S)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._log.close()
+        self._folder.cleanup()
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-12:]).replace(self.token, "***")
+
+
+def open_server(
+    model: Qwen3ForCausalLM, *, slots: int, device: torch.device, name: str, owner: str
+) -> LocalServer | RemoteServer:
+    """The server of engine `name`: the one that the environment names, else one that is started.
+
+    Raises ValueError if it names servers, but none for this engine; FileNotFoundError as `interpreter`.
+    """
+    urls = servers()
+    if not urls:
+        return LocalServer(model, slots=slots, device=device, owner=owner)
+    if not name.isdecimal() or int(name) >= len(urls):
+        raise ValueError(f"{URL}={','.join(urls)}: {len(urls)} servers, none for {owner}; name one for each engine")
+    return RemoteServer(urls[int(name)], os.environ.get(TOKEN, ""))
+
+
+def _flags(model: Qwen3ForCausalLM, folder: Path, slots: int, device: torch.device, port: int) -> list[str]:
+    config = model.config
+    longest = config.max_position_embeddings + _SPARE_TOKENS
+    flags = {
+        "--model-path": folder,
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--device": device.type,
+        "--dtype": str(model.dtype).removeprefix("torch."),
+        "--context-length": longest,
+        "--max-running-requests": slots,
+        "--weight-version": 0,
+        "--stream-interval": _TOKENS_BETWEEN_MESSAGES,
+        "--sampling-mask-max-tokens": config.vocab_size,
+        "--log-level": "warning",
+    }
+    switches = ["--skip-tokenizer-init", "--skip-server-warmup", "--enable-deterministic-inference"]
+    if device.type == "cpu":
+        flags |= {
+            "--attention-backend": "torch_native",
+            "--sampling-backend": "pytorch",
+            "--cuda-graph-backend-decode": "disabled",
+            "--cuda-graph-backend-prefill": "disabled",
+            "--max-total-tokens": max(longest, min(slots * longest, _CPU_CACHE_TOKENS)),
+        }
+        switches.append("--disable-overlap-schedule")
+    else:
+        switches.append("--enable-memory-saver")  # without it `sleep` frees nothing
+    return [*(f"{flag}={value}" for flag, value in flags.items()), *switches]
+
+
+def _environment(device: torch.device, token: str) -> dict[str, str]:
+    """The token goes this way because command lines are for everybody to read."""
+    ours = {
+        TOKEN: token,
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONSAFEPATH": "1",  # as -P, for the processes that the server spawns
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+    }
+    if device.type == "cpu":
+        ours |= {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler takes longer than a small job
+        }
+    theirs = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return theirs | ours
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

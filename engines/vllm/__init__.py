@@ -1,0 +1,1 @@
+"""vLLM: AsyncLLM in the rollout worker, its own processes behind it."""

@@ -1,0 +1,160 @@
+"""Weights from the process that holds the adapter to vLLM's worker: in buckets, by Gloo between CPUs, by CUDA IPC on a
+GPU. Imports no vLLM: both ends use it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+BACKEND = "cadence"
+"""The name of the worker's end among vLLM's weight transfer backends."""
+ADAPTER, WORKER = 0, 1
+"""Ranks of the pair."""
+BUCKET_BYTES = 64 << 20
+_ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
+
+
+@dataclass
+class Bucket:
+    """Tensors, one after the other in the first `size` bytes of `buffer` (uint8)."""
+
+    buffer: torch.Tensor
+    size: int = 0
+    names: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether there is room for this one too."""
+        return self._next + tensor.nbytes <= len(self.buffer)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        start, self.size = self._next, self._next + tensor.nbytes
+        self.buffer[start : self.size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        self.names.append(name)
+        self.dtypes.append(str(tensor.dtype).removeprefix("torch."))
+        self.shapes.append(list(tensor.shape))
+        self.offsets.append(start)
+
+    @property
+    def _next(self) -> int:
+        return -(-self.size // _ALIGNMENT) * _ALIGNMENT
+
+    def described(self) -> dict[str, Any]:
+        """What the worker has to know; plain values."""
+        return {
+            "names": self.names,
+            "dtypes": self.dtypes,
+            "shapes": self.shapes,
+            "offsets": self.offsets,
+            "size": self.size,
+        }
+
+
+def buckets(
+    weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, limit: int = BUCKET_BYTES
+) -> Iterator[Bucket]:
+    """Copies of the weights, in buckets of at most `limit` bytes on `device`; a larger tensor travels alone.
+
+    The next bucket uses the memory of the one before.
+    """
+    buffer = torch.empty(limit, dtype=torch.uint8, device=device)
+    bucket = Bucket(buffer)
+    for name, tensor in weights:
+        if not bucket.holds(tensor):
+            if bucket.names:
+                yield bucket
+            if tensor.nbytes > len(buffer):
+                buffer = torch.empty(tensor.nbytes, dtype=torch.uint8, device=device)
+            bucket = Bucket(buffer)
+        bucket.add(name, tensor)
+    if bucket.names:
+        yield bucket
+
+
+class GlooLink:
+    """The adapter's end between two CPUs: they meet at a file, and talk over loopback."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-link-")
+        self._store = str(Path(self._folder.name) / "store")
+        self._pair: dist.ProcessGroup | None = None
+
+    def meeting(self) -> dict[str, Any]:
+        return {"store": self._store, "timeout_s": self._timeout_s}
+
+    def open(self) -> None:
+        """Blocks until the worker has come, at most `timeout_s`."""
+        self._pair = gloo_pair(self._store, ADAPTER, self._timeout_s)
+
+    def met(self) -> None:
+        """Both ends are there, or one never will be: the file is needed no more."""
+        self._folder.cleanup()
+
+    def handle(self, bucket: Bucket) -> None:
+        """Nothing to map: the bytes travel."""
+
+    def send(self, bucket: Bucket) -> None:
+        """Blocks until the worker has taken the bucket."""
+        assert self._pair is not None, "send before open"
+        broadcast(self._pair, bucket.buffer[: bucket.size])
+
+
+class CudaLink:
+    """The adapter's end where both processes use one GPU: the worker maps the adapter's bucket, and nothing travels."""
+
+    def meeting(self) -> dict[str, Any]:
+        return {"store": None, "timeout_s": 0.0}
+
+    def open(self) -> None:
+        """Nobody meets."""
+
+    def met(self) -> None:
+        """There was no file."""
+
+    def handle(self, bucket: Bucket) -> list[Any]:
+        """How the worker can map the bucket, which is complete: plain values, no pickle."""
+        torch.cuda.synchronize(bucket.buffer.device)
+        return list(bucket.buffer.untyped_storage()._share_cuda_())
+
+    def send(self, bucket: Bucket) -> None:
+        """It is there already."""
+
+
+def link_to(device: torch.device, timeout_s: float) -> GlooLink | CudaLink:
+    return CudaLink() if device.type == "cuda" else GlooLink(timeout_s)
+
+
+def gloo_pair(store: str, rank: int, timeout_s: float) -> dist.ProcessGroup:
+    """The group of the two ends, over loopback whatever the environment says. Blocks until both are there."""
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    files = dist.FileStore(store, 2)
+    files.set_timeout(timedelta(seconds=timeout_s))
+    return cast(dist.ProcessGroup, gloo(files, rank, 2, options))
+
+
+def broadcast(pair: dist.ProcessGroup, buffer: torch.Tensor) -> None:
+    """From the adapter to the worker; returns when `buffer` was read or filled."""
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = ADAPTER, 0
+    pair.broadcast([buffer], options).wait()
+
+
+def shared_tensor(handle: list[Any] | None, size: int) -> torch.Tensor:
+    """The bucket of another process on this GPU, uint8 [size]; it lives as long as the other one keeps it."""
+    assert handle is not None, "a bucket that neither travels nor can be mapped"
+    storage = torch.UntypedStorage._new_shared_cuda(*handle)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]

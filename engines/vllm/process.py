@@ -1,0 +1,207 @@
+"""vLLM's own processes: started, asked with a time limit, watched, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Awaitable, Sequence
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import psutil
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+Answer = TypeVar("Answer")
+
+_BLOCK = 32  # tokens of a block of the KV cache; vLLM's CPU kernels want multiples of it
+_STOP_S = 10.0
+
+
+class VLLMProcess:
+    """An `AsyncLLM` whose every answer is waited for with a limit, and whose death ends every wait at once.
+
+    It belongs to the event loop of its first call. `llm` is vLLM's own interface; what it is asked goes through `ask`.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        *,
+        slots: int,
+        device: torch.device,
+        name: str,
+        timeout_s: float,
+    ) -> None:
+        """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes `model`'s weights as they
+        are, from a folder that is there for the start only."""
+        self._name, self._timeout_s = name, timeout_s
+        disable_progress_bar()
+        with tempfile.TemporaryDirectory(prefix="cadence-vllm-model-") as folder:
+            model.save_pretrained(folder)
+            self.llm = _start(folder, _arguments(model, slots, device))
+        self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
+        core = psutil.Process(self._core.pid)
+        self._processes = [core, *core.children(recursive=True)]
+        self._death: asyncio.Future[None] | None = None
+
+    @property
+    def process_ids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    async def ask(self, what: str, answer: Awaitable[Answer], timeout_s: float | None = None) -> Answer:
+        """Wait for `answer`, at most `timeout_s`, or the engine's own limit. `what` ends the sentence "did not ...".
+
+        Raises RuntimeError where the engine died, TimeoutError where it did not answer; both name the engine.
+        """
+        limit = timeout_s or self._timeout_s
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                return await self.outlast(answer)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise TimeoutError(f"engine {self._name} did not {what} within {limit} s") from error
+
+    async def outlast(self, answer: Awaitable[Answer]) -> Answer:
+        """Wait for `answer` as long as vLLM lives. Raises RuntimeError, naming the engine, where it dies first."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        asked = asyncio.ensure_future(answer)
+        either: set[asyncio.Future[Any]] = {asked, self._watched()}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                return asked.result()
+        except EngineDeadError as error:
+            raise self._died() from error
+        finally:
+            asked.cancel()
+        raise self._died()
+
+    def require_alive(self) -> None:
+        if self._watched().done():
+            raise self._died()
+
+    def _died(self) -> RuntimeError:
+        return RuntimeError(f"engine {self._name} died: vLLM's process {self._core.pid} is gone")
+
+    async def generate(
+        self, number: str, context: Sequence[int], version: int, parameters: SamplingParams
+    ) -> RequestOutputCollector:
+        """Hand a sample over to vLLM; returns when vLLM has it. Its collector gets one output, the last one.
+
+        Samples of one `version` share the cache of their common prefixes.
+        """
+        prompt = {"prompt_token_ids": list(context), "cache_salt": str(version)}
+        return await self.ask("take a sample", self.llm.add_request(number, prompt, parameters))
+
+    async def pause(self, mode: Literal["keep", "abort"]) -> None:
+        """Keeps the cache: whether old keys are worth anything is the adapter's to say."""
+        await self.ask(f"pause ({mode})", self.llm.pause_generation(mode=mode, clear_cache=False))
+
+    async def resume(self) -> None:
+        await self.ask("resume", self.llm.resume_generation())
+
+    async def forget_cache(self) -> None:
+        """Drop all keys and values; running samples compute theirs again."""
+        await self.ask("reset its prefix cache", self.llm.reset_prefix_cache(reset_running_requests=True))
+
+    async def tell_worker(self, method: str, **arguments: Any) -> None:
+        """Call a method of vLLM's worker, past its scheduler."""
+        await self.ask(f"{method.replace('_', ' ')}", self.llm.collective_rpc(method, kwargs=arguments))
+
+    async def close(self) -> None:
+        """Returns when none of its processes is left."""
+        if self._death is not None:
+            self._death.get_loop().remove_reader(self._core.sentinel)
+        await asyncio.to_thread(self.llm.shutdown, _STOP_S)
+        talk = self.llm.engine_core.resources
+        for socket in (talk.input_socket, talk.output_socket):
+            socket.close(linger=0)
+        talk.ctx.term()  # vLLM leaves it to the garbage collector, which complains
+        await asyncio.to_thread(_end, self._processes)
+        del self.llm  # or it would be shut down again when the interpreter has gone
+
+    def _watched(self) -> asyncio.Future[None]:
+        """Done when vLLM's process is."""
+        if self._death is None:
+            loop = asyncio.get_running_loop()
+            self._death = loop.create_future()
+            loop.add_reader(self._core.sentinel, self._gone)
+        return self._death
+
+    def _gone(self) -> None:
+        assert self._death is not None
+        self._death.get_loop().remove_reader(self._core.sentinel)
+        if not self._death.done():
+            self._death.set_result(None)
+
+
+def _start(folder: str, arguments: dict[str, Any]) -> AsyncLLM:
+    """What vLLM reads from the environment has to be there before it is imported, and reaches its processes by it."""
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads: a fork would inherit their locks
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # cores are shared out by whoever started this process
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    for name, value in (
+        ("HF_HUB_OFFLINE", "1"),
+        ("VLLM_NO_USAGE_STATS", "1"),
+        ("VLLM_LOGGING_LEVEL", "ERROR"),
+    ):
+        os.environ.setdefault(name, value)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(model=folder, **arguments))
+
+
+def _arguments(model: Qwen3ForCausalLM, slots: int, device: torch.device) -> dict[str, Any]:
+    """Of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and top_p."""
+    from engines.vllm.link import BACKEND
+
+    gpu = device.type == "cuda"
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": model.config.max_position_embeddings,
+        "max_num_seqs": slots,
+        "block_size": _BLOCK,
+        "kv_cache_memory_bytes": _cache_bytes(model, slots, device),
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "disable_log_stats": True,
+        "enforce_eager": not gpu,
+        "enable_sleep_mode": gpu,
+        # A seeded sample whose prompt comes in chunks turns its generator back, which generators of a CPU cannot.
+        "enable_chunked_prefill": gpu,
+        "worker_extension_cls": "engines.vllm.worker.extension.Extension",
+        "weight_transfer_config": {"backend": BACKEND},
+    }
+
+
+def _cache_bytes(model: Qwen3ForCausalLM, slots: int, device: torch.device) -> int:
+    """Room for all slots at full length, so that no sample is ever preempted; on a GPU, at most what it has left beside
+    the weights and a new set of them."""
+    config = model.config
+    head = -(-config.head_dim // 32) * 32  # the CPU's kernels widen small heads
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.dtype.itemsize
+    wanted = (slots + 1) * -(-config.max_position_embeddings // _BLOCK) * _BLOCK * token
+    if device.type != "cuda":
+        return wanted
+    free, _ = torch.cuda.mem_get_info(device)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    return min(wanted, int(0.8 * free) - 2 * weights)
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """See to it that they are gone: a worker whose parent was killed ends by itself, but not always at once."""
+    _, left = psutil.wait_procs(processes, timeout=_STOP_S)
+    for process in left:
+        process.kill()
+    psutil.wait_procs(left, timeout=_STOP_S)

@@ -1,0 +1,261 @@
+"""The vLLM rollout engine: `AsyncLLM` in the process of its rollout worker, vLLM's own processes behind it.
+
+vLLM schedules what runs; what waits for a slot waits here, so that a pause knows both. vLLM counts versions: it is told
+each at the end of its update, and says with every sample which of its tokens are whose. Prefixes are shared only among
+samples that start under the same version. A sample's draws are keyed by the run's seed, its id and, where it goes on
+from a partial, the length of that: so it goes on with draws of its own, but not with those it would have had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engines.requests import check_request
+from engines.running_sample import RunningSample
+from engines.vllm.process import VLLMProcess
+from engines.vllm.sample import extend, parameters
+from engines.vllm.update import WeightUpdate
+from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+TIMEOUT_S = 300.0
+DRAIN_TIMEOUT_S = 3600.0
+
+
+class VLLMRollout:
+    """`harness.protocols.RolloutEngine` over vLLM, one device. Starting it blocks; it starts at version 0.
+
+    `model` gives the weights to start with and is not kept. `timeout_s` is the longest wait for an answer,
+    `drain_timeout_s` that for running samples to end.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        *,
+        sampling: Sampling,
+        slots: int,
+        seed: int,
+        clock: Clock,
+        device: torch.device | str = "cpu",
+        name: str = "0",
+        timeout_s: float = TIMEOUT_S,
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
+    ) -> None:
+        device = torch.device(device)
+        self.slots, self.version, self.name, self.sampling = slots, 0, name, sampling
+        self._seed, self._clock, self._drain_timeout_s = seed, clock, drain_timeout_s
+        self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
+        self._process = VLLMProcess(model, slots=slots, device=device, name=name, timeout_s=timeout_s)
+        self._update = WeightUpdate(self._process, model, device, name, timeout_s)
+        self._waiting: deque[RunningSample] = deque()
+        self._running: dict[int, RunningSample] = {}
+        self._done: list[Completion] = []
+        self._starting = asyncio.Lock()  # held while samples are handed to vLLM, and while vLLM is paused
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handed_over = 0
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._admitting = True
+        self._paused = False
+        self._stale = False  # the cache is to be dropped before anything goes on
+        self._asleep: list[str] = []
+        self._closed = False
+
+    @property
+    def process_ids(self) -> list[int]:
+        """vLLM's processes, the one that all others depend on first."""
+        return self._process.process_ids
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, all or none. Raises ValueError as `check_request`."""
+        for request in requests:
+            check_request(
+                request,
+                self.name,
+                vocabulary=self._vocabulary,
+                max_length=self._max_length,
+                max_tokens=self.sampling.max_tokens,
+            )
+        self._waiting.extend(RunningSample.of(request) for request in requests)
+        self._go_on()
+
+    async def finished(self) -> list[Completion]:
+        """Raises RuntimeError where the engine died or was closed, or has work but torn weights, or sleeps."""
+        while not self._done:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed or (self._waiting and not self._paused):
+                self._require_ready()
+            self._changed.clear()
+            await self._process.outlast(self._changed.wait())
+        done, self._done = self._done, []
+        return done
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Raises RuntimeError where the engine died, TimeoutError where it did not stop in time."""
+        self._admitting = False
+        async with self._starting:
+            if mode == "wait":
+                await self._drain()
+            await self._process.pause("abort" if mode == "abort" else "keep")
+            if mode == "abort":
+                await self._process.ask("return its samples", self._emptied())
+                now = self._clock.now()
+                self._done += [sample.completion("abort", now) for sample in self._waiting]
+                self._waiting.clear()
+        self._paused = True
+        self._changed.set()
+
+    def drop_cache(self) -> None:
+        self._stale = True
+
+    async def resume(self) -> None:
+        """Raises RuntimeError where the engine died or is closed, asleep, or holds torn weights."""
+        self._require_ready()
+        await self._unpause()
+        self._admitting = True
+        self._go_on()
+
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raises ValueError as `WeightUpdate.load`; RuntimeError where the engine is neither paused nor idle, or died.
+        Whatever is raised before all weights are there, it goes on with those that it had.
+
+        A sleeping engine takes its weights back for it, and no more.
+        """
+        self._require_still("load_weights")
+        async with self._starting:
+            if "weights" in self._asleep:
+                await self._wake("weights")
+            await self._update.load(version, weights)
+            self.version = version
+        self._go_on()
+
+    async def sleep(self) -> None:
+        """Give back what the device holds: the cache, and the weights to the host; on a CPU that is one place, and vLLM
+        keeps both. Running samples stay, to be recomputed."""
+        self._require_still("sleep")
+        if self._asleep:
+            return
+        await self._process.forget_cache()
+        await self._process.tell_worker("sleep", level=1)
+        self._asleep = ["weights", "kv_cache"]
+
+    async def wake(self) -> None:
+        for part in tuple(self._asleep):
+            await self._wake(part)
+        self._go_on()
+
+    async def close(self) -> None:
+        """Forget all samples and end vLLM's processes; who waits in `finished` gets a RuntimeError."""
+        if self._closed:
+            return
+        self._closed = True
+        self._changed.set()
+        for task in self._tasks:
+            task.cancel()
+        self._waiting.clear()
+        self._running.clear()
+        await self._process.close()
+
+    def _go_on(self) -> None:
+        """Start what may start. `finished` looks again whether there is anything that cannot."""
+        self._changed.set()
+        if self._waiting:
+            self._keep(self._start())
+
+    def _keep(self, loop: Coroutine[Any, Any, None]) -> None:
+        """Run `loop` beside the others; if it fails, the engine has failed."""
+        task = asyncio.create_task(loop)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._changed.set()
+
+    async def _start(self) -> None:
+        """Consumes what waits, in the order of submission; produces requests of vLLM. Ends when no slot is free,
+        nothing waits, or nothing may start; whoever changes that starts it again."""
+        async with self._starting:
+            while self._admitting and self._waiting and len(self._running) < self.slots and self._refusal() is None:
+                sample = self._waiting.popleft()
+                if sample.started_at is None:
+                    sample.started_at = self._clock.now()
+                self._running[sample.sample_id] = sample
+                self._handed_over += 1
+                number = f"{sample.sample_id}-{self._handed_over}"
+                collector = await self._process.generate(
+                    number, sample.context, self.version, parameters(sample, self.sampling, self._seed)
+                )
+                self._keep(self._follow(sample, collector))
+
+    async def _follow(self, sample: RunningSample, collector: RequestOutputCollector) -> None:
+        """Consumes the one output of a sample, produces its completion. Unblocked by vLLM, or by its death."""
+        (generated,) = (await self._process.outlast(collector.get())).outputs
+        reason = extend(sample, generated, greedy=self.sampling.temperature == 0)
+        self._done.append(sample.completion(reason, self._clock.now()))
+        del self._running[sample.sample_id]
+        self._go_on()
+
+    async def _drain(self) -> None:
+        """Let all that vLLM has run to its end. Its own pause of this kind would keep what it has not begun."""
+        if self._paused and self._running:
+            self._require_ready()
+            await self._unpause()
+        await self._process.ask("finish its running samples", self._emptied(), self._drain_timeout_s)
+
+    async def _unpause(self) -> None:
+        if self._stale:
+            await self._process.forget_cache()
+            self._stale = False
+        await self._process.resume()
+        self._paused = False
+
+    async def _emptied(self) -> None:
+        """Returns when no sample runs; raises what keeps one from its end."""
+        while self._running:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _wake(self, part: str) -> None:
+        await self._process.tell_worker("wake_up", tags=[part])
+        self._asleep.remove(part)
+
+    def _refusal(self) -> str | None:
+        """Why it cannot generate."""
+        if self._closed:
+            return f"engine {self.name} is closed"
+        return f"engine {self.name} is asleep; call wake() first" if self._asleep else self._update.torn
+
+    def _require_ready(self) -> None:
+        self._process.require_alive()
+        if refusal := self._refusal():
+            raise RuntimeError(refusal)
+
+    def _require_still(self, action: str) -> None:
+        if not self._paused and (self._running or self._waiting):
+            raise RuntimeError(
+                f"engine {self.name}: {action} needs a paused or idle engine, but {self.running} samples run and "
+                f"{self.waiting} wait; call pause() first"
+            )

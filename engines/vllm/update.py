@@ -1,0 +1,112 @@
+"""A weight update of a vLLM engine, from end to end: all of a version, or none of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from engines.vllm.link import Bucket, CudaLink, GlooLink, buckets, link_to
+from engines.vllm.process import VLLMProcess
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+
+class WeightUpdate:
+    """The adapter's side of vLLM's weight transfer. Weights are used when all of them have come, and no sooner."""
+
+    def __init__(
+        self, process: VLLMProcess, model: Qwen3ForCausalLM, device: torch.device, name: str, timeout_s: float
+    ) -> None:
+        self._process, self._device, self._name, self._timeout_s = process, device, name, timeout_s
+        self._shapes = {key: tuple(p.shape) for key, p in model.named_parameters(remove_duplicate=False)}
+        self._required = {key for key, _ in model.named_parameters()}
+        self._link: GlooLink | CudaLink | None = None
+        self.torn: str | None = None
+        """What there is to say where vLLM failed while it put a complete set in place; None where it did not."""
+
+    async def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Send all weights, and have vLLM use and count them as `version`. Where the iterable raises, or the set does
+        not fit, vLLM keeps what it had. It is read in a thread, to its end.
+
+        Raises:
+            ValueError: names are unknown or missing, or shapes are wrong: all of them in one message. A parameter that
+                is tied to another one may be missing.
+        """
+        await self._process.ask("start a weight update", self._process.llm.start_weight_update())
+        try:
+            await self._send_all(version, weights)
+        except BaseException:
+            self._link = None  # its ends may be out of step
+            await self._process.tell_worker("abandon_weight_update")
+            raise
+        self.torn = (
+            f"engine {self._name}: version {version} was put in place in part only; load a complete set of weights"
+        )
+        await self._process.ask("finish a weight update", self._process.llm.finish_weight_update(str(version)))
+        self.torn = None
+
+    async def _send_all(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        fit = _Fit(self._shapes)
+        link = self._link = self._link or await self._connected()
+        travelling = buckets(fit.checked(weights), self._device)
+        while (bucket := await _next(travelling)) is not None:
+            await self._send(link, bucket)
+        if wrong := fit.wrong(self._required):
+            raise ValueError(f"engine {self._name}: the weights of version {version} do not fit: {'; '.join(wrong)}")
+
+    async def _connected(self) -> GlooLink | CudaLink:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        link = link_to(self._device, self._timeout_s)
+        request = WeightTransferInitRequest(link.meeting())
+        both = asyncio.gather(self._process.llm.init_weight_transfer_engine(request), asyncio.to_thread(link.open))
+        try:
+            await self._process.ask("join the weight link", both)
+        finally:
+            link.met()
+        return link
+
+    async def _send(self, link: GlooLink | CudaLink, bucket: Bucket) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        request = WeightTransferUpdateRequest(bucket.described() | {"handle": link.handle(bucket)})
+        both = asyncio.gather(self._process.llm.update_weights(request), asyncio.to_thread(link.send, bucket))
+        await self._process.ask("take a bucket of weights", both)
+
+
+async def _next(travelling: Iterator[Bucket]) -> Bucket | None:
+    """None after the last one. Whoever gives up waits for the thread, so that no one else reads beside it."""
+    reading = asyncio.ensure_future(asyncio.to_thread(next, travelling, None))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        await asyncio.wait([reading])
+        raise
+
+
+class _Fit:
+    """Compares what comes with what the model has."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+        self._seen: set[str] = set()
+        self._wrong: list[str] = []
+
+    def checked(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+        """Those that fit; the others are remembered."""
+        for name, tensor in weights:
+            self._seen.add(name)
+            shape = self._shapes.get(name)
+            if shape is None:
+                self._wrong.append(f"{name} is unknown")
+            elif shape != tuple(tensor.shape):
+                self._wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+            else:
+                yield name, tensor
+
+    def wrong(self, required: set[str]) -> list[str]:
+        return self._wrong + [f"{name} is missing" for name in sorted(required - self._seen)]

@@ -1,0 +1,1 @@
+"""What runs inside vLLM's worker process. Needs vLLM, which imports it by name; nothing of the adapter does."""

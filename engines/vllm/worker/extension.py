@@ -1,0 +1,27 @@
+"""The module that vLLM's worker imports before it makes the model (`worker_extension_cls`)."""
+
+from __future__ import annotations
+
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.platforms import current_platform
+
+from engines.vllm.link import BACKEND
+from engines.vllm.worker.transfer import BucketTransfer
+
+WeightTransferEngineFactory.register_engine(BACKEND, BucketTransfer)
+if current_platform.is_cpu():
+    from engines.vllm.worker import cpu_layers
+
+    cpu_layers.install()
+
+
+class Extension:
+    """Methods that vLLM's worker gets besides its own."""
+
+    _weight_update_active: bool
+    weight_transfer_engine: BucketTransfer
+
+    def abandon_weight_update(self) -> None:
+        """Forget an update that broke off, and what came of it; the next one may start."""
+        self._weight_update_active = False
+        self.weight_transfer_engine.start_weight_update()

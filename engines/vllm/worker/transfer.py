@@ -1,0 +1,93 @@
+"""The worker's end of the weight link: buckets by Gloo on a CPU, by CUDA IPC on a GPU, as one of vLLM's backends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from engines.vllm.link import WORKER, broadcast, gloo_pair, shared_tensor
+
+
+@dataclass
+class Meeting(WeightTransferInitInfo):
+    """store: the file at which a pair of CPUs meets; None on a GPU, where nobody meets."""
+
+    store: str | None
+    timeout_s: float
+
+
+@dataclass
+class BucketInfo(WeightTransferUpdateInfo):
+    """What is in a bucket of `size` bytes, and where; `handle`: how to map it, where it does not travel."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    offsets: list[int]
+    size: int
+    handle: list[Any] | None
+
+
+class BucketTransfer(WeightTransferEngine[Meeting, BucketInfo]):
+    """Keeps what comes until it is complete, and changes the model only then: an update that breaks off leaves it as it
+    was. On a GPU vLLM's layerwise reload makes of the weights what its kernels want; on a CPU, whose layers compute
+    with the plain weights, they are changed in place."""
+
+    init_info_cls = Meeting
+    update_info_cls = BucketInfo
+    _pair: torch.distributed.ProcessGroup | None = None
+    _arrived: tuple[tuple[BucketInfo, torch.Tensor], ...] = ()
+
+    def init_transfer_engine(self, init_info: Meeting) -> None:
+        if init_info.store is not None:
+            self._pair = gloo_pair(init_info.store, WORKER, init_info.timeout_s)
+
+    def start_weight_update(self) -> None:
+        self._arrived = ()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Returns when the bucket is here: then the sender may use its buffer again."""
+        self.receive_weights(self.parse_update_info(update_info))
+        self._synchronize()
+
+    def receive_weights(self, update_info: BucketInfo) -> None:
+        if self._pair is None:
+            buffer = shared_tensor(update_info.handle, update_info.size).clone()
+        else:
+            buffer = torch.empty(update_info.size, dtype=torch.uint8)
+            broadcast(self._pair, buffer)
+        self._arrived += ((update_info, buffer),)
+
+    def finish_weight_update(self) -> None:
+        if self.device.type != "cpu":
+            initialize_layerwise_reload(self.model)
+        self.model.load_weights(tensor for info, buffer in self._arrived for tensor in unpacked(buffer, info))
+        if self.device.type != "cpu":
+            finalize_layerwise_reload(self.model, self.model_config)
+        self._synchronize()
+        self._arrived = ()
+
+    def _synchronize(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def shutdown(self) -> None:
+        self._pair, self._arrived = None, ()
+
+
+def unpacked(buffer: torch.Tensor, info: BucketInfo) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, view into `buffer`) of each tensor of the bucket."""
+    for name, kind, shape, start in zip(info.names, info.dtypes, info.shapes, info.offsets, strict=True):
+        dtype = getattr(torch, kind)
+        end = start + dtype.itemsize * math.prod(shape)
+        yield name, buffer[start:end].view(dtype).view(shape)

@@ -1,0 +1,86 @@
+"""vLLM on a GPU: weights by CUDA IPC and vLLM's layerwise reload, and memory given back in sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from transformers import Qwen3ForCausalLM
+
+from engines.model import build_model
+from engines.vllm.rollout import VLLMRollout
+from harness.config import ModelConfig
+from harness.protocols import Completion, Request, Sampling
+from harness.runtime.clock import RealClock
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.vllm,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+GPU = torch.device("cuda")
+SMALL = ModelConfig("small", 256, 4, 4, 2, 64, 512, 1024, True, 512, dtype="bfloat16")
+TOLERANCE = 0.05  # mean difference of log-probabilities; bfloat16 has 8 bits, other kernels round otherwise
+WAIT_S = 300.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[VLLMRollout]:
+    sampling, clock = Sampling(max_tokens=64), RealClock.starting_now()
+    started = VLLMRollout(build_model(SMALL), sampling=sampling, slots=16, seed=0, clock=clock, device=GPU)
+    yield started
+    await started.close()
+
+
+def weights_of(model: Qwen3ForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+async def generate(engine: VLLMRollout) -> dict[int, tuple[Request, Completion]]:
+    random = np.random.default_rng(3)
+    work = {i: Request(i, random.integers(0, SMALL.vocabulary, 20)) for i in range(32)}
+    engine.submit(list(work.values()))
+    done: list[Completion] = []
+    async with asyncio.timeout(WAIT_S):
+        while len(done) < len(work):
+            done += await engine.finished()
+    return {completion.sample_id: (work[completion.sample_id], completion) for completion in done}
+
+
+@torch.no_grad()
+def assert_sampled_by(model: Qwen3ForCausalLM, samples: dict[int, tuple[Request, Completion]]) -> None:
+    differences = []
+    for request, completion in samples.values():
+        sequence = torch.from_numpy(np.concatenate([request.prompt, completion.tokens])).to(GPU)
+        log_probs = torch.log_softmax(model(sequence[None]).logits[0, len(request.prompt) - 1 : -1].float(), -1)
+        own = log_probs.gather(-1, sequence[len(request.prompt) :, None])[:, 0].cpu().numpy()
+        differences.append(np.abs(own - completion.log_probs).mean())
+    assert np.mean(differences) < TOLERANCE
+
+
+async def test_weights_that_came_by_ipc_are_the_ones_it_samples_from(engine: VLLMRollout) -> None:
+    for _ in range(2):
+        version = engine.version + 1
+        model = build_model(SMALL, seed=version, device=GPU)
+        await engine.load_weights(version, weights_of(model))
+        assert_sampled_by(model, await generate(engine))
+
+
+async def test_sleep_gives_memory_back_and_weights_may_come_in_it(engine: VLLMRollout) -> None:
+    free, _ = torch.cuda.mem_get_info()
+    await engine.sleep()
+    asleep, _ = torch.cuda.mem_get_info()
+    assert asleep > free
+    version = engine.version + 1
+    model = build_model(SMALL, seed=version, device=GPU)
+    await engine.load_weights(version, weights_of(model))
+    await engine.wake()
+    assert_sampled_by(model, await generate(engine))

@@ -1,0 +1,133 @@
+"""A real SGLang server on the CPU, beyond the contract of rollout engines (tests/contract): how it is found, how it
+ends, and whole runs. `make setup-sglang` installs it, `make test-sglang` runs this."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from conftest import FIRST_TIMEOUT_S, ROOT, SMALL, BenchAll
+from invariants import check_run, read_run
+from transformers import Qwen3ForCausalLM
+
+from engines.model import build_model
+from engines.sglang.interpreter import TOKEN, URL
+from engines.sglang.rollout import SGLangRollout
+from engines.sglang.server import LocalServer
+from harness.config import ModelConfig
+from harness.protocols import Completion, Request, Sampling
+from harness.runtime.clock import RealClock
+from schedules import SCHEDULES
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(FIRST_TIMEOUT_S)]
+
+MODEL = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
+GONE_TIMEOUT_S = 60.0
+PROMPT = np.array([3, 1, 4, 1, 5])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def asked_for(request: pytest.FixtureRequest) -> None:
+    """Minutes of a server's starts are for those who ask for them."""
+    if "sglang" not in request.config.getoption("-m"):
+        pytest.skip("make test-sglang runs these")
+
+
+def make_engine(model: Qwen3ForCausalLM, sampling: Sampling) -> SGLangRollout:
+    return SGLangRollout(model, sampling=sampling, slots=4, seed=0, clock=RealClock.starting_now())
+
+
+async def one(engine: SGLangRollout) -> Completion:
+    engine.submit([Request(0, PROMPT)])
+    (completion,) = await engine.finished()
+    return completion
+
+
+def greedy(model: Qwen3ForCausalLM, tokens: int) -> list[int]:
+    prompt = torch.from_numpy(PROMPT)[None]
+    done = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False)
+    return done[0, len(PROMPT) :].tolist()
+
+
+async def test_a_server_that_was_there_before_gets_the_weights_of_the_run_and_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = LocalServer(build_model(MODEL, seed=1), slots=4, device=torch.device("cpu"), owner="the test")
+    try:
+        monkeypatch.setenv(URL, server.url)
+        monkeypatch.setenv(TOKEN, server.token)
+        for seed in (2, 3):  # one run after the other
+            engine = make_engine(build_model(MODEL, seed=seed), Sampling(max_tokens=20, temperature=0))
+            assert (await one(engine)).tokens.tolist() == greedy(build_model(MODEL, seed=seed), 20)
+            await engine.close()
+            server.require_alive()
+    finally:
+        server.stop()
+
+
+async def test_a_server_whose_scheduler_dies_is_noticed_and_named() -> None:
+    engine = make_engine(build_model(MODEL), Sampling(max_tokens=100))
+    try:
+        for child in psutil.Process(engine.process_ids[0]).children(recursive=True):
+            if "scheduler" in child.name() or "scheduler" in " ".join(child.cmdline()):
+                child.kill()
+        with pytest.raises(RuntimeError, match="engine 0"):
+            await engine.finished()
+    finally:
+        await engine.close()
+
+
+_AN_ENGINE_AND_NO_MORE = f"""
+import sys, time
+from engines.model import build_model
+from engines.sglang.rollout import SGLangRollout
+from harness.config import ModelConfig
+from harness.protocols import Sampling
+from harness.runtime.clock import RealClock
+engine = SGLangRollout(build_model({MODEL!r}), sampling=Sampling(4), slots=4, seed=0, clock=RealClock.starting_now())
+print(*engine.process_ids, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_dies_with_the_process_of_its_engine() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _AN_ENGINE_AND_NO_MORE],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        processes = [psutil.Process(int(number)) for number in owner.stdout.readline().split()]
+        os.kill(owner.pid, signal.SIGKILL)
+    assert len(processes) > 1
+    _, alive = psutil.wait_procs(processes, timeout=GONE_TIMEOUT_S)
+    assert not alive
+
+
+async def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CADENCE_SGLANG_PYTHON", sys.executable)  # which has no sglang
+    with pytest.raises(RuntimeError, match=r"(?s)engine 0.*exit code 1.*sglang"):
+        make_engine(build_model(MODEL), Sampling(max_tokens=4))
+
+
+@pytest.fixture(scope="module")
+def runs(bench_all: BenchAll) -> dict[str, Path]:
+    """One of every schedule."""
+    small = f"{SMALL} engine=sglang iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
+    more = {"half_step": "cluster.devices=3 schedule.split.rollout=2", "colocate_sync": "cluster.devices=1"}
+    settings = "algorithm.micro_batch_groups=2 engine.slots=16"
+    return bench_all({name: f"{small} {settings} schedule={name} {more.get(name, '')}" for name in SCHEDULES})
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_keeps_its_promises_with_sglang(runs: dict[str, Path], schedule: str) -> None:
+    check_run(read_run(runs[schedule]))

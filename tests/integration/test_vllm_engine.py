@@ -1,0 +1,151 @@
+"""What only vLLM does, against vLLM itself. What every engine has to do is in tests/contract."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from conftest import FIRST_TIMEOUT_S, SMALL, BenchAll
+from invariants import check_run, read_run
+from transformers import Qwen3ForCausalLM
+
+from engines.model import build_model
+from engines.vllm import update
+from engines.vllm.rollout import VLLMRollout
+from harness.config import ModelConfig
+from harness.protocols import Completion, Request, Sampling
+from harness.report.summary import summarize
+from harness.runner.compose import choices
+from harness.runtime.clock import RealClock
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here; make test-vllm"),
+    pytest.mark.timeout(FIRST_TIMEOUT_S),
+]
+
+TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
+"""Its heads are smaller than those that vLLM's CPU kernels know."""
+WAIT_S = 120.0
+
+
+@asynccontextmanager
+async def running(model: Qwen3ForCausalLM) -> AsyncIterator[VLLMRollout]:
+    sampling = Sampling(max_tokens=40, temperature=0)
+    engine = VLLMRollout(model, sampling=sampling, slots=4, seed=0, clock=RealClock.starting_now(), name="here")
+    processes = [psutil.Process(number) for number in engine.process_ids]
+    try:
+        async with asyncio.timeout(WAIT_S):
+            yield engine
+    finally:
+        await engine.close()
+        assert not [process for process in processes if process.is_running()]
+
+
+def spread(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
+    """Every weight, norms too, away from what it began as; and logits far enough apart to choose one."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def weights_of(model: Qwen3ForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+def requests(number: int) -> list[Request]:
+    random = np.random.default_rng(3)
+    return [Request(i, random.integers(0, TINY.vocabulary, 1 + 5 * i)) for i in range(number)]
+
+
+async def generate(engine: VLLMRollout, work: list[Request]) -> dict[int, Completion]:
+    engine.submit(work)
+    done: dict[int, Completion] = {}
+    while len(done) < len(work):
+        done |= {completion.sample_id: completion for completion in await engine.finished()}
+    return done
+
+
+@torch.no_grad()
+def assert_greedy(model: Qwen3ForCausalLM, request: Request, completion: Completion) -> None:
+    sequence = torch.from_numpy(np.concatenate([request.prompt, completion.tokens]))
+    best = model(sequence[None]).logits[0, len(request.prompt) - 1 : -1].argmax(-1)
+    assert best.tolist() == completion.tokens.tolist()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+async def test_small_heads_and_weights_in_many_buckets_give_the_tokens_of_transformers(
+    tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(TINY, tied_embeddings=tied)
+    old, new = build_model(config, seed=0), spread(build_model(config, seed=1))
+    sizes = []
+
+    def small_buckets(weights, device):
+        for bucket in buckets(weights, device, limit=20_000):
+            sizes.append(bucket.size)
+            yield bucket
+
+    buckets = update.buckets
+    monkeypatch.setattr(update, "buckets", small_buckets)
+    async with running(spread(old)) as engine:
+        work = requests(6)
+        for version, model in enumerate((old, new)):
+            if version:
+                await engine.load_weights(version, weights_of(model))
+            done = await generate(engine, work)
+            for request in work:
+                assert set(done[request.sample_id].versions) == {version}
+                assert_greedy(model, request, done[request.sample_id])
+    assert len(sizes) > 10
+
+
+async def test_an_engine_that_dies_while_it_takes_weights_is_named() -> None:
+    def deadly(weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        yield next(weights)
+        os.kill(engine.process_ids[0], signal.SIGKILL)
+        yield from weights
+
+    model = build_model(TINY)
+    async with running(model) as engine:
+        with pytest.raises(RuntimeError, match="engine here died"):
+            await engine.load_weights(1, deadly(weights_of(model)))
+        assert engine.version == 0
+
+
+async def test_an_idle_engine_whose_worker_is_killed_is_named_and_late_answers_are_too() -> None:
+    async with running(build_model(TINY)) as engine:
+        with pytest.raises(TimeoutError, match="engine here did not say why within 0.01 s"):
+            await engine._process.ask("say why", asyncio.Event().wait(), timeout_s=0.01)
+        os.kill(engine.process_ids[-1], signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="engine here died"):
+            await engine.finished()
+
+
+@pytest.fixture(scope="module")
+def runs(bench_all: BenchAll) -> dict[str, Path]:
+    """A short run of every schedule."""
+    short = f"{SMALL} engine=vllm iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
+    short += " algorithm.micro_batch_groups=2"
+    more = {"half_step": "cluster.devices=3 schedule.split.rollout=2", "colocate_sync": "cluster.devices=1"}
+    return bench_all({f"vllm_{name}": f"{short} schedule={name} {more.get(name, '')}" for name in choices("schedule")})
+
+
+@pytest.mark.parametrize("name", choices("schedule"))
+def test_every_schedule_runs_on_vllm_and_keeps_what_it_promises(runs: dict[str, Path], name: str) -> None:
+    folder = runs[f"vllm_{name}"]
+    check_run(read_run(folder))
+    if name in ("colocate_sync", "separated_sync"):
+        assert summarize(folder).lag_worst == 0

@@ -1,0 +1,76 @@
+"""The link between the vLLM adapter and vLLM's worker, without vLLM: buckets, and what travels between two ends."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.vllm.link import ADAPTER, WORKER, Bucket, GlooLink, broadcast, buckets, gloo_pair
+
+CPU = torch.device("cpu")
+WEIGHTS = {
+    "first": torch.arange(10, dtype=torch.float32),
+    "odd": torch.arange(3, dtype=torch.bfloat16),
+    "matrix": torch.arange(12, dtype=torch.float32).view(3, 4),
+    "large": torch.arange(100, dtype=torch.float64),
+    "last": torch.tensor(7.0),
+}
+
+
+def unpacked(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+    told = bucket.described()
+    for name, kind, shape, start in zip(told["names"], told["dtypes"], told["shapes"], told["offsets"], strict=True):
+        dtype = getattr(torch, kind)
+        end = start + dtype.itemsize * torch.Size(shape).numel()
+        yield name, bucket.buffer[start:end].view(dtype).view(shape)
+
+
+@pytest.mark.parametrize("limit", [1, 64, 100, 1 << 20])
+def test_buckets_hold_all_weights_in_order_and_no_more_than_their_limit(limit: int) -> None:
+    found = {}
+    for bucket in buckets(WEIGHTS.items(), CPU, limit):
+        assert bucket.size <= limit or len(bucket.names) == 1
+        found |= {name: tensor.clone() for name, tensor in unpacked(bucket)}
+    assert list(found) == list(WEIGHTS)
+    for name, tensor in WEIGHTS.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+def test_a_tensor_is_the_senders_again_when_the_next_one_is_asked_for() -> None:
+    lent = torch.ones(4)
+
+    def passing_through_one_buffer() -> Iterator[tuple[str, torch.Tensor]]:
+        for number in range(3):
+            yield str(number), lent.fill_(number)
+            lent.fill_(torch.nan)
+
+    (bucket,) = buckets(passing_through_one_buffer(), CPU)
+    assert [tensor.tolist() for _, tensor in unpacked(bucket)] == [[number] * 4 for number in range(3)]
+
+
+def test_no_weights_are_no_bucket() -> None:
+    assert list(buckets([], CPU)) == []
+
+
+def test_a_bucket_arrives_as_it_was_sent() -> None:
+    link = GlooLink(timeout_s=60)
+    store = link.meeting()["store"]
+    with ThreadPoolExecutor(1) as worker:
+        joining = worker.submit(gloo_pair, store, WORKER, 60)
+        link.open()
+        pair = joining.result()
+        link.met()
+        assert not Path(store).parent.exists()
+        for bucket in buckets(WEIGHTS.items(), CPU, 64):
+            arrived = torch.zeros(bucket.size, dtype=torch.uint8)
+            receiving = worker.submit(broadcast, pair, arrived)
+            link.send(bucket)
+            receiving.result()
+            assert torch.equal(arrived, bucket.buffer[: bucket.size])
+
+
+def test_an_end_that_stays_away_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        gloo_pair(str(tmp_path / "store"), ADAPTER, timeout_s=0.2)
