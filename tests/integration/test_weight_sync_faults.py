@@ -75,7 +75,7 @@ def running(
 async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on_without_it(
     transport: Transport,
 ) -> None:
-    with running(transport, care=Care(on_lost="go_on"), engine_dies=Fault(version=2)) as run:
+    with running(transport, care=Care(on_lost="go_on"), engine_dies=Fault(version=2), timeout_s=20.0) as run:
         await run.coordinator.connect()
         await run.publish(1)
         await run.publish(2)
@@ -88,7 +88,7 @@ async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on
 
 @pytest.mark.parametrize("transport", HANDED_OVER)
 async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_told_to(transport: Transport) -> None:
-    with running(transport, engine_dies=Fault(version=2)) as run:
+    with running(transport, engine_dies=Fault(version=2), timeout_s=20.0) as run:
         await run.coordinator.connect()
         await run.publish(1)
         with pytest.raises(LostEngine, match="engine1 did not get version 2 and holds version 1: engine1 died"):
