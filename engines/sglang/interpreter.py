@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 URL, TOKEN, PYTHON = "CADENCE_SGLANG_URL", "CADENCE_SGLANG_TOKEN", "CADENCE_SGLANG_PYTHON"
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def servers() -> list[str]:
