@@ -102,7 +102,7 @@ def processes_that_stay(processes: Sequence[int]) -> list[int]:
     return [process.pid for process in left]
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def running_engine() -> AsyncIterator[OneAtATime]:
     threads, running = torch.get_num_threads(), OneAtATime()
     torch.set_num_threads(1)  # as a device of a CPU job; several wait for each other on a busy machine
