@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
+
+
+class ExpectedWeights:
+    """What a complete set of a model's weights is made of. Does not keep the model. `owner` begins every message."""
+
+    def __init__(self, model: torch.nn.Module, owner: str) -> None:
+        self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+        self._required = {name for name, _ in model.named_parameters()}
+        self._owner = owner
+
+    def checked(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The (name, full tensor) pairs that fit, as they come.
+
+        The iterable is read to its end even where a tensor does not fit, so that a collective behind it completes.
+
+        Raises:
+            ValueError: at the end; names are unknown or missing, or shapes are wrong: all of them in one message. A
+                parameter that is tied to another one may be missing.
+        """
+        came, wrong = set(), []
+        for name, tensor in weights:
+            came.add(name)
+            shape = self._shapes.get(name)
+            if shape is None:
+                wrong.append(f"{name} is unknown")
+            elif shape != tuple(tensor.shape):
+                wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
+            else:
+                yield name, tensor
+        wrong += [f"{name} is missing" for name in sorted(self._required - came)]
+        if wrong:
+            raise ValueError(f"{self._owner}: the weights of version {version} do not fit: {'; '.join(wrong)}")
 
 
 class ModelWeights:
@@ -16,32 +48,15 @@ class ModelWeights:
 
     def __init__(self, model: torch.nn.Module, owner: str) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._required = {name for name, _ in model.named_parameters()}
-        self._owner = owner
+        self._expected = ExpectedWeights(model, owner)
 
     @torch.no_grad()
     def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all parameters by (name, full tensor) pairs. Whatever is raised, the model keeps what it had.
-
-        The iterable is read to its end even where a tensor does not fit, so that a collective behind it completes.
-
-        Raises:
-            ValueError: names are unknown or missing, or shapes are wrong: all of them in one message. A parameter that
-                is tied to another one may be missing.
-        """
-        arrived: dict[str, torch.Tensor] = {}
-        came, wrong = set(), []
-        for name, tensor in weights:
-            parameter = self._parameters.get(name)
-            if parameter is None:
-                wrong.append(f"{name} is unknown")
-            elif parameter.shape != tensor.shape:
-                wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
-            else:
-                arrived[name] = torch.empty_like(parameter).copy_(tensor)
-            came.add(name)
-        wrong += [f"{name} is missing" for name in sorted(self._required - came)]
-        if wrong:
-            raise ValueError(f"{self._owner}: the weights of version {version} do not fit: {'; '.join(wrong)}")
+        """Replace all parameters by (name, full tensor) pairs. Whatever is raised, the model keeps what it had. Raises
+        ValueError as `ExpectedWeights.checked`, which reads them."""
+        arrived = {
+            name: torch.empty_like(self._parameters[name]).copy_(tensor)
+            for name, tensor in self._expected.checked(version, weights)
+        }
         for name, tensor in arrived.items():
             self._parameters[name].data = tensor

@@ -1,8 +1,20 @@
-"""What every rollout engine refuses to queue."""
+"""What every rollout engine refuses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from engines.running_sample import RunningSample
 from harness.protocols import Request
+
+
+def accepted(
+    requests: Sequence[Request], engine: str, *, vocabulary: int, max_length: int, max_tokens: int
+) -> list[RunningSample]:
+    """All of them, or none: raises ValueError as `check_request`."""
+    for request in requests:
+        check_request(request, engine, vocabulary=vocabulary, max_length=max_length, max_tokens=max_tokens)
+    return [RunningSample.of(request) for request in requests]
 
 
 def check_request(request: Request, engine: str, *, vocabulary: int, max_length: int, max_tokens: int) -> None:
@@ -21,4 +33,13 @@ def check_request(request: Request, engine: str, *, vocabulary: int, max_length:
         raise ValueError(
             f"{where}: only its own aborted completion can be continued, got one of sample {partial.sample_id} "
             f"that ended by {partial.finish_reason!r}"
+        )
+
+
+def require_still(action: str, engine: str, *, paused: bool, running: int, waiting: int) -> None:
+    """Raises RuntimeError, naming the engine and the action, unless it is paused or idle."""
+    if not paused and (running or waiting):
+        raise RuntimeError(
+            f"engine {engine}: {action} needs a paused or idle engine, but {running} samples run and "
+            f"{waiting} wait; call pause() first"
         )

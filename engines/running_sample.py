@@ -1,4 +1,4 @@
-"""A sample on its way through the embedded engine, and what it becomes."""
+"""A sample on its way through an engine, and what it becomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.protocols import Completion, FinishReason, Request
+from harness.protocols import Completion, FinishReason, Request, Sampling
 
 
 @dataclass(slots=True)
@@ -32,6 +32,12 @@ class RunningSample:
             sample.versions += partial.versions.tolist()
             sample.started_at = partial.started_at
         return sample
+
+    def finish_reason(self, sampling: Sampling) -> FinishReason | None:
+        """Why it is done; None while it is not."""
+        if self.log_probs and self.context[-1] in sampling.stop_tokens:
+            return "stop"
+        return "length" if len(self.log_probs) == sampling.max_tokens else None
 
     def completion(self, reason: FinishReason, now: float) -> Completion:
         return Completion(

@@ -17,10 +17,10 @@ import torch
 
 from engines.kv_slots import SlotModel
 from engines.loading import ModelWeights
-from engines.requests import check_request
+from engines.requests import accepted, require_still
 from engines.running_sample import RunningSample
 from engines.sampling import draw, uniforms
-from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
+from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -76,15 +76,13 @@ class TorchRollout:
         Raises:
             ValueError: a prompt is empty, leaves the vocabulary, or is too long for the model with max_tokens more.
         """
-        for request in requests:
-            check_request(
-                request,
-                self.name,
-                vocabulary=self._model.config.vocab_size,
-                max_length=self._cache.max_length,
-                max_tokens=self.sampling.max_tokens,
-            )
-        self._waiting.extend(RunningSample.of(request) for request in requests)
+        self._waiting += accepted(
+            requests,
+            self.name,
+            vocabulary=self._model.config.vocab_size,
+            max_length=self._cache.max_length,
+            max_tokens=self.sampling.max_tokens,
+        )
         self._changed.set()
 
     async def finished(self) -> list[Completion]:
@@ -205,7 +203,7 @@ class TorchRollout:
         """Take finished samples out of their slots; the last running one moves into the gap: rows stay dense."""
         now = self._clock.now()
         for row in reversed(range(len(self._rows))):
-            if (reason := self._finish_reason(self._rows[row])) is None:
+            if (reason := self._rows[row].finish_reason(self.sampling)) is None:
                 continue
             self._done.append(self._rows[row].completion(reason, now))
             last = self._rows.pop()
@@ -215,11 +213,6 @@ class TorchRollout:
         if self._done:
             self._changed.set()
 
-    def _finish_reason(self, sample: RunningSample) -> FinishReason | None:
-        if sample.context[-1] in self.sampling.stop_tokens:
-            return "stop"
-        return "length" if len(sample.log_probs) == self.sampling.max_tokens else None
-
     def _require_ready(self) -> None:
         if self._closed:
             raise RuntimeError(f"engine {self.name} is closed")
@@ -227,8 +220,4 @@ class TorchRollout:
             raise RuntimeError(f"engine {self.name} is asleep; call wake() first")
 
     def _require_still(self, action: str) -> None:
-        if not self._paused and (self._rows or self._waiting):
-            raise RuntimeError(
-                f"engine {self.name}: {action} needs a paused or idle engine, but {self.running} samples run and "
-                f"{self.waiting} wait; call pause() first"
-            )
+        require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engines.requests import check_request
+from engines.requests import accepted, require_still
 from engines.running_sample import RunningSample
 from engines.sglang.client import SGLangClient
 from engines.sglang.control import ServerControl
@@ -26,7 +26,7 @@ from engines.sglang.legs import Legs
 from engines.sglang.requests import body_of
 from engines.sglang.server import START_TIMEOUT_S, open_server
 from engines.sglang.weights import TornWeights, WeightLink
-from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
+from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -102,15 +102,13 @@ class SGLangRollout:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests, all or none. Raises ValueError as `check_request`."""
-        for request in requests:
-            check_request(
-                request,
-                self.name,
-                vocabulary=self._vocabulary,
-                max_length=self._max_length,
-                max_tokens=self.sampling.max_tokens,
-            )
-        self._waiting.extend(RunningSample.of(request) for request in requests)
+        self._waiting += accepted(
+            requests,
+            self.name,
+            vocabulary=self._vocabulary,
+            max_length=self._max_length,
+            max_tokens=self.sampling.max_tokens,
+        )
         self._start()
         self._changed.set()
 
@@ -227,15 +225,10 @@ class SGLangRollout:
         """Those that are done leave their slots to others."""
         now = self._clock.now()
         for sample in samples:
-            if (reason := self._finish_reason(sample)) is not None:
+            if (reason := sample.finish_reason(self.sampling)) is not None:
                 del self._rows[sample.sample_id]
                 self._done.append(sample.completion(reason, now))
         self._start()
-
-    def _finish_reason(self, sample: RunningSample) -> FinishReason | None:
-        if sample.log_probs and sample.context[-1] in self.sampling.stop_tokens:
-            return "stop"
-        return "length" if len(sample.log_probs) == self.sampling.max_tokens else None
 
     async def _hold(self) -> None:
         if not self._held and self._rows:
@@ -290,8 +283,4 @@ class SGLangRollout:
             raise RuntimeError(f"{self._owner} is asleep; call wake() first")
 
     def _require_still(self, action: str) -> None:
-        if not self._paused and (self._rows or self._waiting):
-            raise RuntimeError(
-                f"{self._owner}: {action} needs a paused or idle engine, but {self.running} samples run and "
-                f"{self.waiting} wait; call pause() first"
-            )
+        require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)

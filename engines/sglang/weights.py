@@ -17,6 +17,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
+from engines.loading import ExpectedWeights
 from engines.sglang.client import SGLangClient, both
 
 _BUCKET_BYTES = 64 << 20
@@ -40,8 +41,7 @@ class WeightLink:
         self, model: torch.nn.Module, client: SGLangClient, *, brackets: bool, bucket_bytes: int = _BUCKET_BYTES
     ) -> None:
         self._client, self._brackets, self._bucket_bytes = client, brackets, bucket_bytes
-        self._shapes = {name: tensor.shape for name, tensor in model.named_parameters(remove_duplicate=False)}
-        self._required = frozenset(name for name, _ in model.named_parameters())  # a tied one may be missing
+        self._expected = ExpectedWeights(model, client.owner)
         self._name = ""
         self._store: dist.Store | None = None
         self._group: dist.ProcessGroup | None = None
@@ -53,8 +53,7 @@ class WeightLink:
         long as it takes, a copy of them all is in host memory.
 
         Raises:
-            ValueError: names are unknown or missing, or shapes are wrong: all of them in one message. The iterable was
-                read to its end, so that a collective behind it completes.
+            ValueError: as `ExpectedWeights.checked`.
             TornWeights: the server refused, broke off or did not answer in time. It may have some of the new weights.
         """
         # Reading may block in a collective: not in the thread that listens to the server.
@@ -66,24 +65,14 @@ class WeightLink:
             raise TornWeights(str(error)) from error
 
     def _collected(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Bucket]:
-        missing, wrong = set(self._required), []
         buckets: list[Bucket] = [[]]
         size = 0
-        for name, tensor in weights:
-            missing.discard(name)
-            if name not in self._shapes:
-                wrong.append(f"{name} is unknown")
-            elif tensor.shape != self._shapes[name]:
-                wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {tuple(self._shapes[name])}")
-            else:
-                if buckets[-1] and size + tensor.nbytes > self._bucket_bytes:
-                    buckets.append([])
-                    size = 0
-                buckets[-1].append((name, tensor.detach().to("cpu", copy=True).contiguous()))
-                size += tensor.nbytes
-        wrong += [f"{name} is missing" for name in sorted(missing)]
-        if wrong:
-            raise ValueError(f"{self._client.owner}: the weights of version {version} do not fit: {'; '.join(wrong)}")
+        for name, tensor in self._expected.checked(version, weights):
+            if buckets[-1] and size + tensor.nbytes > self._bucket_bytes:
+                buckets.append([])
+                size = 0
+            buckets[-1].append((name, tensor.detach().to("cpu", copy=True).contiguous()))
+            size += tensor.nbytes
         return buckets
 
     async def _send_all(self, version: int, buckets: list[Bucket]) -> None:

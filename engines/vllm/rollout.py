@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engines.requests import check_request
+from engines.requests import accepted, require_still
 from engines.running_sample import RunningSample
 from engines.vllm.process import VLLMProcess
 from engines.vllm.sample import extend, parameters
@@ -85,15 +85,13 @@ class VLLMRollout:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests, all or none. Raises ValueError as `check_request`."""
-        for request in requests:
-            check_request(
-                request,
-                self.name,
-                vocabulary=self._vocabulary,
-                max_length=self._max_length,
-                max_tokens=self.sampling.max_tokens,
-            )
-        self._waiting.extend(RunningSample.of(request) for request in requests)
+        self._waiting += accepted(
+            requests,
+            self.name,
+            vocabulary=self._vocabulary,
+            max_length=self._max_length,
+            max_tokens=self.sampling.max_tokens,
+        )
         self._go_on()
 
     async def finished(self) -> list[Completion]:
@@ -254,8 +252,4 @@ class VLLMRollout:
             raise RuntimeError(refusal)
 
     def _require_still(self, action: str) -> None:
-        if not self._paused and (self._running or self._waiting):
-            raise RuntimeError(
-                f"engine {self.name}: {action} needs a paused or idle engine, but {self.running} samples run and "
-                f"{self.waiting} wait; call pause() first"
-            )
+        require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)

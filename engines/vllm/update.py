@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engines.loading import ExpectedWeights
 from engines.vllm.link import Bucket, CudaLink, GlooLink, buckets, link_to
 from engines.vllm.process import VLLMProcess
 
@@ -22,8 +23,7 @@ class WeightUpdate:
         self, process: VLLMProcess, model: Qwen3ForCausalLM, device: torch.device, name: str, timeout_s: float
     ) -> None:
         self._process, self._device, self._name, self._timeout_s = process, device, name, timeout_s
-        self._shapes = {key: tuple(p.shape) for key, p in model.named_parameters(remove_duplicate=False)}
-        self._required = {key for key, _ in model.named_parameters()}
+        self._expected = ExpectedWeights(model, f"engine {name}")
         self._link: GlooLink | CudaLink | None = None
         self.torn: str | None = None
         """What there is to say where vLLM failed while it put a complete set in place; None where it did not."""
@@ -32,9 +32,7 @@ class WeightUpdate:
         """Send all weights, and have vLLM use and count them as `version`. Where the iterable raises, or the set does
         not fit, vLLM keeps what it had. It is read in a thread, to its end.
 
-        Raises:
-            ValueError: names are unknown or missing, or shapes are wrong: all of them in one message. A parameter that
-                is tied to another one may be missing.
+        Raises ValueError as `ExpectedWeights.checked`.
         """
         await self._process.ask("start a weight update", self._process.llm.start_weight_update())
         try:
@@ -50,13 +48,10 @@ class WeightUpdate:
         self.torn = None
 
     async def _send_all(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        fit = _Fit(self._shapes)
         link = self._link = self._link or await self._connected()
-        travelling = buckets(fit.checked(weights), self._device)
+        travelling = buckets(self._expected.checked(version, weights), self._device)
         while (bucket := await _next(travelling)) is not None:
             await self._send(link, bucket)
-        if wrong := fit.wrong(self._required):
-            raise ValueError(f"engine {self._name}: the weights of version {version} do not fit: {'; '.join(wrong)}")
 
     async def _connected(self) -> GlooLink | CudaLink:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -86,27 +81,3 @@ async def _next(travelling: Iterator[Bucket]) -> Bucket | None:
     except asyncio.CancelledError:
         await asyncio.wait([reading])
         raise
-
-
-class _Fit:
-    """Compares what comes with what the model has."""
-
-    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        self._shapes = shapes
-        self._seen: set[str] = set()
-        self._wrong: list[str] = []
-
-    def checked(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
-        """Those that fit; the others are remembered."""
-        for name, tensor in weights:
-            self._seen.add(name)
-            shape = self._shapes.get(name)
-            if shape is None:
-                self._wrong.append(f"{name} is unknown")
-            elif shape != tuple(tensor.shape):
-                self._wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
-            else:
-                yield name, tensor
-
-    def wrong(self, required: set[str]) -> list[str]:
-        return self._wrong + [f"{name} is missing" for name in sorted(required - self._seen)]
