@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engines.requests import require_still
 from harness.config import CostConfig
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request
 from harness.simulator.cost import offload_s, reload_s
@@ -244,11 +245,7 @@ class SimulatedRollout:
             raise RuntimeError(f"engine {self.name} is asleep; call wake() first")
 
     def _require_still(self, action: str) -> None:
-        if not self._paused and (self.running or self.waiting):
-            raise RuntimeError(
-                f"engine {self.name}: {action} needs a paused or idle engine, but {self.running} samples run and "
-                f"{self.waiting} wait; call pause() first"
-            )
+        require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)
 
 
 def _sample(request: Request, length: int) -> SimulatedSample:
