@@ -1,0 +1,36 @@
+"""Typed configuration, validated once at the door. Imports neither torch nor ray."""
+
+from harness.config.fields import STRICT, ConfigError, first_line
+from harness.config.job import (
+    AlgorithmConfig,
+    ClusterConfig,
+    EngineConfig,
+    JobConfig,
+    Layout,
+    ModelConfig,
+    ScheduleConfig,
+    TaskConfig,
+    TrainingConfig,
+    job_config,
+)
+from harness.config.simulation import CostConfig, DeviceConfig, LengthsConfig, RooflineConfig
+
+__all__ = [
+    "STRICT",
+    "AlgorithmConfig",
+    "ClusterConfig",
+    "ConfigError",
+    "CostConfig",
+    "DeviceConfig",
+    "EngineConfig",
+    "JobConfig",
+    "Layout",
+    "LengthsConfig",
+    "ModelConfig",
+    "RooflineConfig",
+    "ScheduleConfig",
+    "TaskConfig",
+    "TrainingConfig",
+    "first_line",
+    "job_config",
+]

@@ -1,0 +1,87 @@
+"""Types of settings, and what is said of a value that is off. Field comments elsewhere give units."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError
+
+STRICT = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
+
+
+def _share(value: Any) -> int | str:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("is no share; give a number >= 1, a percentage, `rest`, or a role to share with")
+    return value
+
+
+def _seeds(value: Any) -> int | tuple[int, ...]:
+    listed = [value] if isinstance(value, int) else value
+    if not isinstance(listed, list | tuple) or not all(type(seed) is int for seed in listed):
+        raise ValueError("gives no seeds; use how many (seeds=3) or which (seeds=[3,4])")
+    if value == 0 or not listed or min(listed) < 0 or len(set(listed)) < len(listed):
+        raise ValueError("gives no seeds; use a number >= 1, or different numbers >= 0 such as seeds=[3,4]")
+    return value if isinstance(value, int) else tuple(listed)
+
+
+# Strict: neither `true` nor `1.0` is a number of anything.
+Count = Annotated[int, Strict(), Field(ge=1)]
+CountFromZero = Annotated[int, Strict(), Field(ge=0)]
+Positive = Annotated[float, Strict(), Field(gt=0)]
+NotNegative = Annotated[float, Strict(), Field(ge=0)]
+Fraction = Annotated[float, Strict(), Field(gt=0, le=1)]
+Decay = Annotated[float, Strict(), Field(ge=0, lt=1)]
+Switch = Annotated[bool, Strict()]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$")]
+"""Names a folder."""
+Share = Annotated[int | str, BeforeValidator(_share)]
+Seeds = Annotated[int | tuple[int, ...], BeforeValidator(_seeds)]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work. The message is one line: the value, what is wrong with it, and the fix."""
+
+
+def first_line(error: ValidationError, prefix: str = "") -> str:
+    """The first problem of a validation error as one line: setting, value, and what to use instead."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    context = problem.get("ctx", {})
+    if problem["type"] == "value_error" and not where:
+        return str(context["error"])
+    advice = _ADVICE.get(problem["type"])
+    told = f": {problem['msg'][0].lower()}{problem['msg'][1:]}" if advice is None else f" {advice.format(**context)}"
+    return f"{prefix}{where}={_as_typed(problem['input'])}{told}"
+
+
+_ADVICE = {
+    "unexpected_keyword_argument": "is no setting; `make list` shows the files that name them all",
+    "missing": "is incomplete: a value is missing",
+    "missing_argument": "is incomplete: a value is missing",
+    "literal_error": "is unknown; choose {expected}",
+    "int_type": "is no whole number; use one such as 8",
+    "int_parsing": "is no whole number; use one such as 8",
+    "int_from_float": "is no whole number; use one such as 8",
+    "float_type": "is no number; use one such as 0.5",
+    "float_parsing": "is no number; use one such as 0.5",
+    "finite_number": "is not finite; use a number such as 0.5",
+    "bool_type": "is neither true nor false; use one of them",
+    "bool_parsing": "is neither true nor false; use one of them",
+    "string_type": "is no text; use a name",
+    "string_pattern_mismatch": "cannot name a folder; use letters, digits, `_`, `-` and inner dots",
+    "greater_than": "is too small; use a number above {gt}",
+    "greater_than_equal": "is too small; use at least {ge}",
+    "less_than": "is too large; use a number below {lt}",
+    "less_than_equal": "is too large; use at most {le}",
+    "too_long": "has too many values; use {max_length}",
+    "value_error": "{error}",
+    "dict_type": "is no set of settings; change single ones, as in model.layers=2",
+    "dataclass_type": "is no set of settings; change single ones, as in model.layers=2",
+}
+"""What to do about a value, by the type that pydantic gives its error."""
+
+
+def _as_typed(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
