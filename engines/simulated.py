@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engines.requests import require_still
+from engines.simulated_samples import completion_of, sample_of
 from harness.config import CostConfig
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request
 from harness.simulator.cost import offload_s, reload_s
-from harness.simulator.decoding import Decoding, SimulatedSample
+from harness.simulator.decoding import Decoding
 from harness.simulator.lengths import Lengths
+from harness.simulator.step_time import DecodeCost
 
 if TYPE_CHECKING:
     import torch
 
 
 class SimulatedRollout:
-    """`harness.protocols.RolloutEngine` of one device: `harness.simulator.decoding`, driven by a clock and one timer.
+    """`harness.protocols.RolloutEngine`: `harness.simulator.decoding`, driven by a clock and one timer.
 
     cost: resolved for the model; load_s: what taking new weights lasts; group_size: a handful of samples.
 
@@ -48,12 +50,7 @@ class SimulatedRollout:
     ) -> None:
         self.slots, self.name, self.version = slots, name, 0
         self._cost, self._lengths, self._clock, self._load_s = cost, lengths, clock, load_s
-        self._decoding = Decoding(
-            slots=slots,
-            step_s=cost.decode_step_s,
-            step_s_per_sample=cost.decode_step_s_per_sample,
-            prefill_s_per_token=cost.prefill_s_per_token,
-        )
+        self._decoding = Decoding(DecodeCost.of(cost), slots=slots)
         self._group_size = group_size
         self._unfinished: dict[int, int] = {}  # samples of each group that are here
         self._held: list[Completion] = []  # done, but not worth an event yet
@@ -74,14 +71,25 @@ class SimulatedRollout:
     def waiting(self) -> int:
         return len(self._decoding.waiting)
 
+    @property
+    def preemptions(self) -> int:
+        """How often a running sample lost its place in the KV cache, so far."""
+        return self._decoding.preemptions
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that were prefilled again after a preemption, so far."""
+        return self._decoding.recomputed_tokens
+
     def submit(self, requests: Sequence[Request]) -> None:
-        """Raises ValueError for a prompt that is not one value, and for a partial that is not the sample's own."""
+        """Raises ValueError for a prompt that is not one value, for a partial that is not the sample's own, and for a
+        sample that the KV cache will never hold."""
         lengths = self._lengths.of(np.array([request.sample_id for request in requests], np.int64)).tolist()
-        samples = [_sample(request, length) for request, length in zip(requests, lengths, strict=True)]
+        samples = [sample_of(request, length) for request, length in zip(requests, lengths, strict=True)]
+        self._decoding.submit(samples, self._clock.now())
         for sample in samples:
             group = sample.sample_id // self._group_size
             self._unfinished[group] = self._unfinished.get(group, 0) + 1
-        self._decoding.submit(samples, self._clock.now())
         self._follow()
         self._changed.set()
 
@@ -99,16 +107,16 @@ class SimulatedRollout:
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns after the decode step that is under way (wait: after the last one)."""
-        if mode == "wait" and self.running:
+        if mode == "wait" and not self._decoding.drained:
             self._require_ready()
             self._decoding.drain(self._clock.now())
-            await self._until_event(lambda: not self.running)
+            await self._until_event(lambda: self._decoding.drained)
         self._decoding.stop(self._clock.now())
         await self._until_event(lambda: self._decoding.stopped)
         self._paused = True
         if mode == "abort":
             now = self._clock.now()
-            self._held += [self._completion(sample, "abort", now) for sample in self._decoding.abort()]
+            self._held += [completion_of(sample, "abort", now) for sample in self._decoding.abort()]
             self._unfinished.clear()
             self._hand_over()
 
@@ -187,8 +195,9 @@ class SimulatedRollout:
     def _follow(self) -> None:
         """After anything that may have moved the decoding on: take its samples out, and set the timer."""
         for sample, at in self._decoding.finished:
-            reason: FinishReason = "length" if _tokens(sample.runs) == self._lengths.cap else "stop"
-            self._held.append(self._completion(sample, reason, at))
+            tokens = sum(tokens for _, tokens in sample.runs)
+            reason: FinishReason = "length" if tokens == self._lengths.cap else "stop"
+            self._held.append(completion_of(sample, reason, at))
             group = sample.sample_id // self._group_size
             self._unfinished[group] -= 1
             if not self._unfinished[group]:
@@ -222,17 +231,6 @@ class SimulatedRollout:
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self._clock.now()), self._wake_up)
 
-    def _completion(self, sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:
-        return Completion(
-            sample_id=sample.sample_id,
-            tokens=np.array([tokens for _, tokens in sample.runs], np.int64),
-            log_probs=np.zeros(len(sample.runs), np.float32),
-            versions=np.array([version for version, _ in sample.runs], np.int32),
-            finish_reason=reason,
-            started_at=at if sample.started_at is None else sample.started_at,
-            finished_at=at,
-        )
-
     def _require_ready(self) -> None:
         if self._closed:
             raise RuntimeError(f"engine {self.name} is closed")
@@ -246,28 +244,3 @@ class SimulatedRollout:
 
     def _require_still(self, action: str) -> None:
         require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)
-
-
-def _sample(request: Request, length: int) -> SimulatedSample:
-    """A sample of `length` tokens in all, less those of its partial."""
-    partial = request.partial
-    if len(request.prompt) != 1:
-        raise ValueError(
-            f"sample {request.sample_id}: a simulated prompt is one value, its number of tokens; "
-            f"this one has {len(request.prompt)} values"
-        )
-    if partial is None:
-        return SimulatedSample(request.sample_id, int(request.prompt[0]), length)
-    if partial.sample_id != request.sample_id or partial.finish_reason != "abort":
-        raise ValueError(
-            f"sample {request.sample_id}: only its own aborted completion can be continued, got one of sample "
-            f"{partial.sample_id} that ended by {partial.finish_reason!r}"
-        )
-    runs = list(zip(partial.versions.tolist(), partial.tokens.tolist(), strict=True))
-    before = _tokens(runs)
-    started_at = partial.started_at if before else None  # one that had only waited begins here
-    return SimulatedSample(request.sample_id, int(request.prompt[0]) + before, length - before, runs, started_at)
-
-
-def _tokens(runs: Iterable[tuple[int, int]]) -> int:
-    return sum(tokens for _, tokens in runs)

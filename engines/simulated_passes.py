@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.config import CostConfig
 from harness.protocols import Clock, TrainBatch
-from harness.simulator.cost import largest_share
+from harness.simulator.cost import largest_share_s
 from harness.simulator.devices import Device
 from harness.transfer_queue import Ragged
 
@@ -19,23 +19,28 @@ if TYPE_CHECKING:
 
 
 class SimulatedLogProb:
-    """`harness.protocols.LogProbEngine` of `devices` devices that share each micro-batch; the largest share decides.
+    """`harness.protocols.LogProbEngine`: data-parallel ranks that share each micro-batch; the slowest decides.
 
     cost: resolved for the model; load_s: what taking new weights lasts. Loading takes no turn on the device: copies run
     beside what is computed there.
     """
 
-    def __init__(
-        self, cost: CostConfig, device: Device, *, clock: Clock, devices: int = 1, load_s: float = 0.0
-    ) -> None:
+    def __init__(self, cost: CostConfig, device: Device, *, clock: Clock, ranks: int = 1, load_s: float = 0.0) -> None:
         self._cost, self._clock, self._load_s = cost, clock, load_s
-        self._device, self._devices = device, devices
+        self._device, self._ranks = device, ranks
         self.version = 0
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Zeros, a value per run."""
-        tokens = largest_share(prompts, responses, self._devices)
-        await self._device.work(self._cost.call_s + tokens * self._cost.log_prob_s_per_token)
+        cost = self._cost
+        share_s = largest_share_s(
+            prompts,
+            responses,
+            self._ranks,
+            s_per_token=cost.log_prob_s_per_token,
+            s_per_pair=cost.log_prob_s_per_pair,
+        )
+        await self._device.work(cost.call_s + cost.log_prob_call_s + share_s)
         return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -47,10 +52,10 @@ class SimulatedLogProb:
 
 
 class SimulatedTrainer:
-    """`harness.protocols.TrainEngine`: one rank, or (devices > 1) a whole training world in one.
+    """`harness.protocols.TrainEngine`: one rank, or (ranks > 1) a whole training world in one.
 
     cost: resolved for the model. A world cuts each micro-batch into contiguous parts of nearly equal counts and waits
-    for the largest. `parameters` are what it offers to send, if anything; they never change.
+    for the slowest. `parameters` are what it offers to send, if anything; they never change.
     """
 
     def __init__(
@@ -58,16 +63,23 @@ class SimulatedTrainer:
         cost: CostConfig,
         device: Device,
         *,
-        devices: int = 1,
+        ranks: int = 1,
         parameters: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self._cost, self._device, self._devices = cost, device, devices
+        self._cost, self._device, self._ranks = cost, device, ranks
         self._parameters = dict(parameters or {})
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """No sums: nothing was computed that a policy metric could be made of."""
-        tokens = largest_share(batch.prompts, batch.responses, self._devices)
-        await self._device.work(self._cost.call_s + tokens * self._cost.train_s_per_token)
+        cost = self._cost
+        share_s = largest_share_s(
+            batch.prompts,
+            batch.responses,
+            self._ranks,
+            s_per_token=cost.train_s_per_token,
+            s_per_pair=cost.train_s_per_pair,
+        )
+        await self._device.work(cost.call_s + cost.train_call_s + share_s)
         return {}
 
     async def step(self) -> dict[str, float]:

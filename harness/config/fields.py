@@ -31,12 +31,17 @@ CountFromZero = Annotated[int, Strict(), Field(ge=0)]
 Positive = Annotated[float, Strict(), Field(gt=0)]
 NotNegative = Annotated[float, Strict(), Field(ge=0)]
 Fraction = Annotated[float, Strict(), Field(gt=0, le=1)]
+Part = Annotated[float, Strict(), Field(ge=0, le=1)]
 Decay = Annotated[float, Strict(), Field(ge=0, lt=1)]
 Switch = Annotated[bool, Strict()]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$")]
 """Names a folder."""
 Share = Annotated[int | str, BeforeValidator(_share)]
 Seeds = Annotated[int | tuple[int, ...], BeforeValidator(_seeds)]
+
+
+COST_KINDS = ("given", "roofline")
+"""Of settings of costs, told apart by their `kind`. No setting has such a name."""
 
 
 class ConfigError(ValueError):
@@ -46,8 +51,10 @@ class ConfigError(ValueError):
 def first_line(error: ValidationError, prefix: str = "") -> str:
     """The first problem of a validation error as one line: setting, value, and what to use instead."""
     problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(str(part) for part in problem["loc"] if part not in COST_KINDS)
     context = problem.get("ctx", {})
+    if problem["type"].startswith("union_tag"):
+        return f"{prefix}{where}.kind={context.get('tag', 'null')} is unknown; choose {' or '.join(COST_KINDS)}"
     if problem["type"] == "value_error" and not where:
         return str(context["error"])
     advice = _ADVICE.get(problem["type"])
@@ -76,6 +83,7 @@ _ADVICE = {
     "less_than_equal": "is too large; use at most {le}",
     "too_long": "has too many values; use {max_length}",
     "value_error": "{error}",
+    "model_attributes_type": "is no set of settings; change single ones, as in model.layers=2",
     "dict_type": "is no set of settings; change single ones, as in model.layers=2",
     "dataclass_type": "is no set of settings; change single ones, as in model.layers=2",
 }

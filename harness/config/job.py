@@ -23,7 +23,7 @@ from harness.config.fields import (
     Switch,
     first_line,
 )
-from harness.config.simulation import CostConfig
+from harness.config.simulation import CostConfig, DeviceConfig, RooflineConfig
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -116,7 +116,8 @@ class ClusterConfig:
     bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
     transfer_attempts: Count = 3  # how often weights are sent to an engine that does not get them
     verify_weights: Switch = False  # hold every tensor that arrives against its digest
-    on_lost_engine: Literal["end", "go_on"] = "end"  # of the run, where an engine does not get its weights
+    on_lost_engine: Literal["end", "go_on"] = "end"  # of the run, where an engine dies or does not get its weights
+    serve_membership: Switch = False  # serve how the engines are, and who is to leave or join, over HTTP on loopback
     wait_timeout_s: Positive = 300.0  # longest wait on another process before the run ends with an error
     stall_timeout_s: Positive = 1800.0  # longest time without any progress before the run says what waits
     call_timeout_s: Positive = 3600.0  # longest single piece of work, such as training on one batch
@@ -153,7 +154,8 @@ class JobConfig:
     algorithm: AlgorithmConfig
     training: TrainingConfig
     cluster: ClusterConfig
-    cost: CostConfig  # of simulated work; real runs do not read it
+    cost: Annotated[CostConfig | RooflineConfig, Field(discriminator="kind")]  # of simulated work
+    device: DeviceConfig  # that a roofline is of
     max_tokens: Count | None = None  # of a response; None takes the task's own
     save_weights: Switch = True  # keep the final weights in the run's folder
 

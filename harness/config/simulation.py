@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
-from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Positive, Switch
+from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Part, Positive
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -15,13 +15,15 @@ class LengthsConfig:
     """How many tokens simulated responses have. Every kind gives whole numbers from 1 to `cap`.
 
     constant: `mean`, always; uniform: 1 to 2 mean - 1; lognormal: of this mean before the cap, `sigma` the standard
-    deviation of the logarithm; trace: drawn from `values`, or from the file at `path`, a number per line.
+    deviation of the logarithm, of whose square the samples of a group have `common` in common, as they answer the same
+    prompt; trace: drawn from `values`, or from the file at `path`, a number per line.
     """
 
     kind: Literal["constant", "uniform", "lognormal", "trace"]
     cap: Count
     mean: Annotated[float, Strict(), Field(ge=1)] | None = None
     sigma: NotNegative = 1.0
+    common: Part = 0.0
     values: tuple[Count, ...] = ()
     path: str | None = None
 
@@ -38,19 +40,16 @@ class CostConfig:
 
     A decode step of n samples that hold c tokens in all lasts decode_step_s + max(decode_weights_s,
     n decode_step_s_per_sample) + c decode_s_per_cached_token.
-
-    per_billion: the settings marked * are for a model of 1e9 parameters, and grow with the model's parameters.
     """
 
     name: Name
-    per_billion: Switch
-    decode_step_s: Positive  # * one token for every running sample: the part that does not depend on how many run
-    decode_step_s_per_sample: NotNegative  # * added for each running sample
-    prefill_s_per_token: NotNegative  # *
-    log_prob_s_per_token: NotNegative  # * prompt and response tokens
-    train_s_per_token: NotNegative  # * prompt and response tokens, forward and backward
-    train_step_s: NotNegative  # * the optimizer, once an iteration
-    weight_bytes: NotNegative  # * of one copy of the weights
+    decode_step_s: Positive  # one token for every running sample: the part that does not depend on how many run
+    decode_step_s_per_sample: NotNegative  # added for each running sample
+    prefill_s_per_token: NotNegative
+    log_prob_s_per_token: NotNegative  # prompt and response tokens
+    train_s_per_token: NotNegative  # prompt and response tokens, forward and backward
+    train_step_s: NotNegative  # the optimizer, once an iteration
+    weight_bytes: NotNegative  # of one copy of the weights
     call_s: NotNegative  # fixed part of every forward or training call of a micro-batch
     network_bytes_per_s: Positive  # weights between pools: collective, and in the background
     host_bytes_per_s: Positive  # weights between a device and its host, either way
@@ -59,6 +58,7 @@ class CostConfig:
     reload_s: NotNegative  # fixed part of taking it again (the weights come back besides)
     prompt_tokens: Count  # of every prompt
     lengths: LengthsConfig
+    kind: Literal["given"] = "given"
     # What follows is nothing unless it is given.
     decode_weights_s: NotNegative = 0.0  # a step's matrix products take this long at least: the weights are read
     decode_s_per_cached_token: NotNegative = 0.0  # of a step, for each token in the KV caches of running samples
@@ -69,6 +69,7 @@ class CostConfig:
     log_prob_call_s: NotNegative = 0.0  # besides call_s: shards are gathered
     train_call_s: NotNegative = 0.0  # besides call_s: shards are gathered, gradients reduced
     reward_s_per_sample: NotNegative = 0.0  # on the host
+    generate_s: NotNegative = 0.0  # before a batch is generated as one: requests are handed out, engines set up
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -101,7 +102,8 @@ class RooflineConfig:
     memory_share: Fraction  # of memory_bytes_per_s
     network_share: Fraction  # of link_bytes_per_s and network_bytes_per_s
     host_share: Fraction  # of host_bytes_per_s
-    overlap: NotNegative  # of communication in training and scoring that hides behind computing, 0 to 1
+    overlap: Part  # of communication in training and scoring that hides behind computing
+    latency_s: NotNegative  # of one collective
     kv_share: Fraction  # of a device's memory that an engine of its own may use, weights and KV cache together
     kv_share_colocated: Fraction  # of a device that it shares with the trainer
     colocated_train_factor: Positive  # how much longer training takes on devices shared with rollout

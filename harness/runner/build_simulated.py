@@ -12,7 +12,7 @@ import torch
 from engines.simulated import SimulatedRollout
 from engines.simulated_passes import SimulatedLogProb, SimulatedTrainer
 from harness.config import CostConfig, JobConfig
-from harness.protocols import Clock
+from harness.protocols import Clock, Span
 from harness.roles.actor import ActorRole
 from harness.roles.log_probs import OldLogProbStage, ReferenceStage
 from harness.roles.reward import AdvantageStage, RewardStage
@@ -22,7 +22,7 @@ from harness.simulator.cost import TransferTimes, transfer_times
 from harness.simulator.devices import Device
 from harness.simulator.lengths import Lengths
 from harness.simulator.workload import SimulatedTask
-from harness.transfer_queue import TransferQueue
+from harness.transfer_queue import Batch, Column, TransferQueue
 from harness.weight_sync.receiver import WeightOffer, WeightSender
 from harness.weight_sync.simulated import PacedOffer, PacedSender
 from schedules.protocol import Order, Transport
@@ -32,8 +32,8 @@ _HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class SimulatedRecipe:
-    """All that a worker needs to make its role. counts: devices of each role; paced: it has weights, which
-    are really sent."""
+    """All that a worker needs to make its role. counts: engines of rollout, data-parallel ranks of other roles;
+    paced: it has weights, which are really sent."""
 
     config: JobConfig
     cost: CostConfig
@@ -63,7 +63,7 @@ class SimulatedRecipe:
         return self.config.cluster.wait_timeout_s if self.paced else None
 
     def micro_batch(self, role: str) -> int:
-        """Rows that all devices of a role take at once."""
+        """Rows that all ranks of a role take at once."""
         algorithm = self.config.algorithm
         return min(self.batch_rows, algorithm.micro_batch_groups * algorithm.group_size * self.counts[role])
 
@@ -91,7 +91,19 @@ class PacedActor(ActorRole):
         await super().use(PacedSender(sender, self.times, self.clock))
 
 
-class PacedRollout(RolloutRole):
+class SimulatedRolloutRole(RolloutRole):
+    """Lets `generate_s` pass before it generates a batch as one."""
+
+    def __init__(self, generate_s: float, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.generate_s = generate_s
+
+    async def generate(self, iteration: int, batches: int = 1) -> list[Span]:
+        await self.clock.sleep(self.generate_s)
+        return await super().generate(iteration, batches)
+
+
+class PacedRollout(SimulatedRolloutRole):
     """Receives real weights, no faster than the cost model says."""
 
     def __init__(self, times: TransferTimes, *arguments: Any, **options: Any) -> None:
@@ -113,19 +125,33 @@ class PacedOldLogProb(OldLogProbStage):
         await super().join(PacedOffer(offer, self.times, self.clock), number)
 
 
+class SimulatedReward(RewardStage):
+    """Takes `sample_s` of its host for each sample, one after the other."""
+
+    def __init__(self, sample_s: float, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.sample_s = sample_s
+
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        if self.sample_s:
+            await self.clock.sleep(len(batch.rows) * self.sample_s)
+        return await super().compute(batch)
+
+
 def _rollout(number: int, recipe: SimulatedRecipe) -> RolloutRole:
     config, algorithm = recipe.config, recipe.config.algorithm
     engine = SimulatedRollout(
         recipe.cost,
-        Lengths(recipe.cost.lengths, recipe.seed),
+        Lengths(recipe.cost.lengths, recipe.seed, algorithm.group_size),
         slots=config.engine.slots,
         group_size=algorithm.group_size,
         clock=recipe.clock,
         load_s=recipe.times.load_s,
         name=str(number),
     )
-    make = partial(PacedRollout, recipe.times) if recipe.paced else RolloutRole
+    make = partial(PacedRollout, recipe.times) if recipe.paced else SimulatedRolloutRole
     return make(
+        recipe.cost.generate_s,
         engine,
         recipe.queue,
         recipe.clock,
@@ -142,7 +168,9 @@ def _rollout(number: int, recipe: SimulatedRecipe) -> RolloutRole:
 
 def _reward(number: int, recipe: SimulatedRecipe) -> RewardStage:
     task = SimulatedTask(recipe.cost.prompt_tokens, recipe.cost.lengths.cap)
-    return RewardStage(task, name=str(number), rows=recipe.batch_rows, minimum=1, **recipe.stage)
+    sample_s = recipe.cost.reward_s_per_sample
+    rows = recipe.config.algorithm.group_size if sample_s else recipe.batch_rows  # what takes time is handed on early
+    return SimulatedReward(sample_s, task, name=str(number), rows=rows, minimum=1, **recipe.stage)
 
 
 def _advantages(number: int, recipe: SimulatedRecipe) -> AdvantageStage:
@@ -159,7 +187,7 @@ def _advantages(number: int, recipe: SimulatedRecipe) -> AdvantageStage:
 
 def _log_prob_engine(role: str, recipe: SimulatedRecipe) -> SimulatedLogProb:
     return SimulatedLogProb(
-        recipe.cost, recipe.devices[role], clock=recipe.clock, load_s=recipe.times.load_s, devices=recipe.counts[role]
+        recipe.cost, recipe.devices[role], clock=recipe.clock, load_s=recipe.times.load_s, ranks=recipe.counts[role]
     )
 
 
@@ -178,7 +206,7 @@ def _actor_fwd(number: int, recipe: SimulatedRecipe) -> OldLogProbStage:
 
 def _actor(number: int, recipe: SimulatedRecipe) -> ActorRole:
     weights = {"weights": torch.zeros(_TINY)} if recipe.paced else {}
-    engine = SimulatedTrainer(recipe.cost, recipe.devices["actor"], devices=recipe.counts["actor"], parameters=weights)
+    engine = SimulatedTrainer(recipe.cost, recipe.devices["actor"], ranks=recipe.counts["actor"], parameters=weights)
     reader = reader_of(
         recipe.order,
         recipe.queue,

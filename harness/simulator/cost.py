@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,23 +11,6 @@ from harness.config import CostConfig
 from harness.transfer_queue import Ragged
 
 Transport = Literal["collective", "ipc", "host_staged"]
-
-_PER_PARAMETER = (
-    "decode_step_s",
-    "decode_step_s_per_sample",
-    "prefill_s_per_token",
-    "log_prob_s_per_token",
-    "train_s_per_token",
-    "train_step_s",
-    "weight_bytes",
-)
-
-
-def resolved(cost: CostConfig, parameters: int) -> CostConfig:
-    """The costs of a model of that many parameters, none per billion any more."""
-    if not cost.per_billion:
-        return cost
-    return replace(cost, per_billion=False, **{name: getattr(cost, name) * parameters / 1e9 for name in _PER_PARAMETER})
 
 
 @dataclass(frozen=True)
@@ -66,14 +49,17 @@ def reload_s(cost: CostConfig) -> float:
     return cost.reload_s + cost.weight_bytes / cost.host_bytes_per_s
 
 
-def largest_share(prompts: Ragged, responses: Ragged, devices: int) -> int:
-    """Tokens of the largest part when samples are cut into `devices` contiguous parts of nearly equal counts.
+def largest_share_s(prompts: Ragged, responses: Ragged, ranks: int, *, s_per_token: float, s_per_pair: float) -> float:
+    """Seconds of the slowest part when samples are cut into `ranks` contiguous parts of nearly equal counts.
 
-    Both are run-length coded: the values of a row add up to its tokens.
+    A sample of t tokens takes t s_per_token + t**2 s_per_pair. Both columns are run-length coded: the values of a row
+    add up to its tokens.
     """
-    tokens = _before(prompts) + _before(responses)
-    cuts = tokens[np.arange(devices + 1) * len(prompts) // devices]
-    return int(np.diff(cuts).max())
+    before = _before(prompts) + _before(responses)
+    lengths = before[1:] - before[:-1]
+    cuts = np.arange(ranks + 1) * len(lengths) // ranks
+    tokens, pairs = before[cuts], np.concatenate(([0], np.cumsum(lengths * lengths)))[cuts]
+    return float(((tokens[1:] - tokens[:-1]) * s_per_token + (pairs[1:] - pairs[:-1]) * s_per_pair).max())
 
 
 def _before(column: Ragged) -> np.ndarray:

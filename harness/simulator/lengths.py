@@ -10,6 +10,7 @@ import numpy as np
 from harness.config import LengthsConfig
 
 _BLOCK = 4096  # samples drawn at a time
+_SAMPLES, _GROUPS = 0x6C656E67746873, 0x67726F757073  # key the generators
 _WORDS = 4  # 64-bit numbers that Philox gives for one value of its counter
 
 
@@ -17,42 +18,58 @@ class Lengths:
     """The lengths of one run's responses.
 
     Sample `i` gets the words at counter `i` of a Philox generator keyed by the seed (Salmon et al., "Parallel random
-    numbers: as easy as 1, 2, 3", SC 2011), so no draw depends on which others are made. Raises OSError or ValueError,
-    naming the line, where a trace cannot be read.
+    numbers: as easy as 1, 2, 3", SC 2011), so no draw depends on which others are made; what the samples of a group
+    have in common is drawn by the group's number from another. group_size: samples of a group. Raises OSError or
+    ValueError, naming the line, where a trace cannot be read.
     """
 
-    def __init__(self, config: LengthsConfig, seed: int) -> None:
+    def __init__(self, config: LengthsConfig, seed: int, group_size: int = 1) -> None:
         self.cap = config.cap
         self._seed, self._kind, self._sigma = seed, config.kind, config.sigma
+        self._group_size, self._common = group_size, config.common
         self._mean = 1.0 if config.mean is None else config.mean
         self._trace = np.array(config.values, np.int64) if config.path is None else read_trace(Path(config.path))
 
     def of(self, sample_ids: np.ndarray) -> np.ndarray:
         """Tokens of these samples: int64 [n], each from 1 to `cap`, for ids int64 [n] in [0, 2**63)."""
-        blocks, places = np.divmod(np.asarray(sample_ids, np.int64), _BLOCK)
-        uniform = np.empty((blocks.size, 2))
-        for block in np.unique(blocks).tolist():
-            here = blocks == block
-            uniform[here] = _uniforms(self._seed, block)[places[here]]
-        return np.clip(np.rint(self._scaled(uniform)), 1, self.cap).astype(np.int64)
+        ids = np.asarray(sample_ids, np.int64)
+        tokens = self._scaled(_draw(self._seed, _SAMPLES, ids), ids // self._group_size)
+        return np.clip(np.rint(tokens), 1, self.cap).astype(np.int64)
 
-    def _scaled(self, uniform: np.ndarray) -> np.ndarray:
-        """Uniform numbers in (0, 1), [n, 2], as tokens, [n], before rounding."""
+    def _scaled(self, uniform: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Uniform numbers in (0, 1), [n, 2], and group numbers, [n], as tokens, [n], before rounding."""
         if self._kind == "constant":
             return np.full(len(uniform), self._mean)
         if self._kind == "uniform":
             return 0.5 + uniform[:, 0] * (2 * self._mean - 1)
         if self._kind == "trace":
             return self._trace[(uniform[:, 0] * self._trace.size).astype(np.int64)]
-        # Box and Muller, "A note on the generation of random normal deviates" (1958).
-        normal = np.sqrt(-2 * np.log(uniform[:, 0])) * np.cos(2 * np.pi * uniform[:, 1])
+        normal = _normal(uniform)
+        if self._common:
+            shared = _normal(_draw(self._seed, _GROUPS, groups))
+            normal = np.sqrt(self._common) * shared + np.sqrt(1 - self._common) * normal
         return np.exp(np.log(self._mean) - self._sigma**2 / 2 + self._sigma * normal)
 
 
+def _normal(uniform: np.ndarray) -> np.ndarray:
+    """Box and Muller, "A note on the generation of random normal deviates" (1958): [n, 2] to [n]."""
+    return np.sqrt(-2 * np.log(uniform[:, 0])) * np.cos(2 * np.pi * uniform[:, 1])
+
+
+def _draw(seed: int, what: int, numbers: np.ndarray) -> np.ndarray:
+    """Two numbers in (0, 1) for each of these samples, or groups: float64 [n, 2] for int64 [n]."""
+    blocks, places = np.divmod(numbers, _BLOCK)
+    uniform = np.empty((numbers.size, 2))
+    for block in np.unique(blocks).tolist():
+        here = blocks == block
+        uniform[here] = _uniforms(seed, what, block)[places[here]]
+    return uniform
+
+
 @lru_cache(maxsize=256)
-def _uniforms(seed: int, block: int) -> np.ndarray:
-    """Two numbers in (0, 1) for each sample of a block: float64 [_BLOCK, 2]."""
-    generator = np.random.Philox(key=np.array([seed, 0x6C656E67746873], np.uint64), counter=block * _BLOCK)
+def _uniforms(seed: int, what: int, block: int) -> np.ndarray:
+    """Of a whole block: float64 [_BLOCK, 2]."""
+    generator = np.random.Philox(key=np.array([seed, what], np.uint64), counter=block * _BLOCK)
     words = generator.random_raw(_BLOCK * _WORDS).reshape(_BLOCK, _WORDS)[:, :2]
     return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 

@@ -12,7 +12,6 @@ from harness.simulator.lengths import Lengths
 
 COST = CostConfig(
     name="contract",
-    per_billion=False,
     decode_step_s=1e-3,
     decode_step_s_per_sample=0.0,
     prefill_s_per_token=1e-6,

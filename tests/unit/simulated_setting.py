@@ -15,7 +15,6 @@ from harness.simulator.lengths import Lengths
 
 COST = CostConfig(
     name="test",
-    per_billion=False,
     decode_step_s=1.0,
     decode_step_s_per_sample=0.0,
     prefill_s_per_token=0.0,

@@ -59,6 +59,7 @@ def play(config: JobConfig, seed: int = 0) -> Run:
     return Run(finished, most[0])
 
 
+PROMPT_TOKENS = 20
 LENGTHS = st.one_of(
     st.builds(LengthsConfig, kind=st.just("constant"), mean=st.just(100.0), cap=st.just(4000)),
     st.builds(
@@ -89,8 +90,8 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 
 @st.composite
 def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
-    """Engines, batches, groups, lengths, rollout against training from 1:5 to 5:1, transfers of 0 to several
-    iterations."""
+    """Engines, batches, groups, lengths, room for contexts, rollout against training from 1:5 to 5:1, transfers of 0 to
+    several iterations."""
     config = base(schedule)
     options = draw(OPTIONS[schedule])
     engines = draw(st.integers(options.get("cohorts", 1), 5))
@@ -102,9 +103,10 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
     speed = draw(st.sampled_from([0.2, 0.5, 1.0, 2.0, 5.0]))  # seconds to generate a batch; training one takes 1
     transfer = draw(st.sampled_from([0.0, 0.05, 0.5, 3.0]))
     per_token = speed * engines / tokens
+    lengths = draw(LENGTHS)
+    longest = PROMPT_TOKENS + lengths.cap
     cost = CostConfig(
         name="drawn",
-        per_billion=False,
         decode_step_s=draw(st.sampled_from([0.2, 1.0])) * per_token,
         decode_step_s_per_sample=per_token,
         prefill_s_per_token=draw(st.sampled_from([0.0, 0.1])) * per_token,
@@ -118,8 +120,12 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
         sync_s=draw(st.sampled_from([0.0, 0.01])),
         offload_s=0.01,
         reload_s=0.01,
-        prompt_tokens=20,
-        lengths=draw(LENGTHS),
+        prompt_tokens=PROMPT_TOKENS,
+        lengths=lengths,
+        decode_weights_s=draw(st.sampled_from([0.0, 3.0])) * per_token,
+        decode_s_per_cached_token=draw(st.sampled_from([0.0, 0.002])) * per_token,
+        kv_tokens=draw(st.sampled_from([None, longest, 2 * longest])),
+        reward_s_per_sample=draw(st.sampled_from([0.0, 0.1])) / (batch * group),
     )
     if schedule == "colocate_sync":
         split: dict[str, int | str] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,13 +29,13 @@ def train_batch() -> TrainBatch:
     return TrainBatch(PROMPTS, RESPONSES, zeros, zeros, np.zeros(4, np.float32))
 
 
-@pytest.mark.parametrize(("devices", "tokens"), [(1, 130), (2, 90), (3, 90), (4, 50), (9, 50)])
-def test_a_pass_lasts_as_long_as_the_largest_share_of_its_tokens(devices: int, tokens: int) -> None:
+@pytest.mark.parametrize(("ranks", "tokens"), [(1, 130), (2, 90), (3, 90), (4, 50), (9, 50)])
+def test_a_pass_lasts_as_long_as_the_largest_share_of_its_tokens(ranks: int, tokens: int) -> None:
     async def main() -> tuple[float, float, float]:
         clock = VirtualClock(asyncio.get_running_loop())
         device = SharedDevice(clock)
-        scorer = SimulatedLogProb(COST, device, clock=clock, devices=devices, load_s=2.0)
-        trainer = SimulatedTrainer(COST, device, devices=devices)
+        scorer = SimulatedLogProb(COST, device, clock=clock, ranks=ranks, load_s=2.0)
+        trainer = SimulatedTrainer(COST, device, ranks=ranks)
         _: tuple[LogProbEngine, TrainEngine] = (scorer, trainer)
         log_probs = await scorer.log_probs(PROMPTS, RESPONSES)
         assert log_probs.values.dtype == np.float32 and log_probs.lengths.tolist() == [1, 2, 1, 3]
@@ -46,6 +47,25 @@ def test_a_pass_lasts_as_long_as_the_largest_share_of_its_tokens(devices: int, t
         return scored, trained - scored, now() - trained
 
     assert run_virtual(main()) == (3.0 + 0.5 * tokens, 3.0 + 2.0 * tokens, 7.0)
+
+
+def test_the_slowest_share_need_not_have_the_most_tokens() -> None:
+    """Attention: four samples of 5 tokens against one of 12 and three of 2."""
+    cost = replace(COST, log_prob_s_per_pair=0.25, train_s_per_pair=1.0, log_prob_call_s=1.5, train_call_s=2.5)
+    prompts, responses = ragged([3], [3], [3], [3], [3], [1], [1], [1]), ragged(*[[2], [1, 1]] * 2, [9], *[[1]] * 3)
+
+    async def main() -> tuple[float, float]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        device = SharedDevice(clock)
+        await SimulatedLogProb(cost, device, clock=clock, ranks=2).log_probs(prompts, responses)
+        scored = now()
+        zeros = Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
+        batch = TrainBatch(prompts, responses, zeros, zeros, np.zeros(8, np.float32))
+        await SimulatedTrainer(cost, device, ranks=2).accumulate(batch)
+        return scored, now() - scored
+
+    tokens, pairs = 12 + 3 * 2, 12**2 + 3 * 2**2
+    assert run_virtual(main()) == (3.0 + 1.5 + 0.5 * tokens + 0.25 * pairs, 3.0 + 2.5 + 2.0 * tokens + pairs)
 
 
 def test_a_scorer_takes_its_weights_in_their_time() -> None:

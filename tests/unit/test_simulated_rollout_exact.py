@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_setting import COST, requests, runs
+from token_by_token import Sample, TokenByToken
 
 from engines.simulated import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
@@ -53,21 +53,28 @@ def random_case(seed: int) -> Case:
         else:
             mode = random.choice(["keep", "keep", "wait", "abort"])
             actions.append(Action(at, mode=mode, wait_s=random.random() * 3, drop=random.random() < 0.5))
+    prompt = random.randint(1, 30)
     cost = replace(
         COST,
         decode_step_s=0.05 + random.random(),
         decode_step_s_per_sample=random.choice([0.0, random.random()]),
+        decode_weights_s=random.choice([0.0, 2 * random.random()]),
+        decode_s_per_cached_token=random.choice([0.0, random.random() / 20]),
         prefill_s_per_token=random.choice([0.0, random.random() / 20]),
+        prefill_s_per_pair=random.choice([0.0, random.random() / 200]),
+        kv_tokens=random.choice([None, random.randint(1, 3) * (prompt + UNIFORM.cap)]),
     )
-    return Case(random.randint(1, 6), random.randint(1, 30), cost, actions)
+    return Case(random.randint(1, 6), prompt, cost, actions)
 
 
-Outcome = dict[int, tuple[list[tuple[int, int]], float, float]]
+Outcome = dict[int, tuple[list[tuple[int, int]], float | None, float | None]]
 """Of each sample: runs (version, tokens), when it started and when it was finished."""
 
 
-def outcome_of_the_engine(case: Case, lengths: Lengths) -> Outcome:
-    async def main() -> list[Completion]:
+def outcome_of_the_engine(case: Case, lengths: Lengths) -> tuple[Outcome, int]:
+    """And how often a sample was preempted."""
+
+    async def main() -> tuple[list[Completion], int]:
         clock = VirtualClock(asyncio.get_running_loop())
         engine = SimulatedRollout(case.cost, lengths, slots=case.slots, group_size=2, clock=clock, load_s=0.0)
         version, done = 0, []
@@ -95,85 +102,44 @@ def outcome_of_the_engine(case: Case, lengths: Lengths) -> Outcome:
         while engine.running or engine.waiting or engine._done:
             done += await engine.finished()
         await engine.close()
-        return done
+        return done, engine.preemptions
 
-    return {c.sample_id: (runs(c), c.started_at, c.finished_at) for c in run_virtual(main())}
-
-
-@dataclass
-class Token:
-    """A sample of the simulation below."""
-
-    sample_id: int
-    length: int
-    prompt: int
-    versions: list[int] = field(default_factory=list)
-    started: float | None = None
-    cached: bool = False
+    done, preemptions = run_virtual(main())
+    return {c.sample_id: (runs(c), c.started_at, c.finished_at) for c in done}, preemptions
 
 
-def outcome_token_by_token(case: Case, lengths: Lengths) -> Outcome:
-    rows: list[Token] = []
-    waiting: deque[Token] = deque()
-    outcome: Outcome = {}
-    actions, free_from, now, version = deque(case.actions), 0.0, 0.0, 0
-
-    def admit(now: float) -> None:
-        while waiting and len(rows) < case.slots:
-            sample = waiting.popleft()
-            sample.started = now if sample.started is None else sample.started
-            rows.append(sample)
-
-    def step(now: float) -> float:
-        for sample in rows:
-            if not sample.cached:
-                now += (sample.prompt + len(sample.versions)) * case.cost.prefill_s_per_token
-            sample.cached = True
-        now += case.cost.decode_step_s + len(rows) * case.cost.decode_step_s_per_sample
-        for sample in rows:
-            sample.versions.append(version)
-        for sample in [sample for sample in rows if len(sample.versions) == sample.length]:
-            rows.remove(sample)
-            counted = [(v, sample.versions.count(v)) for v in sorted(set(sample.versions))]
-            assert sample.started is not None
-            outcome[sample.sample_id] = (counted, sample.started, now)
-        return now
-
-    while actions or rows or waiting:
-        while actions and max(actions[0].at, free_from) <= now:
-            action = actions.popleft()
-            if not action.mode:
-                ids = np.array(action.ids)
-                waiting.extend(Token(i, n, case.prompt) for i, n in zip(action.ids, lengths.of(ids), strict=True))
-                if max(action.at, free_from) == now:  # between two steps, not within the last one
-                    admit(now)
-                continue
-            while action.mode == "wait" and rows:
-                now = step(now)
-            if action.mode == "abort":
-                waiting.extendleft(reversed(rows))
-                rows.clear()
-                for sample in waiting:
-                    sample.cached, sample.started = False, sample.started if sample.versions else None
-            now += action.wait_s
-            free_from, version = now, version + 1
-            for sample in rows:
-                sample.cached = sample.cached and not action.drop
-            admit(now)
-        admit(now)
-        if rows:
-            now = step(now)
-        elif actions:
-            now = max(now, actions[0].at)
-    return outcome
+def outcome_token_by_token(case: Case, lengths: Lengths) -> tuple[Outcome, int]:
+    engine, now, version = TokenByToken(case.cost, slots=case.slots), 0.0, 0
+    for action in case.actions:
+        now = max(now, action.at)
+        if not action.mode:
+            drawn = lengths.of(np.array(action.ids)).tolist()
+            samples = [Sample(i, case.prompt, length) for i, length in zip(action.ids, drawn, strict=True)]
+            engine.submit(samples, now)
+            continue
+        version += 1
+        if action.mode == "wait":
+            engine.drain(now)
+            now = engine.run_until(lambda: engine.drained, now)
+        engine.stop(now)
+        now = engine.run_until(lambda: engine.stopped, now) + action.wait_s
+        partials = engine.abort() if action.mode == "abort" else []
+        engine.load(version)
+        if action.drop:
+            engine.drop_cache(now)
+        engine.resume(now)
+        engine.submit(partials, now)
+    engine.run_until(lambda: not engine.rows, now)
+    return {s.sample_id: (s.runs, s.started_at, s.finished_at) for s in engine.finished}, engine.preemptions
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(st.integers(0, 2**32))
 def test_events_give_what_a_simulation_of_every_token_gives(seed: int) -> None:
     case, lengths = random_case(seed), Lengths(UNIFORM, seed)
-    found, expected = outcome_of_the_engine(case, lengths), outcome_token_by_token(case, lengths)
-    assert found.keys() == expected.keys()
+    found, preempted = outcome_of_the_engine(case, lengths)
+    expected, expected_preempted = outcome_token_by_token(case, lengths)
+    assert found.keys() == expected.keys() and preempted == expected_preempted
     for sample_id, (counted, started_at, finished_at) in expected.items():
         assert found[sample_id][0] == counted
         assert found[sample_id][1:] == pytest.approx((started_at, finished_at), rel=1e-9)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engines.model import parameter_count
+from harness.config import CostConfig
 from harness.runner.compose import compose_job
 from harness.runtime.clock import RealClock
 from harness.runtime.virtual_loop import VirtualClock, run_virtual
@@ -18,10 +19,9 @@ from harness.runtime.virtual_runtime import LocalRole
 from harness.simulator.cost import (
     TransferTimes,
     Transport,
-    largest_share,
+    largest_share_s,
     offload_s,
     reload_s,
-    resolved,
     transfer_times,
 )
 from harness.simulator.devices import Device, LockedDevice, SharedDevice
@@ -32,38 +32,13 @@ from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import HostReceiver, HostSender, WeightReceiver, WeightSender
 from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedWire
 
-GPU = compose_job(["cost=gpu"]).cost
-TINY = compose_job(["cost=tiny_cpu"]).cost
-
-
-def test_costs_per_billion_grow_with_the_model_and_the_others_do_not() -> None:
-    cost = resolved(GPU, 7_000_000_000)
-    assert cost.decode_step_s == pytest.approx(7 * GPU.decode_step_s)
-    assert cost.train_s_per_token == pytest.approx(7 * GPU.train_s_per_token)
-    assert cost.weight_bytes == pytest.approx(14e9)
-    assert (cost.call_s, cost.network_bytes_per_s, cost.prompt_tokens) == (
-        GPU.call_s,
-        GPU.network_bytes_per_s,
-        GPU.prompt_tokens,
-    )
-    assert resolved(cost, 7_000_000_000) == cost, "they are resolved once"
-
-
-def test_costs_that_were_measured_on_one_model_stay_as_they_are() -> None:
-    assert resolved(TINY, 1_000_000_000) is TINY
-
-
-def test_the_figures_of_the_gpu_follow_from_the_formulas_beside_them() -> None:
-    """What experiments/cost/gpu.yaml says in its comments."""
-    assert GPU.decode_step_s == pytest.approx(2 * 1e9 / 2e12)
-    assert GPU.prefill_s_per_token == GPU.log_prob_s_per_token == pytest.approx(2 * 1e9 / 400e12)
-    assert GPU.train_s_per_token == pytest.approx(6 * 1e9 / 400e12)
-    assert GPU.train_step_s == pytest.approx(20 * 1e9 / 2e12)
+TINY = compose_job(["cost=tiny_cpu"])
+COST = TINY.cost
+assert isinstance(COST, CostConfig)
 
 
 def test_the_tiny_costs_are_those_of_its_model() -> None:
-    config = compose_job(["cost=tiny_cpu", "model=tiny"])
-    assert config.cost.weight_bytes == pytest.approx(4 * parameter_count(config.model), rel=0.05)
+    assert COST.weight_bytes == pytest.approx(4 * parameter_count(TINY.model), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -75,20 +50,22 @@ def test_the_tiny_costs_are_those_of_its_model() -> None:
     ],
 )
 def test_a_transfer_costs_what_its_wire_carries_at_either_end(transport: Transport, times: TransferTimes) -> None:
-    cost = replace(GPU, weight_bytes=100.0, network_bytes_per_s=10.0, host_bytes_per_s=50.0, sync_s=1.0, offload_s=0.5)
+    cost = replace(COST, weight_bytes=100.0, network_bytes_per_s=10.0, host_bytes_per_s=50.0, sync_s=1.0, offload_s=0.5)
     assert transfer_times(cost, transport) == times
     assert (offload_s(cost), reload_s(replace(cost, reload_s=0.25))) == (2.5, 2.25)
 
 
-def test_the_largest_share_is_that_of_contiguous_parts() -> None:
+def test_the_slowest_share_is_that_of_contiguous_parts() -> None:
     random = np.random.default_rng(0)
     prompts = [random.integers(1, 50, 1) for _ in range(13)]
     responses = [random.integers(1, 50, random.integers(1, 4)) for _ in range(13)]
     tokens = [int(p.sum() + r.sum()) for p, r in zip(prompts, responses, strict=True)]
+    seconds = [0.5 * t + 0.01 * t * t for t in tokens]
     for devices in (1, 2, 5, 13, 20):
         cuts = [13 * d // devices for d in range(devices + 1)]
-        expected = max(sum(tokens[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
-        assert largest_share(Ragged.from_rows(prompts), Ragged.from_rows(responses), devices) == expected
+        expected = max(sum(seconds[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
+        columns = Ragged.from_rows(prompts), Ragged.from_rows(responses)
+        assert largest_share_s(*columns, devices, s_per_token=0.5, s_per_pair=0.01) == pytest.approx(expected)
 
 
 # -- devices

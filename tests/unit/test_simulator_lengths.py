@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +37,21 @@ def test_seeds_and_samples_have_lengths_of_their_own() -> None:
     assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.03
 
 
+def test_samples_of_a_group_have_a_part_of_their_variance_in_common() -> None:
+    """Of the logarithm's: and the samples together are distributed as without."""
+    config = replace(LOGNORMAL, common=0.4, cap=10**9)
+    logs = np.log(Lengths(config, 0, group_size=8).of(MANY)).reshape(-1, 8)
+    alone = np.log(Lengths(replace(config, common=0.0), 0).of(MANY))
+    assert np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] == pytest.approx(0.4, abs=0.04)
+    assert logs.mean() == pytest.approx(alone.mean(), abs=0.02)
+    assert logs.std() == pytest.approx(alone.std(), rel=0.03)
+
+
 @pytest.mark.parametrize("config", KINDS, ids=lambda config: config.kind)
 def test_every_kind_stays_between_one_token_and_the_cap(config: LengthsConfig) -> None:
     lengths = Lengths(config, 3).of(MANY)
     assert lengths.min() >= 1 and lengths.max() <= config.cap
-    short = Lengths(LengthsConfig(config.kind, 2, config.mean, config.sigma, config.values), 3).of(MANY)
+    short = Lengths(replace(config, cap=2), 3).of(MANY)
     assert set(short.tolist()) <= {1, 2}
 
 
