@@ -5,6 +5,9 @@ Importing this file loads neither torch nor transformers, so that shapes can be 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from harness.config import ModelConfig
@@ -33,7 +36,9 @@ def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | st
         ValueError: the checkpoint has another architecture or shape than configured, or lacks weights.
     """
     import torch
-    from transformers import Qwen3ForCausalLM
+
+    with _without_sklearn():
+        from transformers import Qwen3ForCausalLM
 
     dtype = getattr(torch, config.dtype)
     if config.checkpoint is None:
@@ -45,6 +50,19 @@ def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | st
     else:
         model = _load(config, config.checkpoint, dtype)
     return model.to(device).eval()
+
+
+@contextmanager
+def _without_sklearn() -> Iterator[None]:
+    """transformers loads it, with pandas, for a metric of assisted decoding: a fifth of what a role's start takes."""
+    if "sklearn" in sys.modules:
+        yield
+        return
+    sys.modules["sklearn"] = None  # type: ignore[assignment]  # how Python is told that there is no such module
+    try:
+        yield
+    finally:
+        del sys.modules["sklearn"]
 
 
 def _load(config: ModelConfig, checkpoint: str, dtype: torch.dtype) -> Qwen3ForCausalLM:

@@ -13,7 +13,7 @@ HOST_ROLES = ("reward", "advantages")
 
 @dataclass(frozen=True)
 class Placement:
-    """Device numbers of every device role, one worker on each. Roles with equal numbers share devices in turn."""
+    """Device numbers of every device role. Roles with equal numbers share devices in turn."""
 
     devices: Mapping[str, tuple[int, ...]]
 

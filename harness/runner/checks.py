@@ -16,7 +16,9 @@ from harness.config import ConfigError, JobConfig, ModelConfig
 from harness.metrics.manifest import Backend
 from harness.placement import DEVICE_ROLES, Placement, place
 from harness.runner.build import make_task, max_tokens
+from harness.runner.layout_checks import check_experts, check_layout, only_simulated, training_ranks
 from harness.runner.machine import Machine
+from harness.runner.simulated_cost import check_memory
 from harness.tasks import TASKS
 from schedules import Schedule
 
@@ -24,7 +26,7 @@ _GIB = 1 << 30
 
 
 class HardwareMissing(ConfigError):
-    """The job is sound, and this machine cannot hold it."""
+    """The job is sound, and cannot run for real here."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +57,21 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
     _check_names(config)
     _check_model(config.model)
     placement = place(config.schedule.split, config.cluster.devices, device_roles(config))
-    _check_engines(config, schedule, placement)
-    _check_tensor_parallel(config, len(placement.devices["actor"]))
+    check_layout(config, schedule, placement)
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
     _check_packages(config.engine.name)
     _check_lengths(config)
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
     try:
+        _check_computable(config)
         _check_devices(config, placement, machine, gpu)
         _check_memory(config, placement, machine, gpu)
     except HardwareMissing as missing:
         if config.backend == "real":
             raise
         return _simulated(config, schedule, placement, "virtual", why=str(missing))
-    _check_batch(config, len(placement.devices["actor"]) // config.training.tensor_parallel)
+    _check_batch(config, training_ranks(config, placement))
     _check_order(config, schedule, placement)
     return Plan(placement, gpu)
 
@@ -78,23 +80,10 @@ def _simulated(
     config: JobConfig, schedule: Schedule, placement: Placement, backend: Literal["virtual", "paced"], why: str = ""
 ) -> Plan:
     """Nothing is asked of the machine."""
-    _check_batch(config, len(placement.devices["actor"]) // config.training.tensor_parallel)
+    _check_batch(config, training_ranks(config, placement))
     _check_pools(schedule, placement)
+    check_memory(config, placement)
     return Plan(placement, gpu=False, backend=backend, why=why)
-
-
-def _check_engines(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
-    engines, least = len(placement.devices["rollout"]), schedule.least_engines
-    if engines >= least:
-        return
-    split, roles = config.schedule.split, device_roles(config)
-    more = range(config.cluster.devices + 1, 64 * least + config.cluster.devices)
-    enough = next((n for n in more if len(place(split, n, roles).devices["rollout"]) >= least), None)
-    fix = f"set schedule.split.rollout={least}" if enough is None else f"set DEVICES={enough}"
-    raise ConfigError(
-        f"schedule={config.schedule.name} needs {least} rollout engines, its split gives {engines} of "
-        f"{_count(config.cluster.devices, 'device')}; {fix}"
-    )
 
 
 def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
@@ -149,28 +138,11 @@ def _check_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.heads={model.heads} cannot share model.kv_heads={model.kv_heads}; make one a multiple of the other"
         )
+    check_experts(model)
     if model.checkpoint is not None and not (Path(model.checkpoint) / "config.json").is_file():
         raise ConfigError(
             f"model.checkpoint={model.checkpoint} holds no model; name a local directory with config.json and weights"
         )
-
-
-def _check_tensor_parallel(config: JobConfig, ranks: int) -> None:
-    together, model = config.training.tensor_parallel, config.model
-    shared = {
-        "training ranks": ranks,
-        "model.heads": model.heads,
-        "model.kv_heads": model.kv_heads,
-        "model.ff": model.ff,
-        "model.vocabulary": model.vocabulary,
-    }
-    for what, number in shared.items():
-        if number % together:
-            fits = [n for n in range(1, ranks + 1) if all(value % n == 0 for value in shared.values())]
-            raise ConfigError(
-                f"training.tensor_parallel={together} does not divide the {number} {what}; "
-                f"set it to {' or '.join(map(str, fits))}"
-            )
 
 
 def _check_batch(config: JobConfig, world: int) -> None:
@@ -217,6 +189,12 @@ def _check_lengths(config: JobConfig) -> None:
             f"model.vocabulary={config.model.vocabulary} is smaller than the {task.vocabulary_size} tokens of task "
             f"{config.task.name}; set model.vocabulary={task.vocabulary_size}"
         )
+
+
+def _check_computable(config: JobConfig) -> None:
+    refused = only_simulated(config)
+    if refused is not None:
+        raise HardwareMissing(refused)
 
 
 def _check_devices(config: JobConfig, placement: Placement, machine: Machine, gpu: bool) -> None:

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from harness.config import ConfigError, JobConfig, first_line, job_config
 from schedules import SCHEDULES, Schedule
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
-GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost")
+GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
+_FILE = ".yaml"
+"""The end of a choice that is a file instead of a name."""
 NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights")
 """Settings that do not change what a run computes, so that they do not name a cell."""
 
@@ -44,8 +48,32 @@ def compose_job(overrides: Sequence[str]) -> JobConfig:
 def _tree(overrides: Sequence[str]) -> dict[str, Any]:
     """What the files say, with these changes."""
     with initialize_config_dir(config_dir=str(EXPERIMENTS), version_base="1.3"):
-        tree = OmegaConf.to_container(compose("bench", list(overrides)), resolve=True, throw_on_missing=True)
+        composed = compose("bench", [_by_name(override) for override in overrides])
+        tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+def _by_name(override: str) -> str:
+    """The choice of a group by a file's path, `cost=results/costs/mine.yaml`, as one by a name that Hydra now knows."""
+    group, _, value = override.partition("=")
+    if group not in GROUPS or not value.endswith(_FILE):
+        return override
+    name = f"file_{hashlib.sha256(str(Path(value).resolve()).encode()).hexdigest()[:12]}"
+    ConfigStore.instance().store(group=group, name=name, node=read_settings(Path(value)))
+    return f"{group}={name}"
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """What a file of settings says. Raises ConfigError where there is none, or it holds no settings."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file; `make list` shows the choices that have names")
+    try:
+        tree = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds no settings; write a line such as `name: {path.stem}` for each")
     return {str(key): value for key, value in tree.items()}
 
 
@@ -75,7 +103,7 @@ def plain(config: JobConfig) -> dict[str, Any]:
 
 def cell_name(config: JobConfig) -> str:
     """`<schedule>-<model>-<task>-<hash>`: equal exactly when two configurations compute the same, seeds aside."""
-    left_out = (*NOT_IN_CELL, "cost") if config.backend == "real" else NOT_IN_CELL
+    left_out = (*NOT_IN_CELL, "cost", "device") if config.backend == "real" else NOT_IN_CELL
     tree = {key: value for key, value in plain(config).items() if key not in left_out}
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:6]
     return f"{config.schedule.name}-{config.model.name}-{config.task.name}-{digest}"
@@ -86,7 +114,7 @@ def _check_override(override: str) -> None:
     setting, equals, value = override.lstrip("+~").partition("=")
     if not setting or not (equals or override.startswith("~")):
         raise ConfigError(f"{override} cannot be read; write setting=value, such as iterations=20")
-    if setting in GROUPS and value not in choices(setting):
+    if setting in GROUPS and not value.endswith(_FILE) and value not in choices(setting):
         raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(choices(setting))}")
     if setting in GROUPS and override != f"{setting}={value}":
         raise ConfigError(f"{override} cannot be read; a group has one choice: {setting}={value}")

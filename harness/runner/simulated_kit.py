@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from engines.model import parameter_count
 from harness.config import CostConfig, JobConfig
 from harness.placement import Placement
 from harness.protocols import Clock
 from harness.runner.build_simulated import SimulatedRecipe, build_simulated
+from harness.runner.simulated_cost import simulated_cost
 from harness.runtime.clock import RealClock
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
-from harness.simulator.cost import resolved, transfer_times
+from harness.simulator.cost import transfer_times
 from harness.simulator.devices import Device, LockedDevice, SharedDevice
 from harness.simulator.workload import SimulatedTask
 from harness.tasks import Task
@@ -24,11 +24,6 @@ from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import SimulatedWire
 from harness.weight_sync.wires import Wire, wire_of
 from schedules import Schedule
-
-
-def simulated_cost(config: JobConfig) -> CostConfig:
-    """The costs of this job's model."""
-    return resolved(config.cost, parameter_count(config.model))
 
 
 @dataclass
@@ -46,10 +41,10 @@ class _SimulatedKit:
 
     @cached_property
     def cost(self) -> CostConfig:
-        return simulated_cost(self.config)
+        return simulated_cost(self.config, self.placement)
 
     def workers(self, role: str, devices: int) -> int:
-        return devices if role == "rollout" else 1
+        return devices // self.config.engine.tensor_parallel if role == "rollout" else 1
 
     def _start(
         self,
@@ -69,7 +64,7 @@ class _SimulatedKit:
             transport=self.schedule.transport,
             order=self.schedule.order,
             eta=self.schedule.eta,
-            counts={role: len(numbers) for role, numbers in self.placement.devices.items()},
+            counts={role: self._count(role) for role in self.placement.devices},
             shares_device=len(self.placement.roles_on(self.placement.devices["rollout"][0])) > 1,
             queue=queue,
             clock=clock,
@@ -77,6 +72,13 @@ class _SimulatedKit:
             paced=paced,
         )
         return [runtime.start(role, n, build_simulated, job_role=role, recipe=recipe) for n in range(count)]
+
+    def _count(self, role: str) -> int:
+        """Rollout engines, or data-parallel ranks of a role that one worker stands for."""
+        training, devices = self.config.training, len(self.placement.devices[role])
+        if role == "rollout":
+            return self.workers(role, devices)
+        return devices // (training.tensor_parallel * training.pipeline_parallel)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from harness.config import JobConfig, LengthsConfig
+from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.metrics.safe_files import write_text
 from harness.metrics.samples import staleness_metrics
 from harness.runner.compose import choices, compose_job
@@ -101,12 +101,12 @@ def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
     decode_s = decode_seconds(condition)
     transfer, train_pool = TRANSFER_S[condition.transfer], DEVICES // 2
     tokens = SAMPLES * mean_length(TAILS[condition.tail])
-    cost = replace(
-        config.cost,
-        per_billion=False,
+    cost = CostConfig(
+        name="table",
         decode_step_s=0.5 * decode_s,
         decode_step_s_per_sample=0.5 * decode_s / SLOTS,
         prefill_s_per_token=0.0,
+        log_prob_s_per_token=0.0,
         train_s_per_token=TRAIN_S * train_pool / tokens,
         train_step_s=0.0,
         call_s=0.0,

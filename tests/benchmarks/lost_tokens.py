@@ -3,25 +3,28 @@
     python -m tests.benchmarks.lost_tokens
 
 Eight engines of a 7B model, always full; one update in the middle of a window that is long enough for what it sets
-back. Costs are those of experiments/cost/gpu.yaml: assumptions.
+back. Costs are those of experiments/cost/roofline.yaml on an H100: assumptions.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 
 import numpy as np
 
 from engines.simulated import SimulatedRollout
+from harness.config import CostConfig, RooflineConfig
 from harness.protocols import Completion, PauseMode, Request
 from harness.runner.compose import compose_job
 from harness.runtime.virtual_loop import VirtualClock, run_virtual
-from harness.simulator.cost import Transport, resolved, transfer_times
+from harness.simulator.cost import Transport, transfer_times
+from harness.simulator.layout import Layout
 from harness.simulator.lengths import Lengths
+from harness.simulator.roofline import roofline
 
 ENGINES, SLOTS, GROUP = 8, 64, 8
-PARAMETERS = 7_000_000_000
 UPDATE_AT_S, END_S = 200.0, 500.0
 
 Update = Callable[[Sequence[SimulatedRollout], VirtualClock], Awaitable[None]]
@@ -59,8 +62,7 @@ async def _load(engine: SimulatedRollout, drop: bool = True) -> None:
 async def tokens(load_s: float, update: Update | None) -> tuple[int, float]:
     """Tokens of all samples that ended by END_S or still ran then; seconds from the first pause to the last resume."""
     clock = VirtualClock(asyncio.get_running_loop())
-    config = compose_job([])
-    cost = resolved(config.cost, PARAMETERS)
+    cost = costs()
     engines = [
         SimulatedRollout(
             cost, Lengths(cost.lengths, seed), slots=SLOTS, group_size=GROUP, clock=clock, load_s=load_s, name=str(seed)
@@ -97,8 +99,15 @@ async def _keep_full(engine: SimulatedRollout) -> int:
     return made
 
 
+@cache
+def costs() -> CostConfig:
+    config = compose_job(["model=qwen7b"])
+    assert isinstance(config.cost, RooflineConfig)
+    return roofline(config.model, config.device, config.cost, Layout())
+
+
 def cases() -> dict[str, tuple[float, Update]]:
-    cost = resolved(compose_job([]).cost, PARAMETERS)
+    cost = costs()
 
     def load_s(transport: Transport) -> float:
         return transfer_times(cost, transport).load_s

@@ -8,9 +8,9 @@ import pytest
 from conftest import Bench
 from invariants import Finished, check_run, read_run
 
+from harness.config import CostConfig
 from harness.metrics.run_files import load_manifest
 from harness.runner.simulate import simulate
-from harness.runner.simulated_kit import simulated_cost
 from harness.simulator.cost import transfer_times
 
 pytestmark = [pytest.mark.slow]
@@ -51,7 +51,8 @@ def test_a_paced_run_makes_the_samples_of_the_virtual_one(run: Finished) -> None
 
 
 def test_no_paced_work_is_faster_than_the_cost_model(run: Finished) -> None:
-    cost = simulated_cost(run.config)
+    cost = run.config.cost
+    assert isinstance(cost, CostConfig)
     transfer = transfer_times(cost, "host_staged")
     least = {
         "publish_weights": transfer.send_s,

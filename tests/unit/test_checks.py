@@ -156,7 +156,7 @@ def test_memory_can_be_said_instead_of_asked() -> None:
 
 
 def test_what_the_machine_cannot_hold_is_simulated_and_says_why(small_memory: None) -> None:
-    found = plan("model=qwen7b")
+    found = plan("model=qwen7b", "cost=tiny_cpu")
     assert found.backend == "virtual" and found.why.startswith("model=qwen7b needs 156.0 GiB")
     found = plan("schedule=colocate_sync", "cluster.devices=9", "algorithm.batch_groups=72")
     assert found.backend == "virtual" and found.why.startswith("the job needs 9 devices, this machine has 8 cores")
@@ -171,7 +171,8 @@ def test_what_is_wrong_with_the_job_itself_is_refused_on_every_backend() -> None
 
 def test_a_simulation_asks_nothing_of_the_machine() -> None:
     for backend in ("virtual", "paced"):
-        found = plan(f"backend={backend}", "model=qwen32b", "cluster.devices=512", "algorithm.batch_groups=2048")
+        settings = ("model=qwen32b", "cluster.devices=512", "algorithm.batch_groups=2048")
+        found = plan(f"backend={backend}", *settings, "training.recompute_activations=true")
         assert (found.backend, found.placement.total, found.why) == (backend, 512, "")
 
 

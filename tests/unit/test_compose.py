@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from harness.config import ConfigError
-from harness.runner.compose import GROUPS, cell_name, choices, compose_job, make_schedule, plain
+from harness.config import ConfigError, CostConfig
+from harness.runner.compose import EXPERIMENTS, GROUPS, cell_name, choices, compose_job, make_schedule, plain
 from schedules import FullyAsync
 
 
@@ -118,3 +120,29 @@ def test_a_cell_is_named_by_what_decides_its_numbers() -> None:
 def test_plain_values_keep_a_schedules_options_beside_its_name() -> None:
     schedule = plain(compose_job([]))["schedule"]
     assert schedule["max_staleness"] == 2 and schedule["name"] == "fully_async" and "options" not in schedule
+
+
+# -- a group's choice by a file
+
+
+def test_a_choice_may_be_a_file_whose_settings_can_be_changed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((EXPERIMENTS / "cost" / "tiny_cpu.yaml").read_text().replace("name: tiny_cpu", "name: mine"))
+
+    config = compose_job([f"cost={mine}", "cost.call_s=0.5", "cost.lengths.mean=7.0"])
+
+    assert isinstance(config.cost, CostConfig)
+    assert (config.cost.name, config.cost.call_s, config.cost.lengths.mean) == ("mine", 0.5, 7.0)
+    mine.write_text(mine.read_text().replace("call_s: 0.011", "call_s: 0.25"))
+    assert compose_job([f"cost={mine}"]).cost.call_s == 0.25, "the file is read anew"
+
+
+def test_a_file_that_is_no_choice_is_refused(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    assert refused(f"cost={mine}") == f"{mine} is no file; `make list` shows the choices that have names"
+    mine.write_text("name: [")
+    assert refused(f"cost={mine}").startswith(f"{mine} cannot be read as YAML")
+    mine.write_text("- 1\n")
+    assert "holds no settings" in refused(f"cost={mine}")
+    mine.write_text("name: mine\nkind: given\n")
+    assert refused(f"cost={mine}").startswith("cost.decode_step_s")

@@ -66,6 +66,13 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
         ("cluster.wait_timeout_s", float("inf"), "cluster.wait_timeout_s=Infinity is not finite"),
         ("cost.decode_step_s", 0, "cost.decode_step_s=0 is too small; use a number above 0"),
         ("cost.call_s", -1.0, "cost.call_s=-1.0 is too small"),
+        ("cost.overlap", 1.5, "cost.overlap=1.5 is too large; use at most 1"),
+        ("cost.train_s_per_token", 1.0, "cost.train_s_per_token=1.0 is no setting"),
+        ("cost.kind", "magic", "cost.kind=magic is unknown; choose given or roofline"),
+        ("cost", {"name": "x"}, "cost.kind=null is unknown; choose given or roofline"),
+        ("cost", 5, "cost=5 is no set of settings"),
+        ("device.flops", 0, "device.flops=0 is too small; use a number above 0"),
+        ("model.experts", -1, "model.experts=-1 is too small; use at least 0"),
         ("cost.lengths", {"kind": "normal", "cap": 9}, "cost.lengths.kind=normal is unknown; choose 'constant', "),
         ("cost.lengths", {"kind": "constant", "cap": 9}, 'cost.lengths={"kind": "constant", "cap": 9} needs a mean'),
         (

@@ -1,0 +1,112 @@
+"""What fits on a device: a rank's training state and activations, a copy to score with, an engine and its KV cache.
+
+Of a device's memory, `kv_share` may be used; the rest is the driver's, the libraries' and lost between blocks. Where
+rollout takes turns with training (colocated), whoever waits keeps its state in host memory, which is taken to be large
+enough, and an engine may use `kv_share_colocated`.
+"""
+
+from __future__ import annotations
+
+from harness.config import ConfigError, DeviceConfig, ModelConfig, RooflineConfig
+from harness.simulator.layout import Layout
+from harness.simulator.shape import (
+    bytes_per_number,
+    head_parameters,
+    kv_bytes_per_token,
+    layer_parameters,
+    parameters,
+    weight_bytes,
+)
+
+GIB = 1 << 30
+STATE_BYTES = 16
+"""Per parameter: weights, gradients and both moments of AdamW, in float32."""
+
+
+def state_bytes(model: ModelConfig, layout: Layout) -> float:
+    """Training state of one device: 16 bytes per parameter over all devices (ZeRO-3: Rajbhandari et al., arXiv
+    1910.02054, section 5.3; they count weights and gradients in half precision and a third copy in float32: 16 too)."""
+    return STATE_BYTES * parameters(model) / layout.shards
+
+
+def gathered_bytes(model: ModelConfig, layout: Layout) -> float:
+    """Weights that stand whole on a device for a while: the layer at work, the one that is fetched ahead, both tables
+    of embeddings."""
+    layer = layer_parameters(model, max(1, model.experts))
+    embeddings = head_parameters(model) * (1 if model.tied_embeddings else 2)
+    return bytes_per_number(model) * (2 * layer + embeddings) / layout.tensor
+
+
+def activation_bytes_per_token(model: ModelConfig, layout: Layout) -> float:
+    """What a forward pass keeps for the backward pass, for each token on a device.
+
+    Korthikanti et al., arXiv 2205.05198, section 4, without attention scores and dropout masks: the input of every
+    matrix and norm, queries, keys and values; gate, up, silu(gate) and their product in each feed-forward network that
+    a token goes through. Recomputed: the input of each layer, and everything of one layer. The head is computed in
+    pieces. Tensor parallelism divides it (with sequence parallelism, section 4.2.2); a pipeline does not: its first
+    stage holds as many samples as there are stages (Narayanan et al., arXiv 2104.04473, section 2.2).
+    """
+    query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    networks = model.active_experts if model.experts else 1
+    layer = 4 * model.hidden + 2 * query + 2 * key_value + 4 * model.ff * networks
+    kept = model.layers * model.hidden + layer if layout.recompute else model.layers * layer
+    return bytes_per_number(model) * kept / layout.tensor
+
+
+def training_bytes(model: ModelConfig, layout: Layout, tokens: int) -> float:
+    """Of one device while `tokens` tokens are computed at once: state, gathered weights, activations."""
+    activations = tokens * activation_bytes_per_token(model, layout)
+    return state_bytes(model, layout) + gathered_bytes(model, layout) + activations
+
+
+def scoring_bytes(model: ModelConfig, devices: int) -> float:
+    """Of each device that shares a copy of the weights to score with."""
+    return weight_bytes(model) / devices
+
+
+def engine_bytes(model: ModelConfig, layout: Layout, tokens: int) -> float:
+    """Of each device of a rollout engine that has `tokens` tokens in its KV cache."""
+    return weight_bytes(model) / layout.engine_devices + tokens * kv_bytes_per_device(model, layout)
+
+
+def kv_bytes_per_device(model: ModelConfig, layout: Layout) -> float:
+    """Of one token. Heads are divided over an engine's devices; more devices than heads hold some of them twice."""
+    return kv_bytes_per_token(model) / min(layout.engine_devices, model.kv_heads)
+
+
+def engine_memory(device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
+    """Bytes that a rollout engine may use on each of its devices."""
+    return device.memory_bytes * (factors.kv_share_colocated if layout.colocated else factors.kv_share)
+
+
+def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> int:
+    """Tokens that the KV cache of one engine holds: what its memory has beside the weights.
+
+    Raises ConfigError where the weights leave no room.
+    """
+    there = engine_memory(device, factors, layout)
+    tokens = int((there - engine_bytes(model, layout, 0)) // kv_bytes_per_device(model, layout))
+    if tokens < 1:
+        raise ConfigError(
+            f"model={model.name}: its weights are {engine_bytes(model, layout, 0) / GIB:.1f} GiB on each device of a "
+            f"rollout engine, which may use {there / GIB:.1f} GiB of device={device.name}; {advice(layout)}"
+        )
+    return tokens
+
+
+def advice(layout: Layout) -> str:
+    """What makes an engine smaller on each device."""
+    wider = 2 * layout.engine_devices
+    return f'set ARGS="engine.tensor_parallel={wider}" or a device with more memory, as in DEVICE=h200'
+
+
+def fits(
+    model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout, *, longest: int, copies: int = 0
+) -> bool:
+    """Whether both a training rank and a rollout engine fit, each with a sample of `longest` tokens.
+
+    copies: scoring copies beside training, on the same devices.
+    """
+    training = training_bytes(model, layout, longest) + copies * scoring_bytes(model, layout.shards)
+    engine = engine_bytes(model, layout, longest)
+    return training <= device.memory_bytes * factors.kv_share and engine <= engine_memory(device, factors, layout)

@@ -1,0 +1,83 @@
+"""What a model's shape alone says: parameters, operations, bytes. Pure arithmetic on `harness.config.ModelConfig`.
+
+Operations are floating-point operations, a multiplication and an addition counted as two. A mixture of experts holds
+`experts` feed-forward networks in each layer, and a token goes through `active_experts` of them.
+"""
+
+from __future__ import annotations
+
+from harness.config import ModelConfig
+
+
+def parameters(model: ModelConfig) -> int:
+    """Weights in all, every expert's too; tied embeddings count once."""
+    norms = model.layers * (2 * model.head_dim + 2 * model.hidden) + model.hidden
+    embeddings = 0 if model.tied_embeddings else head_parameters(model)
+    return matmul_parameters(model) + embeddings + norms
+
+
+def matmul_parameters(model: ModelConfig) -> int:
+    """Weights that a batch of tokens is multiplied with: all but norms and the table of embeddings. Includes the head,
+    and every expert: a batch of some dozens of tokens chooses them all."""
+    return model.layers * layer_parameters(model, max(1, model.experts)) + head_parameters(model)
+
+
+def active_parameters(model: ModelConfig) -> int:
+    """Weights that one token is multiplied with: of experts, the chosen ones."""
+    chosen = model.active_experts if model.experts else 1
+    return model.layers * layer_parameters(model, chosen) + head_parameters(model)
+
+
+def layer_parameters(model: ModelConfig, experts: int) -> int:
+    """Matrices of one layer with so many feed-forward networks: queries, keys, values, output; the router; gate, up and
+    down of each network."""
+    query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    return model.hidden * (2 * query + 2 * key_value + model.experts + 3 * model.ff * experts)
+
+
+def head_parameters(model: ModelConfig) -> int:
+    """The matrix that makes logits; as large as the table of embeddings."""
+    return model.vocabulary * model.hidden
+
+
+def bytes_per_number(model: ModelConfig) -> int:
+    return 2 if model.dtype == "bfloat16" else 4
+
+
+def weight_bytes(model: ModelConfig) -> int:
+    """One copy of the weights, in the model's dtype."""
+    return parameters(model) * bytes_per_number(model)
+
+
+def kv_bytes_per_token(model: ModelConfig) -> int:
+    """Keys and values of one token in all layers (Pope et al., arXiv 2211.05102, section 3.3)."""
+    return 2 * model.layers * model.kv_heads * model.head_dim * bytes_per_number(model)
+
+
+def forward_flops_per_token(model: ModelConfig) -> int:
+    """Two for every weight that a token is multiplied with, the head's too (Kaplan et al., arXiv 2001.08361, section
+    2.1; Chowdhery et al., arXiv 2204.02311, appendix B)."""
+    return 2 * active_parameters(model)
+
+
+def prefill_flops_per_token(model: ModelConfig) -> int:
+    """As `forward_flops_per_token`, less the head: only a prompt's last token needs logits."""
+    return 2 * (active_parameters(model) - head_parameters(model))
+
+
+def forward_flops_per_pair(model: ModelConfig) -> int:
+    """Attention, for the square of a sequence's length: scores and weighted values are 2 heads x head_dim each for
+    every pair of tokens, and causal attention needs half of the pairs (Chowdhery et al., appendix B, gives both pairs
+    and a backward pass: 12 layers x heads x head_dim for each token and each token before or after it)."""
+    return 2 * model.layers * model.heads * model.head_dim
+
+
+def decode_flops_per_cached_token(model: ModelConfig) -> int:
+    """Attention of one new token to one that is in the cache."""
+    return 4 * model.layers * model.heads * model.head_dim
+
+
+def train_passes(recompute: bool) -> int:
+    """Training in forward passes: a backward pass costs two (Kaplan et al., section 2.1); where activations are not
+    kept, layers are computed once more (Chen et al., arXiv 1604.06174)."""
+    return 4 if recompute else 3
