@@ -1,7 +1,7 @@
 # The user's verbs. Settings: make bench SCHEDULE=colocate_sync MODEL=tiny SEEDS=3 ITERATIONS=60 ARGS="engine.slots=32"
 PYTHON ?= python3
 VENV := .venv
-RUN := $(VENV)/bin/python
+PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PEER := .venv-peer
 VLLM := .venv-vllm
@@ -12,15 +12,20 @@ BENCH := $(if $(filter vllm,$(ENGINE)),$(VLLM),$(VENV))
 SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) $(if $(ENGINE),engine=$(ENGINE)) \
 	$(if $(TASK),task=$(TASK)) $(if $(BACKEND),backend=$(BACKEND)) $(if $(SEEDS),seeds=$(SEEDS)) \
 	$(if $(ITERATIONS),iterations=$(ITERATIONS)) $(if $(DEVICES),cluster.devices=$(DEVICES)) \
-	$(if $(COST),cost=$(COST)) \
+	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench list doctor ui table test test-redis lint unit perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench list doctor ui table plan scaling calibrate profile predict test tests test-redis lint unit integration perf perf-queue clean
 
 help:
-	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= FORCE=1 ARGS=\"setting=value\""
+	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
 	@echo "make list    what can be chosen"
 	@echo "make table   every schedule under twelve conditions on the virtual clock, into docs/schedule_table.md"
+	@echo "make plan    the fastest split and layout of every schedule (simulated): MODEL= DEVICES= SCHEDULE= DEVICE= ARGS="
+	@echo "make scaling every schedule planned for 32 to 1,024 devices, into docs/scaling.md"
+	@echo "make predict     a published table's asynchronous rows from the others: TABLE=<csv> GIVEN=train|sync (docs/simulator.md)"
+	@echo "make calibrate   costs from real runs, for COST=: RUN=results/bench/<cell>/seed=0 NAME=mine (docs/calibration.md)"
+	@echo "make profile     costs from times of the engines on this machine's device: MODEL=tiny NAME=mine PROFILE=<json>"
 	@echo "make doctor  is this machine fit, and what does each missing thing mean"
 	@echo "make ui      MLflow on what was written (PORT=5000)"
 	@echo "make test    lint, types and tests"
@@ -33,10 +38,10 @@ help:
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml .ci/constraints.txt
-	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (about three minutes the first time)"
-	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(RUN) -m pip install --quiet --disable-pip-version-check torch
-	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(RUN) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check torch
+	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
 # Versions are exact and complete, so nothing is resolved; only torch brings what its build for this machine needs.
@@ -65,41 +70,64 @@ bench: $(BENCH)/.installed $(if $(filter sglang,$(ENGINE)),$(SGLANG)/.installed)
 	@$(BENCH)/bin/python -m harness bench $(SETTINGS)
 
 list: $(STAMP)
-	@$(RUN) -m harness list
+	@$(PY) -m harness list
 
 doctor: $(STAMP)
-	@$(RUN) -m harness doctor
+	@$(PY) -m harness doctor
 
 table: $(STAMP)
-	@$(RUN) -m harness table
+	@$(PY) -m harness table
+
+plan: $(STAMP)
+	@OMP_NUM_THREADS=1 $(PY) -m harness plan $(SETTINGS)
+
+scaling: $(STAMP)
+	@OMP_NUM_THREADS=1 $(PY) -m harness scaling
+
+predict: $(STAMP)
+	@$(PY) -m harness predict $(if $(TABLE),table=$(TABLE)) $(if $(GIVEN),given=$(GIVEN)) $(SETTINGS)
+
+calibrate: $(STAMP)
+	@$(PY) -m harness calibrate $(foreach run,$(RUN),run=$(run)) $(if $(NAME),name=$(NAME)) $(SETTINGS)
+
+profile: $(STAMP)
+	@$(PY) -m harness profile $(if $(NAME),name=$(NAME)) $(if $(PROFILE),profile=$(PROFILE)) $(SETTINGS)
 
 ui: $(STAMP)
-	@$(RUN) -m harness ui $(if $(PORT),port=$(PORT))
+	@$(PY) -m harness ui $(if $(PORT),port=$(PORT))
 
 lint: $(STAMP)
-	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 unit: $(STAMP)
-	$(RUN) -m pytest tests/unit
+	$(PY) -m pytest --ignore=tests/integration
 
-test: lint
-	$(RUN) -m pytest
+integration: $(STAMP)
+	$(PY) -m pytest tests/integration
+
+# With --keep-going the tests run after a failed lint too.
+test: lint tests
+
+# Side by side: one half computes on one core, the other mostly waits for processes that start.
+tests: $(STAMP)
+	@echo "two halves of the tests run at once; each shows its output when it is done, after some minutes"
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target integration unit
 
 test-engine: $(BENCH)/.installed
 	@test -n "$(ENGINE)" || { echo "which engine? make test-engine ENGINE=my_module:MyEngine"; exit 1; }
 	$(BENCH)/bin/python -m pytest tests/contract --engine $(ENGINE) $(ARGS)
 
 test-vllm: $(VLLM)/.installed
-	$(VLLM)/bin/python -m pytest -m vllm
+	$(VLLM)/bin/python -m pytest -m vllm tests/contract tests/integration tests/gpu
 
 test-sglang: $(STAMP) $(SGLANG)/.installed
-	$(RUN) -m pytest -m sglang
+	$(PY) -m pytest -m sglang tests/contract tests/integration
 
 test-redis: $(STAMP)
 	@command -v redis-server >/dev/null || { echo "redis-server is missing: apt-get install redis-server"; exit 1; }
-	$(RUN) -m pytest -m redis
+	$(PY) -m pytest -m redis
 
 # The peer of the queue's benchmark installs packages of its own, some named like ours: never into our environment.
 $(PEER)/.installed: .ci/constraints.txt
@@ -111,15 +139,15 @@ $(PEER)/.installed: .ci/constraints.txt
 	@touch $@
 
 perf-queue: $(STAMP) $(PEER)/.installed
-	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.transfer_queue --peer $(PEER)/bin/python $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.transfer_queue --peer $(PEER)/bin/python $(ARGS)
 
 perf: $(STAMP) perf-queue
-	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_rollout
-	OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo $(RUN) -m tests.benchmarks.bench_weight_sync
-	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_overhead
-	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_simulation
-	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_paced
-	OMP_NUM_THREADS=1 $(RUN) -m tests.benchmarks.bench_prediction
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_rollout
+	OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo $(PY) -m tests.benchmarks.bench_weight_sync
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_overhead
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_simulation
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_paced
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_prediction
 
 clean:
 	rm -rf $(VENV) $(PEER) $(VLLM) $(SGLANG) .mypy_cache .pytest_cache .ruff_cache

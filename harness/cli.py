@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -17,18 +18,25 @@ RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))
 
 def bench(arguments: Sequence[str], console: Console) -> int:
     """Run one configuration over its seeds, and say what came out."""
+    from harness.planner.automatic import with_plan
     from harness.report.summary import print_summary
     from harness.runner.checks import plan_job
     from harness.runner.compose import compose_job, make_schedule
     from harness.runner.machine import this_machine
     from harness.runner.progress import print_banner
     from harness.runner.run import run_directory, run_seed
+    from harness.runner.simulated_cost import check_given
 
-    config = compose_job(arguments)
-    plan = plan_job(config, make_schedule(config), this_machine())
+    machine = this_machine()
+    planned = with_plan(compose_job(arguments), arguments, machine)
+    config = planned.config
+    plan = plan_job(config, make_schedule(config), machine)
     config = dataclasses.replace(config, backend=plan.backend)  # what it is names its folder, not what was asked
     if plan.backend != "real":
+        check_given(config)
         print_banner(plan, console)
+    for line in planned.said:
+        console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
     folders = []
     for seed in config.seed_list:
         folder = run_directory(config, seed, RESULTS)
@@ -97,12 +105,123 @@ def table(arguments: Sequence[str], console: Console) -> int:
     return 0
 
 
+def calibrate(arguments: Sequence[str], console: Console) -> int:
+    """Fit costs to finished real runs, and write them as a file of settings."""
+    from harness.runner.calibrate import base_job, calibrate_runs
+    from harness.simulator.cost_file import explained, write_costs
+
+    own, settings = _own(arguments, "run", "name")
+    if not own["run"]:
+        raise ConfigError('which run? RUN=results/bench/<cell>/seed=0, or several: RUN="one another"')
+    fitted = calibrate_runs([Path(run) for run in own["run"]], base_job(settings), *own["name"][-1:])
+    path = write_costs(RESULTS / "costs", fitted, [f"Fitted to {' and '.join(own['run'])}."])
+    _print_costs(path, explained(fitted), console)
+    return 0
+
+
+def profile(arguments: Sequence[str], console: Console) -> int:
+    """Time the embedded engines on this machine's device, or read times from a file, and fit costs to them."""
+    from harness.profile.record import record
+    from harness.profile.rows import read_profile, write_profile
+    from harness.runner.compose import compose_job
+    from harness.runner.profile import about, base_of, fitted_costs, this_device, told_shares
+    from harness.simulator.cost_file import explained, write_costs
+
+    own, settings = _own(arguments, "name", "profile")
+    job = compose_job(settings)
+    name = own["name"][-1] if own["name"] else f"{job.model.name}_profile"
+    path = Path(own["profile"][-1]) if own["profile"] else RESULTS / "profiles" / f"{name}.json"
+    if own["profile"]:
+        found = read_profile(path)
+    else:
+        with console.status("timing") as status:
+            found = record(
+                job.model,
+                job.training,
+                device=this_device(job),
+                told=lambda row: status.update(f"timing {row.phase}: {row.samples} x {row.length}"),
+            )
+        write_profile(path, found)
+        console.print(f"{path}", highlight=False, soft_wrap=True)
+    fitted = fitted_costs(found, base_of(found, settings), name)
+    shares = told_shares(found, fitted.cost)
+    written = write_costs(RESULTS / "costs", fitted, [*about(found), *shares])
+    _print_costs(written, [*about(found), *explained(fitted), *shares], console)
+    return 0
+
+
+def predict(arguments: Sequence[str], console: Console) -> int:
+    """Calibrate on the synchronous rows of a published table, predict the others, and say how far off that is."""
+    from harness.predict.page import draw, print_fits, print_predictions, write_csv
+    from harness.predict.phases import check_given
+    from harness.predict.run import predict_table
+
+    own, settings = _own(arguments, "table", "given")
+    if not own["table"]:
+        raise ConfigError("which table? TABLE=experiments/papers/verl_fully_async.csv")
+    path, given = Path(own["table"][-1]), check_given(own["given"][-1] if own["given"] else "train")
+    with console.status("reading") as status:
+        predicted = predict_table(path, given, settings, processes=2, progress=status.update)
+    print_fits(predicted.fits, console)
+    print_predictions(predicted.predictions, given, console)
+    folder = RESULTS / "predict"
+    folder.mkdir(parents=True, exist_ok=True)
+    for write, end in ((write_csv, "csv"), (partial(draw, name=path.stem), "png")):
+        write(folder / f"{path.stem}-{given}.{end}", predictions=predicted.predictions, given=given)
+        console.print(f"{folder / f'{path.stem}-{given}.{end}'}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _own(arguments: Sequence[str], *names: str) -> tuple[dict[str, list[str]], list[str]]:
+    """A verb's own arguments, `name=value`, by name; and the others."""
+    own: dict[str, list[str]] = {name: [] for name in names}
+    others = []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name in own:
+            own[name].append(value)
+        else:
+            others.append(argument)
+    return own, others
+
+
+def _print_costs(path: Path, explained: Sequence[str], console: Console) -> None:
+    for line in explained:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    console.print(f"\n{path}\nmake bench BACKEND=virtual COST={path}", highlight=False, soft_wrap=True, markup=False)
+
+
+def plan(arguments: Sequence[str], console: Console) -> int:
+    """Search splits and layouts of every schedule, or of one, for the fastest."""
+    from harness.planner.verb import plan_command
+
+    plan_command(arguments, RESULTS, console)
+    return 0
+
+
+def scaling(arguments: Sequence[str], console: Console) -> int:
+    """Plan every schedule for 32 to 1,024 devices, and write docs/scaling.md."""
+    from harness.planner.scaling import write_study
+
+    if arguments:
+        raise ConfigError(f"{arguments[0]} changes nothing: `make scaling` has no settings")
+    with console.status("planning") as status:
+        path = write_study(RESULTS, lambda said: status.update(f"planning: done with {said}"))
+    console.print(f"{path}", highlight=False)
+    return 0
+
+
 VERBS: dict[str, Callable[[Sequence[str], Console], int]] = {
     "bench": bench,
     "list": show_choices,
     "doctor": doctor,
     "ui": ui,
     "table": table,
+    "plan": plan,
+    "scaling": scaling,
+    "calibrate": calibrate,
+    "profile": profile,
+    "predict": predict,
 }
 
 

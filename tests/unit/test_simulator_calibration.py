@@ -9,7 +9,8 @@ import pytest
 
 from harness.config import CostConfig
 from harness.runner.compose import compose_job
-from harness.simulator.calibration import Measured, calibrate, fit
+from harness.simulator.calibration import Measured, calibrate, trace
+from harness.simulator.fitting import fit, fit_undisturbed
 
 BASE = compose_job(["cost=tiny_cpu"]).cost
 TRUTH = replace(
@@ -22,7 +23,7 @@ TRUTH = replace(
     train_step_s=0.004,
     call_s=0.006,
     sync_s=0.005,
-    offload_s=0.0,
+    offload_s=0.003,
     reload_s=0.01,
     prompt_tokens=6,
 )
@@ -50,37 +51,43 @@ def what_it_makes(cost: CostConfig, noise: float = 0.0) -> Measured:
     decoding = longest * cost.decode_step_s + sampled * cost.decode_step_s_per_sample
     return Measured(
         generate_s=noisy(decoding + prompts * cost.prefill_s_per_token),
-        longest=longest,
+        steps=longest,
         sampled=sampled,
+        cached=sampled * 9,
         prompts=prompts,
-        wake_s=noisy(np.full(40, cost.reload_s + 2 * copy_s)),
+        prompt_pairs=prompts * 6,
+        wake_s=noisy(np.full(40, cost.reload_s + copy_s)),
+        sleep_s=noisy(np.full(40, cost.offload_s + copy_s)),
         log_prob_s=noisy(cost.call_s + scored * cost.log_prob_s_per_token),
         log_prob_tokens=scored,
+        log_prob_pairs=scored * 12,
         train_s=noisy(cost.call_s + trained * cost.train_s_per_token),
         train_tokens=trained,
+        train_pairs=trained * 12,
         step_s=noisy(np.full(40, cost.train_step_s)),
-        transfer_s=noisy(np.full(80, cost.sync_s + copy_s)),
+        host_copy_s=noisy(np.full(80, cost.sync_s + copy_s)),
+        broadcast_s=np.array([]),
         lengths=np.array([3, 5, 5, 9]),
         prompt_tokens=6.2,
     )
 
 
 def test_costs_are_found_again_from_exact_times() -> None:
-    found = calibrate(what_it_makes(TRUTH), BASE)
+    found = calibrate(what_it_makes(TRUTH), BASE).cost
 
     for name in (*COSTS, *FIXED):
         assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=1e-6), name
 
 
 def test_costs_are_found_again_from_noisy_times() -> None:
-    found = calibrate(what_it_makes(TRUTH, noise=0.05), BASE)
+    found = calibrate(what_it_makes(TRUTH, noise=0.05), BASE).cost
 
     for name in (*COSTS, *FIXED):
         assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=0.25), name
 
 
 def test_lengths_and_prompts_are_those_that_were_seen_and_the_rest_is_kept() -> None:
-    found = calibrate(what_it_makes(TRUTH), BASE)
+    found = calibrate(what_it_makes(TRUTH), BASE).cost
 
     assert (found.lengths.kind, found.lengths.values, found.lengths.cap) == ("trace", (3, 5, 5, 9), 9)
     assert found.prompt_tokens == 6
@@ -93,7 +100,7 @@ def test_one_disturbed_piece_of_work_changes_nothing() -> None:
     disturbed = measured.log_prob_s.copy()
     disturbed[7] *= 20
 
-    found = calibrate(replace(measured, log_prob_s=disturbed), BASE)
+    found = calibrate(replace(measured, log_prob_s=disturbed), BASE).cost
 
     assert found.call_s == pytest.approx(TRUTH.call_s, rel=1e-6)
     assert found.log_prob_s_per_token == pytest.approx(TRUTH.log_prob_s_per_token, rel=1e-6)
@@ -102,17 +109,49 @@ def test_one_disturbed_piece_of_work_changes_nothing() -> None:
 def test_a_cost_that_would_be_negative_is_none_and_the_others_are_fitted_without_it() -> None:
     amounts = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
 
-    costs = fit(np.array([3.0, 2.0, 1.0]), amounts)
+    costs = fit(np.array([3.0, 2.0, 1.0]), amounts).costs
 
     np.testing.assert_allclose(costs, [2.0, 0.0])
 
 
 def test_transfers_faster_than_the_hosts_memory_cost_nothing_beyond_it() -> None:
-    measured = replace(what_it_makes(TRUTH), transfer_s=np.full(4, 1e-9))
+    measured = replace(what_it_makes(TRUTH), host_copy_s=np.full(4, 1e-9))
 
-    assert calibrate(measured, BASE).sync_s == 0.0
+    assert calibrate(measured, BASE).cost.sync_s == 0.0
 
 
-def test_costs_per_billion_parameters_cannot_be_fitted_to_one_model() -> None:
-    with pytest.raises(ValueError, match="cost=gpu is per billion parameters"):
-        calibrate(what_it_makes(TRUTH), compose_job(["cost=gpu"]).cost)
+def test_what_is_not_zero_is_found_exactly_whatever_the_size_of_its_unit() -> None:
+    random = np.random.default_rng(0)
+    amounts = np.stack([np.ones(30), random.uniform(1e3, 1e5, 30), random.uniform(1e6, 1e10, 30)], axis=1)
+    truth = np.array([0.0, 3e-6, 2e-10])
+
+    found = fit(amounts @ truth, amounts, 1 / (amounts @ truth))
+
+    np.testing.assert_allclose(found.costs, truth, rtol=1e-9, atol=1e-12)
+    assert found.error < 1e-9 and (found.timings, found.left_out) == (30, 0)
+
+
+def test_units_that_always_come_together_are_told_apart_from_none() -> None:
+    random = np.random.default_rng(0)
+    tokens = random.uniform(980, 1020, 40)
+    seconds = (0.01 + 1e-5 * tokens) * np.exp(0.1 * random.standard_normal(40))
+
+    assert fit(seconds, np.stack([np.ones(40), tokens], axis=1)).doubtful.all()
+    assert not fit(seconds, np.stack([np.ones(40)], axis=1)).doubtful.any()
+
+
+def test_only_a_fit_to_a_disturbed_machine_leaves_anything_out() -> None:
+    seconds, amounts = np.array([1.0, 1.0, 1.0, 1.0, 9.0]), np.ones((5, 1))
+
+    assert (fit(seconds, amounts).left_out, fit_undisturbed(seconds, amounts).left_out) == (0, 1)
+    with pytest.raises(ValueError, match="no timings"):
+        fit(np.array([]), np.ones((0, 1)))
+
+
+def test_a_long_trace_becomes_quantiles_of_the_same_mean() -> None:
+    lengths = np.random.default_rng(0).integers(1, 5000, 20_000)
+
+    kept = trace(lengths)
+
+    assert kept.cap == lengths.max() and len(kept.values) < 1000
+    assert np.mean(kept.values) == pytest.approx(lengths.mean(), rel=1e-3)

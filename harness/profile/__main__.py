@@ -1,0 +1,43 @@
+"""For a machine without the rest of Cadence:
+
+python -m harness.profile experiments/model/qwen7b.yaml profile.json [--layout packed] [--recompute] [--cpu]
+
+`make profile PROFILE=profile.json` fits costs to it, anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+import yaml  # type: ignore[import-untyped]
+from pydantic import TypeAdapter
+
+from harness.config import ModelConfig, TrainingConfig
+from harness.profile.record import record
+from harness.profile.rows import Row, write_profile
+
+
+def _tell(row: Row) -> None:
+    print(f"{row.phase:<15}{row.layers:>3} layers  {row.samples:>4} x {row.length:<6}{row.seconds:.6f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a file of experiments/model")
+    parser.add_argument("profile", type=Path, help="where to write what was timed")
+    parser.add_argument("--layout", choices=("padded", "packed"), default="padded")
+    parser.add_argument("--recompute", action="store_true", help="compute activations again for the backward pass")
+    parser.add_argument("--cpu", action="store_true", help="time one core, even where there is a GPU")
+    given = parser.parse_args()
+    model = TypeAdapter(ModelConfig).validate_python(yaml.safe_load(given.model.read_text(encoding="utf-8")))
+    training = TrainingConfig(layout=given.layout, recompute_activations=given.recompute)
+    if given.cpu or not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    device = torch.device("cpu" if given.cpu or not torch.cuda.is_available() else "cuda")
+    write_profile(given.profile, record(model, training, device=device, told=_tell))
+
+
+if __name__ == "__main__":
+    main()

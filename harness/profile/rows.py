@@ -1,0 +1,102 @@
+"""What a profile holds: timings, as a JSON file that any machine can read; and models of more layers by a line."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.config import ConfigError, ModelConfig, first_line
+
+Phase = Literal[
+    "decode", "prefill", "log_prob", "train", "optimizer", "load", "sleep", "wake", "copy_to_host", "copy_to_device"
+]
+PHASES: tuple[str, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One timing. samples of `length` tokens each (decode: in the cache); bytes that were moved; seconds: the median of
+    several; spread: (third quartile - first) / median."""
+
+    phase: Phase
+    layers: int
+    samples: int
+    length: int
+    bytes: int
+    seconds: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Timings of one model on one device. kind: of the device; versions: of packages."""
+
+    model: ModelConfig
+    device: str
+    kind: Literal["cpu", "cuda"]
+    memory_bytes: int
+    threads: int
+    versions: dict[str, str]
+    rows: tuple[Row, ...]
+
+    def of(self, *phases: Phase) -> list[Row]:
+        """The rows of these phases, for all of the model's layers. Where fewer were measured, they are extrapolated."""
+        return [row for phase in phases for row in deep([row for row in self.rows if row.phase == phase], self.model)]
+
+    def depths(self, phase: Phase) -> list[int]:
+        """Layers that were measured."""
+        return sorted({row.layers for row in self.rows if row.phase == phase and row.layers})
+
+
+def deep(rows: Sequence[Row], model: ModelConfig) -> list[Row]:
+    """Each row as it would be with all layers, by the line through the two depths at which it was measured.
+
+    A decoder's layers are equal and run one after another, so all that a layer takes is linear in their number; what
+    does not grow (embeddings, logits) is where the line begins. Rows of no layers (copies) stay as they are.
+    """
+    alike: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
+    found = []
+    for row in rows:
+        if row.layers in (0, model.layers):
+            found.append(row)
+        else:
+            alike[row.phase, row.samples, row.length].append(row)
+    for pair in alike.values():
+        low, high = sorted(pair, key=lambda row: row.layers)
+        times = (model.layers - low.layers) / (high.layers - low.layers)
+        found.append(
+            Row(
+                low.phase,
+                model.layers,
+                low.samples,
+                low.length,
+                round(low.bytes + times * (high.bytes - low.bytes)),
+                low.seconds + times * max(0.0, high.seconds - low.seconds),
+                max(low.spread, high.spread),
+            )
+        )
+    return found
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """As JSON, a row a line."""
+    head = asdict(profile)
+    rows = ",\n  ".join(json.dumps(row) for row in head.pop("rows"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def read_profile(path: Path) -> Profile:
+    """Raises ConfigError for a file that is not there, or holds no profile."""
+    try:
+        return TypeAdapter(Profile).validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there; `make profile MODEL=tiny` writes one") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path} is no profile: {first_line(error)}") from error

@@ -1,0 +1,174 @@
+"""What a recorded run of a synchronous schedule says of the cost of its pieces: from its timeline and its samples."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
+
+import numpy as np
+import pandas as pd
+
+from harness.metrics.intervals import Interval, union
+from harness.metrics.timeline import SYNC_KINDS, WORK_KINDS, Timeline
+from harness.placement import HOST_ROLES
+from harness.protocols import Span
+from harness.simulator.calibration import Measured
+
+_KINDS = {"reference": "log_prob", "old_log_prob": "log_prob", "update_actor": "train"}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A piece of work. own: its seconds, less what it shares with the piece before on its devices; quiet: the seconds
+    just before it in which no device worked."""
+
+    span: Span
+    devices: tuple[str, ...]
+    own: float
+    quiet: float
+
+    @property
+    def seconds(self) -> float:
+        return self.own + self.quiet
+
+
+def turns(timeline: Timeline) -> dict[int, list[Turn]]:
+    """The work of every iteration on devices, in order on each. The host's work is nobody's here: its time belongs to
+    the piece after it."""
+    by_device: dict[tuple[str, ...], list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.kind in WORK_KINDS and span.role not in HOST_ROLES:
+            by_device[timeline.placement[span.role, span.engine].devices].append(span)
+    busy = union((span.start, span.end) for spans in by_device.values() for span in spans)
+    ends = sorted(timeline.iteration_ends.values())
+    found: dict[int, list[Turn]] = defaultdict(list)
+    for devices, spans in by_device.items():
+        at = timeline.started_at
+        for span in spans:
+            own = max(0.0, span.end - max(span.start, at))
+            found[bisect_left(ends, span.end)].append(Turn(span, devices, own, _quiet(busy, at, span.start)))
+            at = max(at, span.end)
+    return found
+
+
+def _quiet(busy: Sequence[Interval], at: float, start: float) -> float:
+    """Seconds just before `start` in which nobody worked, at most those since `at`. busy: sorted and disjoint."""
+    before = bisect_left(busy, start, key=lambda interval: interval[0])
+    return max(0.0, start - max(at, busy[before - 1][1])) if before else start - at
+
+
+def measured(timeline: Timeline, samples: pd.DataFrame, *, slots: int, micro_batch: int, warmup: int) -> Measured:
+    """What a run did after its first `warmup` iterations. samples: of samples.parquet; slots: of one rollout engine;
+    micro_batch: samples of one call.
+
+    Where a role has several workers, what each of its calls held is not recorded: all are taken to be equal. Raises
+    ValueError for a run that has no iteration beyond `warmup`, and for one in which samples lagged.
+    """
+    if len(timeline.iteration_ends) <= warmup:
+        raise ValueError(f"{len(timeline.iteration_ends)} iterations are no more than the {warmup} that are left out")
+    trained = samples[samples["fate"] == "trained"].sort_values("sample_id")
+    if trained["lag_worst"].max() > 0:
+        raise ValueError("some samples lagged, so devices did not take turns; use a run of a synchronous schedule")
+    places = {role: timeline.placement[role, engine] for role, engine in timeline.placement}
+    found = _Values(slots, micro_batch, places["rollout"].pool == places["actor"].pool)
+    engines = sum(role == "rollout" for role, _ in timeline.placement)
+    done = turns(timeline)
+    for _, batch in trained.groupby("trained_iteration"):
+        iteration = int(batch["trained_iteration"].iloc[0])
+        if iteration >= warmup:
+            found.add(done[iteration], batch, engines)
+    steady = trained[trained["trained_iteration"] >= warmup]
+    return Measured(
+        **{name: np.array(found.values[name], np.float64) for name in _NAMES},
+        lengths=trained["response_tokens"].to_numpy(np.int64),
+        prompt_tokens=float(steady["prompt_tokens"].mean()),
+    )
+
+
+_NAMES = (
+    *("generate_s", "steps", "sampled", "cached", "prompts", "prompt_pairs", "wake_s", "sleep_s"),
+    *("log_prob_s", "log_prob_tokens", "log_prob_pairs", "train_s", "train_tokens", "train_pairs", "step_s"),
+    *("host_copy_s", "broadcast_s"),
+)
+
+
+class _Values:
+    """The arrays of `Measured`, as they grow by an iteration after the other."""
+
+    def __init__(self, slots: int, micro_batch: int, shared: bool) -> None:
+        self.values: dict[str, list[float]] = defaultdict(list)
+        self._slots, self._micro_batch, self._shared = slots, micro_batch, shared
+
+    def add(self, done: Iterable[Turn], batch: pd.DataFrame, engines: int) -> None:
+        """batch: the samples of this iteration, in order."""
+        by_worker: dict[tuple[str, str, str], list[Turn]] = defaultdict(list)
+        moved: dict[tuple[str, ...], float] = defaultdict(float)
+        for turn in done:
+            if turn.span.kind in SYNC_KINDS:
+                moved[turn.devices] += turn.seconds
+            else:
+                by_worker[turn.span.kind, turn.span.role, turn.span.engine].append(turn)
+        if self._shared:
+            self._take_back(by_worker)
+        slots = min(self._slots, -(-len(batch) // engines))
+        for (kind, _, engine), its in by_worker.items():
+            if kind == "generate":
+                self._generation(its, batch[batch["engine"] == engine], slots)
+            elif kind == "update_actor":
+                self.values["step_s"].append(its[-1].seconds)
+        for kind in _KINDS:
+            workers = [its[:-1] if kind == "update_actor" else its for (k, *_), its in by_worker.items() if k == kind]
+            self._calls(_KINDS[kind], workers, (batch["prompt_tokens"] + batch["response_tokens"]).to_numpy(np.float64))
+        if self._shared:  # the trainer writes, then all read
+            self.values["host_copy_s"] += [sum(moved.values()) / len(moved) / 2] * 2
+        else:
+            self.values["broadcast_s"].append(max(moved.values()))
+
+    def _take_back(self, by_worker: dict[tuple[str, str, str], list[Turn]]) -> None:
+        """On each device the first call after generation waits until the engine has given it back: for what it waits
+        beyond what later calls of its worker do."""
+        called = [its for (kind, *_), its in by_worker.items() if kind != "generate"]
+        first = {its[0].devices: its for its in sorted(called, key=lambda its: its[0].span.start, reverse=True)}
+        for its in first.values():
+            usual = float(np.median([turn.quiet for turn in its[1:]])) if its[1:] else 0.0
+            self.values["sleep_s"].append(max(0.0, its[0].quiet - usual))
+            its[0] = replace(its[0], quiet=min(its[0].quiet, usual))
+
+    def _generation(self, its: Sequence[Turn], samples: pd.DataFrame, slots: int) -> None:
+        if not len(samples):
+            return
+        prompts = samples["prompt_tokens"].to_numpy(np.float64)
+        responses = samples["response_tokens"].to_numpy(np.float64)
+        if self._shared:
+            self.values["wake_s"].append(sum(turn.quiet for turn in its))
+        self.values["generate_s"].append(sum(turn.own for turn in its))
+        self.values["steps"].append(decode_steps(responses, slots))
+        self.values["sampled"].append(responses.sum())
+        self.values["cached"].append(float((responses * prompts + responses * (responses - 1) / 2).sum()))
+        self.values["prompts"].append(prompts.sum())
+        self.values["prompt_pairs"].append(float((prompts**2).sum()))
+
+    def _calls(self, name: str, workers: Sequence[Sequence[Turn]], tokens: np.ndarray) -> None:
+        """The calls of all workers of a role. tokens: of each sample, in order."""
+        calls = [turn.seconds for its in workers for turn in its]
+        parts = [tokens[at : at + self._micro_batch] for at in range(0, len(tokens), self._micro_batch)]
+        if len(workers) == 1 and len(parts) == len(calls):
+            sizes, pairs = [part.sum() for part in parts], [(part**2).sum() for part in parts]
+        else:
+            sizes = [tokens.sum() / max(1, len(calls))] * len(calls)
+            pairs = [(tokens**2).sum() / max(1, len(calls))] * len(calls)
+        self.values[f"{name}_s"] += calls
+        self.values[f"{name}_tokens"] += sizes
+        self.values[f"{name}_pairs"] += pairs
+
+
+def decode_steps(responses: Sequence[float] | np.ndarray, slots: int) -> float:
+    """Steps until all are done, where each in turn takes the first slot that is free. responses: tokens, [n]."""
+    ends = [0.0] * slots
+    heapify(ends)
+    for tokens in responses:
+        heapreplace(ends, ends[0] + float(tokens))
+    return max(ends)

@@ -1,0 +1,220 @@
+"""Profiles: what is timed, how a device's costs follow from it, and one that is recorded here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from harness import cli
+from harness.config import ConfigError, CostConfig, ModelConfig, RooflineConfig, TrainingConfig
+from harness.profile.fitting import fit_profile
+from harness.profile.grid import Grid, grid_for, inference_depths, training_depths
+from harness.profile.record import record
+from harness.profile.rows import PHASES, Phase, Profile, Row, deep, read_profile, write_profile
+from harness.profile.shares import implied_shares, known_device
+from harness.profile.stopwatch import Stopwatch
+from harness.runner.compose import choices, compose_job
+from harness.simulator import shape
+from harness.simulator.roofline import Layout, roofline
+
+JOB = compose_job(["model=qwen3-0.6b", "cost=roofline", "device=h100"])
+MODEL = JOB.model
+BASE = compose_job(["cost=tiny_cpu"]).cost
+assert isinstance(JOB.cost, RooflineConfig) and isinstance(BASE, CostConfig)
+TRUTH = replace(
+    roofline(MODEL, JOB.device, JOB.cost, Layout()),
+    decode_step_s=0.004,
+    decode_weights_s=0.003,
+    decode_step_s_per_sample=5e-5,
+    log_prob_call_s=0.002,
+    train_call_s=0.005,
+    offload_s=0.3,
+    reload_s=0.2,
+    train_step_s=0.05,
+)
+FITTED = ("decode_step_s", "decode_weights_s", "decode_step_s_per_sample", "decode_s_per_cached_token")
+FITTED += tuple(f"{work}_s_per_{unit}" for work in ("prefill", "log_prob", "train") for unit in ("token", "pair"))
+FITTED += ("log_prob_call_s", "train_call_s", "train_step_s", "host_bytes_per_s", "sync_s", "offload_s", "reload_s")
+
+
+def decode_s(cost: CostConfig, samples: int, length: int) -> float:
+    products = max(cost.decode_weights_s, samples * cost.decode_step_s_per_sample)
+    return cost.decode_step_s + products + samples * length * cost.decode_s_per_cached_token
+
+
+def pass_s(per_token: float, per_pair: float, fixed: float, samples: int, length: int) -> float:
+    return fixed + samples * length * per_token + samples * length**2 * per_pair
+
+
+def profile_of(cost: CostConfig, noise: float = 0.0) -> Profile:
+    """What a device with these costs would show."""
+    random, grid = np.random.default_rng(0), grid_for(MODEL, "cuda")
+    rows: list[Row] = []
+
+    def add(phase: Phase, seconds: float, samples: int = 0, length: int = 0, size: float = 0.0) -> None:
+        taken = seconds * float(np.exp(noise * random.standard_normal()))
+        rows.append(Row(phase, MODEL.layers if not size else 0, samples, length, round(size), taken, 0.01))
+
+    for sizes in grid.decode:
+        add("decode", decode_s(cost, *sizes), *sizes)
+    for sizes in grid.prefill:
+        add("prefill", pass_s(cost.prefill_s_per_token, cost.prefill_s_per_pair, 0.003, *sizes), *sizes)
+    for sizes in grid.log_prob:
+        seconds = pass_s(cost.log_prob_s_per_token, cost.log_prob_s_per_pair, cost.log_prob_call_s, *sizes)
+        add("log_prob", seconds, *sizes)
+    for sizes in grid.train:
+        add("train", pass_s(cost.train_s_per_token, cost.train_s_per_pair, cost.train_call_s, *sizes), *sizes)
+    add("optimizer", cost.train_step_s)
+    for size in grid.copies:
+        add("copy_to_host", 1e-5 + size / cost.host_bytes_per_s, size=size)
+        add("copy_to_device", 1e-5 + size / cost.host_bytes_per_s / 1.5, size=size)
+    for phase, fixed in (("load", cost.sync_s), ("sleep", cost.offload_s), ("wake", cost.reload_s)):
+        add(phase, fixed + cost.weight_bytes / cost.host_bytes_per_s, size=cost.weight_bytes)  # type: ignore[arg-type]
+    return Profile(MODEL, "NVIDIA H100 80GB HBM3", "cuda", 80 << 30, 1, {"torch": "2"}, tuple(rows))
+
+
+def test_costs_are_found_again_from_exact_times() -> None:
+    found = fit_profile(profile_of(TRUTH), BASE, "mine")
+
+    for name in FITTED:
+        assert getattr(found.cost, name) == pytest.approx(getattr(TRUTH, name), rel=1e-4), name
+    assert found.cost.weight_bytes == shape.weight_bytes(MODEL)
+    for name in found.unseen:
+        assert getattr(found.cost, name) == getattr(BASE, name), name
+    assert all(phase.error is None or phase.error < 1e-4 for phase in found.phases)
+
+
+def test_noise_of_five_per_cent_moves_times_by_less_than_fifteen() -> None:
+    found = fit_profile(profile_of(TRUTH, noise=0.05), BASE, "mine").cost
+
+    for samples, length in ((1, 100), (64, 1000), (256, 200), (512, 100)):
+        assert decode_s(found, samples, length) == pytest.approx(decode_s(TRUTH, samples, length), rel=0.15)
+    for work in ("log_prob", "train"):
+        times = [
+            pass_s(*(getattr(cost, f"{work}_{of}") for of in ("s_per_token", "s_per_pair", "call_s")), 4, 4000)
+            for cost in (found, TRUTH)
+        ]
+        assert times[0] == pytest.approx(times[1], rel=0.15)
+
+
+def test_steps_that_grow_from_the_first_sample_have_no_floor() -> None:
+    found = fit_profile(profile_of(replace(TRUTH, decode_weights_s=0.0)), BASE, "mine").cost
+
+    assert found.decode_weights_s == 0.0
+    assert found.decode_step_s == pytest.approx(TRUTH.decode_step_s, rel=1e-4)
+
+
+def test_fewer_layers_are_made_all_of_them_by_a_line() -> None:
+    rows = [Row("train", layers, 4, 128, layers * 10, 0.5 + 0.1 * layers, 0.0) for layers in (2, 4)]
+    rows.append(Row("copy_to_host", 0, 0, 0, 64, 1.0, 0.0))
+
+    copies, full = deep(rows, replace(MODEL, layers=30))
+
+    assert (full.layers, full.bytes, copies) == (30, 300, rows[-1])
+    assert full.seconds == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("model", ["tiny", "qwen3-0.6b", "qwen32b"])
+def test_every_phase_has_sizes_that_the_model_takes(model: str, kind: str) -> None:
+    config = compose_job([f"model={model}"]).model
+    grid = grid_for(config, kind)
+
+    for sizes in (grid.decode, grid.prefill, grid.log_prob, grid.train):
+        assert len({n for n, _ in sizes}) > 1 and len({length for _, length in sizes}) > 1
+        assert max(length for _, length in sizes) < config.max_length
+
+
+def test_a_model_that_does_not_fit_is_timed_with_fewer_layers_or_refused() -> None:
+    seven = compose_job(["model=qwen7b"]).model
+
+    assert inference_depths(seven, 80 << 30) == (28,)
+    assert training_depths(seven, 80 << 30) == (2, 4)
+    with pytest.raises(ConfigError, match="model=qwen7b does not fit: training needs .* GiB for 4 of its layers"):
+        training_depths(seven, 16 << 30)
+
+
+def test_a_device_is_known_by_the_word_that_is_its_name() -> None:
+    known = choices("device")
+
+    assert known_device("NVIDIA H100 80GB HBM3", known) == "h100"
+    assert known_device("NVIDIA H200", known) == "h200"
+    assert known_device("NVIDIA A100-SXM4-80GB", known) == "a100"
+    assert known_device("AMD EPYC", known) is None
+
+
+def test_implied_shares_are_those_that_a_roofline_was_made_with() -> None:
+    factors = replace(JOB.cost, forward_share=0.31, train_share=0.27, decode_share=0.11, memory_share=0.71)
+    assert isinstance(factors, RooflineConfig)
+
+    shares = implied_shares(roofline(MODEL, JOB.device, factors, Layout()), MODEL, JOB.device)
+
+    for name in ("forward_share", "train_share", "decode_share", "host_share"):
+        assert shares[name] == pytest.approx(getattr(factors, name)), name
+    for of in ("weights", "optimizer"):
+        assert shares[f"memory_share ({of})"] == pytest.approx(0.71), of
+
+
+# -- a profile of this machine
+
+TINY = ModelConfig("small", 32, 4, 4, 2, 8, 64, 32, True, 64)
+GRID = Grid(
+    decode=((1, 16), (8, 16), (8, 32)), prefill=((1, 16), (8, 32), (2, 32)), log_prob=((1, 16), (8, 32), (2, 32)),
+    train=((1, 16), (8, 32), (2, 32)), copies=(1 << 20, 1 << 22),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    cpu = torch.device("cpu")
+    watch = Stopwatch(cpu, repeats=3, warmup=1)
+    return record(TINY, TrainingConfig(), device=cpu, watch=watch, grid=GRID, depths=((4,), (2, 3)))
+
+
+def test_everything_is_timed(profile: Profile) -> None:
+    assert {row.phase for row in profile.rows} == set(PHASES)
+    assert all(row.seconds > 0 for row in profile.rows)
+    assert (profile.depths("decode"), profile.depths("train"), profile.depths("optimizer")) == ([4], [2, 3], [2, 3])
+    assert [row.layers for row in profile.of("train")] == [4, 4, 4]
+    (load,) = profile.of("load")
+    assert load.bytes == shape.weight_bytes(TINY)
+
+
+def test_a_profile_is_the_same_when_it_is_read_again(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "profiles" / "tiny.json"
+    write_profile(path, profile)
+
+    assert read_profile(path) == profile
+    with pytest.raises(ConfigError, match="none.json is not there"):
+        read_profile(tmp_path / "none.json")
+
+
+def test_a_recorded_profile_becomes_costs_that_a_job_reads(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "RESULTS", tmp_path)
+    path = tmp_path / "there.json"
+    write_profile(path, profile)
+
+    assert cli.main(["profile", f"profile={path}", "name=here"]) == 0
+
+    said, costs = capsys.readouterr().out, tmp_path / "costs" / "here.yaml"
+    assert "timed with 2 and 3 layers" in said and "are known, so no shares of its peaks" in said
+    comments = [line for line in costs.read_text().splitlines() if line.startswith("#")]
+    assert "small on" in comments[0] and any("Not seen, and as in cost=tiny_cpu" in line for line in comments)
+    cost = compose_job([f"cost={costs}", "cost.call_s=0.5"]).cost
+    assert isinstance(cost, CostConfig)
+    assert (cost.name, cost.call_s, cost.kind) == ("here", 0.5, "given")
+    assert cost.train_step_s > 0
+
+
+def test_what_cannot_be_profiled_is_refused() -> None:
+    cpu = torch.device("cpu")
+    with pytest.raises(ConfigError, match="model=small has experts"):
+        record(replace(TINY, experts=8, active_experts=2), TrainingConfig(), device=cpu)
+    with pytest.raises(ConfigError, match="training.tensor_parallel=2 needs other devices"):
+        record(TINY, TrainingConfig(tensor_parallel=2), device=cpu)
