@@ -12,6 +12,7 @@ import pytest
 
 from harness import cli
 from harness.config import ConfigError
+from harness.runner.compose import GROUPS
 from schedules import SCHEDULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +83,7 @@ def test_an_unknown_verb_names_those_that_there_are(arguments: list[str], capsys
 def test_list_names_every_choice_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     out = capsys.readouterr().out
-    for path in (ROOT / "experiments").glob("*/*.yaml"):
+    for path in (path for group in GROUPS for path in (ROOT / "experiments" / group).glob("*.yaml")):
         assert f"{path.parent.name}=" in out and f"  {path.stem}" in out
 
 

@@ -1,0 +1,125 @@
+"""What was fitted and what was predicted, beside what was published: for people, as CSV, and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from harness.metrics.safe_files import write_text
+from harness.predict.fit import Fit, around_s, generated_s, host_s
+from harness.predict.phases import Given
+from harness.predict.prediction import Prediction
+from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
+
+READ = {
+    "train": "synchronous rows, and the training phases of the others",
+    "sync": "synchronous rows only",
+}
+"""What a prediction is told, by GIVEN."""
+
+
+def print_fits(fits: Iterable[Fit], console: Console) -> None:
+    """What was fitted, to which rows, and what is left over."""
+    for fit in fits:
+        console.print(f"fitted to {', '.join(str(row) for row in fit.rows)}:", highlight=False)
+        lengths = fit.lengths
+        console.print(
+            f"  {fit.tokens / 1e6:.1f} million tokens a batch, read off {fit.tokens_from}; responses log-normal, mean "
+            f"{lengths.mean:,.0f} and sigma {lengths.sigma:.2f} under a cap of {lengths.cap:,}; decoding x "
+            f"{fit.scale:.2f} and {1e3 * fit.step_s:.1f} ms a step more than the roofline",
+            highlight=False,
+        )
+        for row in fit.rows:
+            told = f"  {row}: {around_s(row):.0f} s around generation, {host_s(row):.0f} s on the host"
+            if seconds := generated_s(row):
+                fitted = fit.generated_s[row.number]
+                told += f"; generates in {fitted:.0f} s as fitted, {seconds:.0f} s as published"
+                told += f" ({fitted / seconds - 1:+.0%})"
+            console.print(told, highlight=False)
+
+
+def print_predictions(predictions: Sequence[Prediction], given: Given, console: Console) -> None:
+    table = Table(title=f"simulated; given: {READ[given]}", title_justify="left")
+    for name in ("row", "step s", "published", "error", "wait s", "published", "error s", "generation s", "published"):
+        table.add_column(name, justify="left" if name == "row" else "right")
+    table.add_column("speed-up", justify="right")
+    table.add_column("published", justify="right")
+    for its in predictions:
+        row = its.row
+        table.add_row(
+            str(row),
+            f"{its.step_s:.1f}",
+            _text(row.step_s),
+            "" if its.step_error is None else f"{its.step_error:+.1%}",
+            f"{its.wait_s:.1f}",
+            _text(row.wait_s),
+            "" if its.wait_error_s is None else f"{its.wait_error_s:+.1f}",
+            f"{its.generation_s:.1f}",
+            _text(row.generate_sequences_s),
+            "" if its.speedup is None else f"{its.speedup:.2f}",
+            "" if its.published_speedup is None else f"{its.published_speedup:.2f}",
+        )
+    console.print(table)
+
+
+def write_csv(path: Path, predictions: Sequence[Prediction], given: Given) -> None:
+    """A line per row: published, predicted, error. Seconds per step; empty where nothing was published."""
+    text = io.StringIO()
+    text.write(f"# simulated; given: {READ[given]}. Seconds per step; *_error relative, *_error_s in seconds.\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["line", "mode", "engine", "rollout_gpus", "train_gpus", "step_s", "step_predicted_s", "step_error", "wait_s"]
+        + ["wait_predicted_s", "wait_error_s", "generate_sequences_s", "generation_predicted_s", "dropped_share"]
+    )
+    for its in predictions:
+        row = its.row
+        writer.writerow(
+            [row.number, row.mode, row.engine, row.rollout_gpus, row.train_gpus]
+            + [_text(row.step_s, 2), f"{its.step_s:.2f}", _text(its.step_error, 4)]
+            + [_text(row.wait_s, 2), f"{its.wait_s:.2f}", _text(its.wait_error_s, 2)]
+            + [_text(row.generate_sequences_s, 2), f"{its.generation_s:.2f}", f"{its.dropped:.4f}"]
+        )
+    write_text(path, text.getvalue())
+
+
+def draw(path: Path, name: str, predictions: Sequence[Prediction], given: Given) -> None:
+    """Step time, and the part of it that the trainer waits: published and predicted side by side."""
+    save_figure(path, f"{name} · simulated, given {READ[given]}", lambda figure: _bars(figure, predictions))
+
+
+def _bars(figure: Figure, predictions: Sequence[Prediction]) -> None:
+    figure.set_size_inches(10, 1.6 + 0.7 * len(predictions))
+    axes = figure.add_subplot()
+    places = np.arange(len(predictions), dtype=float)
+    published = [its.row.step_s or 0.0 for its in predictions]
+    waits = [its.row.wait_s or 0.0 for its in predictions]
+    axes.barh(places - 0.2, published, 0.36, color=GRAY, label="published step")
+    axes.barh(places - 0.2, waits, 0.36, color="0.25", label="published wait")
+    axes.barh(places + 0.2, [its.step_s for its in predictions], 0.36, color=BLUE, label="predicted step")
+    axes.barh(places + 0.2, [its.wait_s for its in predictions], 0.36, color=ORANGE, label="predicted wait")
+    for place, its in zip(places, predictions, strict=True):
+        if its.step_error is not None:
+            axes.annotate(
+                f"{its.step_error:+.1%}",
+                (its.step_s, place + 0.2),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+            )
+    axes.set_yticks(places, [str(its.row) for its in predictions])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds per step")
+    axes.margins(x=0.12)
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22 - 0.3 / len(predictions)), ncols=4)
+
+
+def _text(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
