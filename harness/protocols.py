@@ -66,6 +66,10 @@ class Request:
     partial: Completion | None = None
 
 
+class EngineDied(RuntimeError):
+    """The process behind an engine is gone, though the worker that drives it is there. The message names the engine."""
+
+
 class RolloutEngine(Protocol):
     """One replica that samples responses with continuous batching and streams each out as it finishes."""
 

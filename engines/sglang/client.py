@@ -14,6 +14,9 @@ import aiohttp
 
 _LINE_BYTES = 64 << 20
 """Longest line of a stream: every one repeats all that came before."""
+_IDLE_S = 2.0
+"""Longest rest of a connection that is used again. Servers end it sooner or later (SGLang after 5 s, unless told
+otherwise), and a request that comes just then is lost."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -93,7 +96,7 @@ class SGLangClient:
     def _session(self) -> aiohttp.ClientSession:
         """Made where it is used first: it belongs to that event loop."""
         if self._open is None:
-            connections = aiohttp.TCPConnector(limit=0)
+            connections = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
             self._open = aiohttp.ClientSession(
                 headers=self._headers, connector=connections, read_bufsize=_LINE_BYTES, trust_env=False
             )

@@ -26,7 +26,7 @@ from engines.sglang.legs import Legs
 from engines.sglang.requests import body_of
 from engines.sglang.server import START_TIMEOUT_S, open_server
 from engines.sglang.weights import TornWeights, WeightLink
-from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
+from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -270,7 +270,8 @@ class SGLangRollout:
         if self._closed:
             raise RuntimeError(f"{self._owner} is closed")
         if self._legs.failure is not None:
-            raise RuntimeError(f"{self._owner} cannot go on: {self._legs.failure}") from self._legs.failure
+            how = EngineDied if isinstance(self._legs.failure, EngineDied) else RuntimeError
+            raise how(f"{self._owner} cannot go on: {self._legs.failure}") from self._legs.failure
         self._server.require_alive()
 
     def _require_ready(self) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from engines.sglang.interpreter import TOKEN, URL, interpreter, servers
 from engines.sglang.model import write_model
+from harness.protocols import EngineDied
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -90,9 +91,9 @@ class LocalServer:
         self._folder.cleanup()
 
     def require_alive(self) -> None:
-        """Raises RuntimeError, with the end of its log, if the server is gone."""
+        """Raises EngineDied, with the end of its log, if the server is gone."""
         if (code := self._process.poll()) is not None:
-            raise RuntimeError(
+            raise EngineDied(
                 f"{self.owner}: its SGLang server (process {self._process.pid}) ended with exit code {code}; its log "
                 f"ends:\n{self._last_words()}"
             )
@@ -168,6 +169,7 @@ def _environment(device: torch.device, token: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONSAFEPATH": "1",  # as -P, for the processes that the server spawns
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "SGLANG_TIMEOUT_KEEP_ALIVE": "3600",  # this end lets go of idle connections; see client.py
     }
     if device.type == "cpu":
         ours |= {

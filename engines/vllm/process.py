@@ -13,6 +13,8 @@ import psutil
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from harness.protocols import EngineDied
+
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
     from vllm.sampling_params import SamplingParams
@@ -59,7 +61,7 @@ class VLLMProcess:
     async def ask(self, what: str, answer: Awaitable[Answer], timeout_s: float | None = None) -> Answer:
         """Wait for `answer`, at most `timeout_s`, or the engine's own limit. `what` ends the sentence "did not ...".
 
-        Raises RuntimeError where the engine died, TimeoutError where it did not answer; both name the engine.
+        Raises EngineDied where the engine died, TimeoutError where it did not answer; both name the engine.
         """
         limit = timeout_s or self._timeout_s
         try:
@@ -71,7 +73,7 @@ class VLLMProcess:
             raise TimeoutError(f"engine {self._name} did not {what} within {limit} s") from error
 
     async def outlast(self, answer: Awaitable[Answer]) -> Answer:
-        """Wait for `answer` as long as vLLM lives. Raises RuntimeError, naming the engine, where it dies first."""
+        """Wait for `answer` as long as vLLM lives. Raises EngineDied, naming the engine, where it dies first."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         asked = asyncio.ensure_future(answer)
@@ -90,8 +92,8 @@ class VLLMProcess:
         if self._watched().done():
             raise self._died()
 
-    def _died(self) -> RuntimeError:
-        return RuntimeError(f"engine {self._name} died: vLLM's process {self._core.pid} is gone")
+    def _died(self) -> EngineDied:
+        return EngineDied(f"engine {self._name} died: vLLM's process {self._core.pid} is gone")
 
     async def generate(
         self, number: str, context: Sequence[int], version: int, parameters: SamplingParams

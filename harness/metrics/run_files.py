@@ -99,10 +99,12 @@ class RunDirectory:
         """trace.json, for Perfetto."""
         self._write_json("trace.json", chrome_trace(timeline))
 
-    def write_ledger(self, ledger: Ledger) -> None:
-        """ledger.json. Raises LedgerError if the ledger does not close."""
+    def write_ledger(self, ledger: Ledger, engines: Sequence[Mapping[str, Any]] = ()) -> None:
+        """ledger.json; `engines`: those that were lost, left or joined, if any. Raises LedgerError if the ledger does
+        not close."""
         ledger.check()
-        self._write_json("ledger.json", ledger.to_json())
+        happened = {"engines": list(engines)} if engines else {}
+        self._write_json("ledger.json", ledger.to_json() | happened)
 
     def finish(self) -> None:
         """Write DONE and let go of the folder. Everything else must be there."""

@@ -15,7 +15,7 @@ from rich.table import Table
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_timeline
 from harness.metrics.samples import FATES
-from harness.report.titles import HOW_TIMED
+from harness.report.titles import ENGINE_EVENTS, HOW_TIMED
 
 _FILES = (
     "config.yaml",
@@ -46,7 +46,7 @@ class RunSummary:
     lag_mean: float
     idle: dict[str, float]
     fraction_of_bound: float | None
-    ledger: dict[str, int] | None
+    ledger: dict[str, Any] | None
 
 
 def summarize(run_dir: Path) -> RunSummary:
@@ -112,6 +112,10 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
     for table in summary_tables(runs):
         console.print(table)
     for run in runs:
+        for event in (run.ledger or {}).get("engines", []):
+            why = f": {event['why']}" if event["why"] else ""
+            told = f"{event['at_s']:.1f} s: {event['engine']} {ENGINE_EVENTS[event['what']]}{why}"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
         pictures = sorted(path.name for path in run.path.glob("*.png"))
         written = [name for name in _FILES if (run.path / name).exists()] + pictures
         console.print(f"{run.path}/", style="bold", soft_wrap=True, highlight=False, markup=False)
@@ -151,7 +155,7 @@ def _idle(idle: dict[str, float]) -> str:
     return "\n".join(f"{role} {share:.0%}" for role, share in idle.items()) or "-"
 
 
-def _ledger(ledger: dict[str, int] | None) -> str:
+def _ledger(ledger: dict[str, Any] | None) -> str:
     if ledger is None:
         return "-"
     parts = [f"{ledger[fate]:,} {fate.replace('_', ' ')}" for fate in FATES]

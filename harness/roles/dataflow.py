@@ -69,7 +69,7 @@ def queue_spec(
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
     trained.remove("answer")
     tasks = {
-        "rollout": TaskSpec(("prompt",), whole_groups=True),
+        "rollout": TaskSpec(("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)),
         "reward": TaskSpec(("response", "answer"), policy="ready"),
         "advantages": TaskSpec(("reward",), policy="ready", whole_groups=True),
     }

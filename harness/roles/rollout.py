@@ -42,9 +42,10 @@ class RolloutRole:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
         self.engine, self.queue, self.clock, self.device = engine, queue, clock, device
         self.index, self.name, self.group_size = index, str(index), group_size
+        self.consumer = f"rollout[{index}]"  # of no other role: what it had is given to others where it dies
         self.share, self.stream_share = share, stream_share
         self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
-        self.waits = Waits(f"rollout[{index}]")
+        self.waits = Waits(self.consumer)
         self._receiver: WeightReceiver | HostReceiver | None = None
         self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
         self._completed: list[Completion] = []
@@ -54,16 +55,24 @@ class RolloutRole:
         self._spans: list[Span] = []
         self._busy_since: float | None = None
         self._paused = False
+        self._turn = asyncio.Lock()  # of what must not happen side by side: a batch, a pause, a load
+        self._retired = False
+        self._feeding: asyncio.Task[None] | None = None
+        self._rest = asyncio.Event()  # set while it does not generate
+        self._rest.set()
 
     async def generate(self, iteration: int, batches: int = 1) -> list[Span]:
-        """Generate everything of this batch that no other engine took; or of so many batches from there on, as one."""
-        if self.shares_device:
-            await self.engine.wake()
-        # With a batch to share out, whoever asks first must leave the others theirs; it may take more as it finishes.
-        most = min(self.engine.slots, self.share * batches)
-        await self._run([partition_name(i) for i in range(iteration, iteration + batches)], most)
-        if self.shares_device:
-            await self.engine.sleep()
+        """Generate everything of this batch that no other engine took; or of so many batches from there on, as one.
+        Once more, and it takes what others took and did not finish."""
+        async with self._turn:
+            if self.shares_device:
+                await self.engine.wake()
+            # With a batch to share out, whoever asks first must leave the others theirs; it may take more as it
+            # finishes.
+            most = min(self.engine.slots, self.share * batches)
+            await self._run([partition_name(i) for i in range(iteration, iteration + batches)], most)
+            if self.shares_device:
+                await self.engine.sleep()
         return await self.take_spans()
 
     async def stream(self) -> list[Span]:
@@ -76,17 +85,18 @@ class RolloutRole:
 
     async def allow(self, below: int) -> None:
         """Dispatch rule: start only groups numbered under `below`. The queue enforces it, row by row."""
-        await self.queue.set_bound("rollout", self.name, below * self.group_size)
+        await self.queue.set_bound("rollout", self.consumer, below * self.group_size)
 
     async def pause(self, drain: bool) -> None:
         """Stop between two tokens (running samples stay), or once the running ones are done.
 
         Groups that were on their way from the queue still come in; they start after `resume`, under its weights.
         """
-        with self.waits("pause", "running samples to end" if drain else "the engine to stop"):
-            await self.engine.pause("wait" if drain else "keep")
-        self._paused = True
-        self._close_span()
+        async with self._turn:
+            with self.waits("pause", "running samples to end" if drain else "the engine to stop"):
+                await self.engine.pause("wait" if drain else "keep")
+            self._paused = True
+            self._close_span()
 
     async def join(self, offer: WeightOffer, number: int) -> None:
         """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
@@ -115,15 +125,22 @@ class RolloutRole:
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with a wider dispatch limit."""
         await self.allow(below)
-        await self.engine.resume()
-        self._paused = False
-        self._open_span()
+        await self._go_on()
 
     async def retire(self) -> None:
-        """Go on under the weights that are loaded, up to the dispatch limit of their version and no further."""
-        await self.engine.resume()
-        self._paused = False
-        self._open_span()
+        """Take no more groups; finish those that it has, under the weights that are loaded. Returns when it did."""
+        self._retired = True
+        if self._feeding is not None:
+            self._feeding.cancel()
+        async with self._turn:
+            if self._paused:
+                await self._go_on()
+        with self.waits("retire", "its last samples"):
+            await self._rest.wait()
+
+    async def enlist(self) -> None:
+        """Take groups again, when it is asked to."""
+        self._retired = False
 
     async def take_spans(self) -> list[Span]:
         """Spans since the last call. One that is open is cut, so that nothing done before this call is missing."""
@@ -141,22 +158,32 @@ class RolloutRole:
         assert isinstance(self._receiver, HostReceiver), "staging needs weights that travel by host_staged"
         return self._receiver
 
+    async def _go_on(self) -> None:
+        await self.engine.resume()
+        self._paused = False
+        self._open_span()
+
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
         """Load into a paused or idle engine. The KV cache of the old weights is dropped unless told to keep it."""
-        start = self.clock.now()
-        self._close_span()
-        with self.waits("load", f"the weights of version {version}"):
-            await self.engine.load_weights(version, weights)
-        if not self.keep_cache:
-            self.engine.drop_cache()
-        self._spans.append(Span("rollout", self.name, "load_weights", start, self.clock.now(), version, version - 1))
+        async with self._turn:
+            start = self.clock.now()
+            self._close_span()
+            with self.waits("load", f"the weights of version {version}"):
+                await self.engine.load_weights(version, weights)
+            if not self.keep_cache:
+                self.engine.drop_cache()
+            span = Span("rollout", self.name, "load_weights", start, self.clock.now(), version, version - 1)
+            self._spans.append(span)
         return await self.take_spans()
 
     async def _run(self, partitions: Sequence[str | None], most: int) -> None:
+        self._rest.clear()
         async with asyncio.TaskGroup() as loops:
             drain = loops.create_task(self._drain(), name=f"{self.waits.owner}.drain")
             write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
-            await self._feed(partitions, most)
+            if not self._retired:
+                self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
+                await asyncio.wait([self._feeding])
             while self._partition_of:
                 self._empty.clear()
                 with self.waits("empty", "its last samples"):
@@ -164,6 +191,7 @@ class RolloutRole:
             drain.cancel()
             write.cancel()
         self._close_span()
+        self._rest.set()
 
     async def _feed(self, partitions: Sequence[str | None], most: int) -> None:
         """Consumes groups, produces requests, of one partition after the other (None: of any). Waits for free slots
@@ -190,7 +218,7 @@ class RolloutRole:
                 min(self.share, free // self.group_size * self.group_size),
                 minimum=self.group_size,
                 partition=partition,
-                consumer=self.name,
+                consumer=self.consumer,
                 timeout_s=self.wait_timeout_s,
             )
 

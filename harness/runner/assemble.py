@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from harness.config import JobConfig
 from harness.placement import HOST_ROLES, Placement
 from harness.protocols import Clock
 from harness.roles.dataflow import queue_spec
-from harness.runner.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
+from harness.runner.job import PromptSource, PublishedWeights, RunningJob, StagePool, TrainerPool
+from harness.runner.pool import Observer
+from harness.runner.rollout_pool import RolloutPool
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
 from harness.runtime.stall import ask_waiting
@@ -18,6 +21,7 @@ from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Task
 from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.weight_sync.coordinator import Care, Coordinator
+from harness.weight_sync.fleet import Fleet
 from harness.weight_sync.wires import Wire
 from schedules import Schedule
 from schedules.capacity import Capacity
@@ -92,16 +96,21 @@ def assemble(
     )
     workers = {role: kit.start(role, count, runtime, queue) for role, count in counts.items()}
     pools = {role: StagePool(role, workers[role], observer) for role in STAGES if role in workers}
-    rollout = RolloutPool(workers["rollout"], observer)
+    fleet = Fleet(
+        workers["rollout"],
+        on_lost=config.cluster.on_lost_engine,
+        clear_up=partial(clear_up, queue),
+        tell=observer.engine,
+    )
+    rollout = RolloutPool(fleet, observer)
     coordinator = Coordinator(
         workers["actor"],
-        engines=workers["rollout"],
+        fleet=fleet,
         scorers=workers.get("actor_fwd", []),
         wire=kit.wire,
         bucket_bytes=config.cluster.bucket_bytes,
         observe=observer.spans,
-        care=Care(config.cluster.transfer_attempts, config.cluster.verify_weights, config.cluster.on_lost_engine),
-        on_lost=rollout.go_on_without,
+        care=Care(config.cluster.transfer_attempts, config.cluster.verify_weights),
     )
     algorithm = config.algorithm
     prompts = PromptSource(
@@ -127,6 +136,13 @@ def assemble(
         weights=PublishedWeights(coordinator, queue, observer, [rollout, *pools.values()]),
     )
     return Assembly(job, queue, coordinator, workers["actor"], everybody)
+
+
+async def clear_up(queue: TransferQueue, engine: Handle) -> None:
+    """End an engine that is lost, and give back to the queue what it had not finished."""
+    await engine.end()
+    await queue.waiting()  # once this is answered, the queue has read all that the engine had written
+    await queue.release(engine.name)
 
 
 def worker_counts(kit: Kit, placement: Placement) -> dict[str, int]:

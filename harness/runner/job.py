@@ -6,40 +6,24 @@ They satisfy the protocols of schedules/protocol.py by shape; nothing here knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from harness.metrics.ledger import DropReason
-from harness.protocols import Clock, Span
+from harness.protocols import Clock
 from harness.roles.actor import TrainReport
 from harness.roles.dataflow import partition_name
 from harness.runner.neighbours import once_each
+from harness.runner.pool import Observer, Pool
+from harness.runner.rollout_pool import RolloutPool
 from harness.runtime.handles import Handle, call_all
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
 from harness.transfer_queue.control.metrics import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from schedules.protocol import Rollout
-
-
-class Observer(Protocol):
-    """Hears what happens in a job, as it happens. Whatever it hears is progress."""
-
-    def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None: ...
-
-    def dropped(self, rows: Sequence[int], reason: DropReason) -> None: ...
-
-    def doing(self, role: str, what: str) -> None: ...
-
-    def spans(self, spans: Iterable[Span]) -> None: ...
-
-    def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None: ...
-
-    def published(self, version: int, queue: Mapping[str, float]) -> None:
-        """queue: its metrics, as `queue_metrics` names them."""
 
 
 class PromptSource:
@@ -116,89 +100,6 @@ class PromptSource:
         )
 
 
-class Pool:
-    """Workers of one role. What they did is heard when a call ends; of a long one also meanwhile, whenever asked."""
-
-    def __init__(self, name: str, workers: Sequence[Handle], observer: Observer) -> None:
-        self.name, self.workers, self.observer = name, workers, observer
-        self._asked = asyncio.Event()
-
-    def ask_spans(self) -> None:
-        """Have a long call that is under way hand in its spans so far. Nobody waits for them: a worker in the middle of
-        a computation answers after it."""
-        self._asked.set()
-
-    async def _call(self, method: str, *arguments: Any) -> None:
-        self._hear(await call_all(self.workers, method, *arguments))
-
-    async def _long_call(self, method: str, *arguments: Any) -> None:
-        self._asked.clear()
-        async with asyncio.TaskGroup() as tasks:
-            call = tasks.create_task(call_all(self.workers, method, *arguments))
-            call.add_done_callback(lambda _: self._asked.set())
-            while not call.done():
-                await self._asked.wait()
-                self._asked.clear()
-                if not call.done():
-                    await self._call("take_spans")
-        self._hear(call.result())
-
-    def _hear(self, spans_by_worker: Iterable[Iterable[Span]]) -> None:
-        for spans in spans_by_worker:
-            self.observer.spans(spans)
-
-
-class RolloutPool(Pool):
-    """All rollout engines, or a cohort of them."""
-
-    def __init__(self, engines: Sequence[Handle], observer: Observer, name: str = "rollout") -> None:
-        super().__init__(name, engines, observer)
-        self._cohorts: list[RolloutPool] = []
-
-    def split(self, cohorts: int | None = None) -> Sequence[RolloutPool]:
-        count = len(self.workers) if cohorts is None else cohorts
-        if not 1 <= count <= len(self.workers):
-            raise ValueError(f"{len(self.workers)} rollout engines cannot be split into {count} cohorts")
-        made = [RolloutPool(self.workers[k::count], self.observer, f"{self.name} {k}") for k in range(count)]
-        self._cohorts += made
-        return made
-
-    def ask_spans(self) -> None:
-        super().ask_spans()
-        for cohort in self._cohorts:
-            cohort.ask_spans()
-
-    async def go_on_without(self, engine: Handle, why: str) -> None:
-        """From now on nothing is asked of this engine: it finishes what it runs under the weights that it has, and
-        takes what its dispatch limit still allows."""
-        for pool in (self, *self._cohorts):
-            pool.workers = [worker for worker in pool.workers if worker is not engine]
-        self.observer.doing(self.name, f"going on without an engine: {why}")
-        await engine.call("retire")
-
-    async def generate(self, iteration: int, batches: int = 1) -> None:
-        what = f"batch {iteration}" if batches == 1 else f"batches {iteration} to {iteration + batches - 1}"
-        self.observer.doing(self.name, what)
-        await self._long_call("generate", iteration, batches)
-        self.observer.doing(self.name, f"done with {what}")
-
-    async def stream(self) -> None:
-        await self._long_call("stream")
-        self.observer.doing(self.name, "done")
-
-    async def allow(self, below: int) -> None:
-        self.observer.doing(self.name, f"up to group {below - 1}")
-        await call_all(self.workers, "allow", below)
-
-    async def pause(self, *, drain: bool) -> None:
-        self.observer.doing(self.name, "draining" if drain else "paused for weights")
-        await call_all(self.workers, "pause", drain)
-
-    async def resume(self, below: int) -> None:
-        await call_all(self.workers, "resume", below)
-        self.observer.doing(self.name, f"up to group {below - 1}")
-
-
 class StagePool(Pool):
     """All workers of one role between rollout and training."""
 
@@ -209,7 +110,7 @@ class StagePool(Pool):
 
     async def stream(self) -> None:
         self.observer.doing(self.name, "streaming")
-        await self._long_call("stream")
+        await self._long(self._call("stream"))
         self.observer.doing(self.name, "done")
 
 
@@ -252,6 +153,7 @@ class PublishedWeights:
     async def swap(self, rollout: Rollout, version: int) -> None:
         assert isinstance(rollout, RolloutPool)
         self.observer.doing(rollout.name, f"loading version {version}")
+        await self.coordinator.arrived(version)  # until then engines may come and go
         await self.coordinator.swap(rollout.workers, version)
         self.observer.doing(rollout.name, f"at version {version}")
 

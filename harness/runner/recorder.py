@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import DropReason, Ledger
@@ -12,8 +13,10 @@ from harness.metrics.samples import Fate, SampleRecord, sample_record, staleness
 from harness.metrics.timeline import Place, Timeline
 from harness.placement import HOST_ROLES, Placement
 from harness.protocols import Clock, Span
+from harness.report.titles import ENGINE_EVENTS
 from harness.rl.diagnostics import add_diagnostics
 from harness.roles.actor import TrainReport
+from harness.runner.pool import EngineEvent
 from harness.runner.readings import Reading, Response
 
 
@@ -44,6 +47,8 @@ class Recorder:
         self.listeners: list[Callable[[Mapping[str, float]], None]] = []
         """Hear the metrics of every iteration."""
         self.on_doing: Callable[[str, str], None] = lambda role, what: None
+        self.engines: list[dict[str, Any]] = []
+        """What happened to rollout engines: which, what, when (seconds), why."""
         self._admitted: dict[int, _Admitted] = {}
         self._dropped: dict[int, DropReason] = {}
         self._records: list[SampleRecord] = []
@@ -63,6 +68,11 @@ class Recorder:
     def doing(self, role: str, what: str) -> None:
         self.events += 1
         self.on_doing(role, what)
+
+    def engine(self, name: str, what: EngineEvent, why: str = "") -> None:
+        at = round(self.clock.now(), 3)
+        self.engines.append({"engine": name, "what": what, "at_s": at, "why": why})
+        self.doing("rollout", f"{name} {ENGINE_EVENTS[what]}" + (f": {why}" if why else ""))
 
     def spans(self, spans: Iterable[Span]) -> None:
         self.timeline.add(spans)
@@ -115,7 +125,7 @@ class Recorder:
         if self._responses:
             run.write_responses(*zip(*self._responses, strict=True))
         run.write_trace(self.timeline)
-        run.write_ledger(self.ledger)
+        run.write_ledger(self.ledger, self.engines)
 
     def _untrained(self, row: int, fate: Fate) -> SampleRecord:
         admitted = self._admitted[row]
@@ -131,9 +141,9 @@ class Recorder:
 _FATE_OF: dict[DropReason, Fate] = {"stale": "dropped_stale", "filtered": "dropped_filtered"}
 
 
-def places(placement: Placement, *, pooled: bool) -> dict[tuple[str, str], Place]:
+def places(placement: Placement, *, pooled: bool, per_engine: int = 1) -> dict[tuple[str, str], Place]:
     """(role, worker) -> its pool and devices, for the timeline. A simulated (`pooled`) role is one worker that stands
-    for all its devices, save rollout, whose engines each have their own."""
+    for all its devices, save rollout, whose engines each have `per_engine` of their own."""
     found: dict[tuple[str, str], Place] = {}
     for pool, devices in placement.pools.items():
         names = tuple(f"device {device}" for device in devices)
@@ -141,5 +151,7 @@ def places(placement: Placement, *, pooled: bool) -> dict[tuple[str, str], Place
             if pooled and role != "rollout":
                 found[role, "0"] = Place(pool, names)
             else:
-                found |= {(role, str(number)): Place(pool, (name,)) for number, name in enumerate(names)}
+                size = per_engine if role == "rollout" else 1
+                parts = [names[start : start + size] for start in range(0, len(names), size)]
+                found |= {(role, str(number)): Place(pool, part) for number, part in enumerate(parts)}
     return found | {(role, "0"): Place(f"host {role}", (f"host {role}",)) for role in HOST_ROLES}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from harness.metrics.tracking import Tracker
 
 WEIGHTS = "weights.safetensors"
+MEMBERSHIP = "membership.json"
 
 
 def run_directory(config: JobConfig, seed: int, results: Path) -> RunDirectory:
@@ -56,6 +59,7 @@ def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: C
         runner = stack.enter_context(event_loop(plan))
         session = Session(wanted, clock_of(plan, runner.get_loop()))
         session.recorder.listeners.append(folder.append_metrics)
+        session.told_where = partial(_tell_where, folder)
         tracker = _start(stack, runner, session, identity, manifest, results, console)
         session.recorder.listeners.append(tracker.log)
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
@@ -69,6 +73,18 @@ def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: C
             tracker.finish(artifacts=_draw(folder))
         folder.finish()
     return folder.path
+
+
+@contextmanager
+def _tell_where(folder: RunDirectory, url: str, token: str) -> Iterator[None]:
+    """Where the engines of this run are served: for its owner's eyes, and as long as they are."""
+    path = folder.path / MEMBERSHIP
+    try:
+        path.touch(mode=0o600)
+        path.write_text(json.dumps({"url": url, "token": token}))
+        yield
+    finally:
+        path.unlink()
 
 
 def _title(identity: RunIdentity, config: JobConfig) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import ExitStack
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
@@ -12,10 +13,18 @@ from harness.runner.assemble import Assembly, assemble
 from harness.runner.backends import OPEN, Backend, Wanted, reading_of
 from harness.runner.recorder import Recorder, places
 from harness.runtime.clock import RealClock
-from harness.runtime.handles import Handle, call_all
+from harness.runtime.handles import Handle, WorkerDied, call_all
 from harness.runtime.stall import watch
 from harness.runtime.virtual_loop import VirtualLoop
 from harness.runtime.virtual_runtime import rare_collection
+from harness.weight_sync.fleet import LostEngine
+
+
+def _told_of(failure: BaseException) -> str:
+    """Which engine was lost, over what, where the run ends with that."""
+    if isinstance(failure, BaseExceptionGroup):
+        return next((told for part in failure.exceptions if (told := _told_of(part))), "")
+    return str(failure) if isinstance(failure, LostEngine | WorkerDied) else ""
 
 
 class Session:
@@ -25,12 +34,17 @@ class Session:
         config, placement = wanted.config, wanted.plan.placement
         self.wanted, self.clock = wanted, clock
         self.recorder = Recorder(
-            Timeline(places(placement, pooled=wanted.plan.backend != "real"), warmup=config.warmup_iterations),
+            Timeline(
+                places(placement, pooled=wanted.plan.backend != "real", per_engine=config.engine.tensor_parallel),
+                warmup=config.warmup_iterations,
+            ),
             clock,
             reading_of(config, wanted.plan),
             group_size=config.algorithm.group_size,
             devices=placement.total,
         )
+        self.told_where: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
+        """Around the time in which the engines are served: their address, and the token for it."""
         self._assembly: Assembly | None = None
         self._backend: Backend | None = None  # held as long as the job lives: workers meet at what it keeps
 
@@ -71,15 +85,32 @@ class Session:
             self.clock.restart()
             await call_all(self.assembly.workers, "begin", self.clock.origin)
         try:
-            await self._run_watched()
-            await self.assembly.coordinator.finish()
+            async with self._served():
+                await self._run_watched()
+                await self.assembly.coordinator.finish()
         except Exception as failure:
             # A death shows first in whoever was talking to the dead: say who it was, not only who noticed.
             gone = await asyncio.gather(*(worker.is_dead() for worker in self.assembly.workers))
             dead = [worker.name for worker, is_dead in zip(self.assembly.workers, gone, strict=True) if is_dead]
-            if dead:
-                raise RuntimeError(f"{', '.join(dead)} died; its own last words are in Ray's logs") from failure
-            raise
+            told = _told_of(failure) or (f"{', '.join(dead)} died" if dead else "")
+            if not told:
+                raise
+            where = f"; the last words of {', '.join(dead)} are in Ray's logs" if dead else ""
+            raise RuntimeError(told + where) from failure
+
+    @asynccontextmanager
+    async def _served(self) -> AsyncIterator[None]:
+        """The engines over HTTP meanwhile, where that is wanted and time passes by itself."""
+        if not self.wanted.config.cluster.serve_membership or not isinstance(self.clock, RealClock):
+            yield
+            return
+        from harness.weight_sync.run_service import make_run_app, serving
+
+        token = secrets.token_urlsafe(32)
+        app = make_run_app(self.assembly.coordinator.fleet, token, now=self.clock.now)
+        async with serving(app) as url:
+            with self.told_where(url, token):
+                yield
 
     async def _run_watched(self) -> None:
         """The schedule, beside the watch for a stall where time passes by itself."""

@@ -33,8 +33,9 @@ class RoleHost:
             return None
         return await getattr(self.role, method)(*arguments)
 
-    async def answer(self) -> None:
-        """To be asked whether this process is there."""
+    async def answer(self) -> int:
+        """To be asked whether this process is there: its number."""
+        return os.getpid()
 
 
 class RemoteRole:
@@ -50,7 +51,8 @@ class RemoteRole:
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            raise WorkerDied(f"{self.name} died during {method}: {error}") from error
+            told = str(error).partition("\n")[0].rstrip(".")  # the rest is of Ray, and in the cause
+            raise WorkerDied(f"{self.name} died during {method}: {told}") from error
         except TimeoutError as error:
             raise TimeoutError(f"{self.name} did not answer {method} within {self._timeout_s} s: {error}") from error
 
@@ -64,6 +66,15 @@ class RemoteRole:
         except TimeoutError:
             pass
         return False
+
+    async def end(self) -> None:
+        ray.kill(self._actor)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while not await self.is_dead():
+                    pass
+        except TimeoutError as error:
+            raise TimeoutError(f"{self.name} was killed and is still there after {self._timeout_s} s") from error
 
 
 class RayRuntime:

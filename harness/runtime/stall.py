@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 from harness.protocols import Clock
-from harness.runtime.handles import Handle
+from harness.runtime.handles import Handle, WorkerDied
 
 _LOOKS = 20  # times that progress is looked at before a stall is one: the error comes at most 1/20 late
 _ANSWER_S = 5.0  # a loop that waits answers at once; who needs longer is computing
@@ -45,3 +45,5 @@ async def _ask(worker: Handle, answer_s: float) -> list[str]:
             return list(await worker.call("waiting"))
     except TimeoutError:
         return [f"{worker.name} does not answer (computing, or dead)"]
+    except WorkerDied:
+        return [f"{worker.name} is dead"]

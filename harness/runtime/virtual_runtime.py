@@ -38,6 +38,9 @@ class LocalRole:
         """Never: it would have taken this process with it."""
         return False
 
+    async def end(self) -> None:
+        """Nothing dies here."""
+
 
 class VirtualRuntime:
     """`harness.runtime.runtime.Runtime` without processes."""

@@ -22,6 +22,8 @@ class TaskSpec:
     members: readers that are one rank together, as the ranks of a tensor-parallel group: each is handed the same.
     weight: a ragged column of `columns`; a row weighs the length of its cell, a group the sum of its rows.
     split: a key of `balance.SPLITS`: how a micro-batch is cut into shares for the ranks.
+    writes: columns that its readers write, perhaps a row at a time. A row that has them is done with, whoever had it:
+        what goes out again goes out without it.
     """
 
     columns: tuple[str, ...]
@@ -32,6 +34,7 @@ class TaskSpec:
     members: int = 1
     weight: str | None = None
     split: str = "contiguous"
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,13 @@ class QueueSpec:
             raise ValueError(f"task {name!r} needs at least one member a rank, not {task.members}")
         if task.lease_s is not None and task.lease_s <= 0:
             raise ValueError(f"task {name!r} needs a lease of more than 0 seconds, not {task.lease_s}")
+        unknown = sorted(set(task.writes) - set(self.columns))
+        if unknown:
+            raise ValueError(f"task {name!r} writes unknown columns {unknown}; the schema has {sorted(self.columns)}")
+        if task.writes and task.ranks * task.members > 1:
+            raise ValueError(
+                f"task {name!r} has several readers a micro-batch: what they write says nothing of a share"
+            )
         self._check_weight(name, task)
 
     def _check_weight(self, name: str, task: TaskSpec) -> None:

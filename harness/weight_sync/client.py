@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.protocols import Clock
-from harness.weight_sync.membership import Kind
+from harness.weight_sync.membership import Kind, Wish
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,10 @@ class ServiceClient:
 
     def leave(self, name: str) -> dict[str, Any]:
         return self._ask("DELETE", f"/members/{urllib.parse.quote(name)}")
+
+    def ask(self, name: str, wish: Wish) -> dict[str, Any]:
+        """Have an engine of a run leave, or come back, before the next transfer."""
+        return self._ask("POST", f"/members/{urllib.parse.quote(name)}/{wish}")
 
     def topology(self) -> dict[str, Any]:
         return self._ask("GET", "/topology")

@@ -156,7 +156,7 @@ class Travelling:
 
     def wait(self) -> list[torch.Tensor]:
         for work in self.works:
-            work.wait()
+            self.link.wait(work)
         self.link.synchronise()
         return self.tensors
 

@@ -1,68 +1,59 @@
-"""Who takes part in a weight transfer, which version each holds, and what may happen at the same time."""
+"""The weights of a job: which version each receiver holds, and what may happen at the same time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from harness.protocols import Span
-from harness.runtime.handles import Handle, call_all
+from harness.runtime.handles import Handle, call_all, death_in
 from harness.runtime.waits import Waits
 from harness.weight_sync.delivery import Delivery
-from harness.weight_sync.membership import Membership
+from harness.weight_sync.errors import TransferError
+from harness.weight_sync.fleet import Fleet, LostEngine
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.wires import Outcome, Wire, ask
 
-__all__ = ["Care", "Coordinator", "LostEngine", "Wire"]
+__all__ = ["Care", "Coordinator", "Fleet", "LostEngine", "Wire"]
 
 
 @dataclass(frozen=True)
 class Care:
     """What is done so that weights arrive. attempts: how often a transfer is tried; verify: hold every tensor against
-    its digest; on_lost: whether the run ends or goes on without an engine that does not get its weights."""
+    its digest."""
 
     attempts: int = 3
     verify: bool = False
-    on_lost: Literal["end", "go_on"] = "end"
-
-
-class LostEngine(RuntimeError):
-    """Engines did not get a version; they hold the one that they had. The message names them, with the reason."""
 
 
 class Coordinator:
     """The weights of one job.
 
-    trainers: the training ranks in order; engines: they take a version when the schedule says so; scorers: they take
-    each as soon as it is there. Engines come and go between transfers. At most one staged transfer is under way. Where
-    one fails for good, its error is raised by every call from then on, and by `finish`: the run ends. `on_lost` hears
-    of each engine that the run goes on without.
+    trainers: the training ranks in order; fleet: the engines, which take a version when the schedule says so; scorers:
+    they take each as soon as it is there. Engines come and go between transfers. At most one staged transfer is under
+    way. Where one fails for good, its error is raised by every call from then on, and by `finish`: the run ends.
     """
 
     def __init__(
         self,
         trainers: Sequence[Handle],
         *,
-        engines: Sequence[Handle],
+        fleet: Fleet,
         scorers: Sequence[Handle] = (),
         wire: Wire,
         bucket_bytes: int,
         observe: Callable[[Iterable[Span]], None],
         care: Care | None = None,
-        on_lost: Callable[[Handle, str], Awaitable[None]] | None = None,
     ) -> None:
-        self.trainers, self.engines, self.scorers = list(trainers), list(engines), list(scorers)
-        self.membership = Membership()
-        for engine in engines:
-            self.membership.join(engine.name)
+        self.trainers, self.fleet, self.scorers = list(trainers), fleet, list(scorers)
+        self.membership = fleet.membership
         for scorer in scorers:
             self.membership.join(scorer.name, kind="scorer")
         self.plan: TransferPlan | None = None
         self.care = care or Care()
         self.waits = Waits("weights")
-        self._wire, self._bucket_bytes, self._observe, self._on_lost = wire, bucket_bytes, observe, on_lost
+        self._wire, self._bucket_bytes, self._observe = wire, bucket_bytes, observe
         self._delivery = Delivery(trainers, wire, attempts=self.care.attempts, observe=observe)
         self._arrived = 0
         self._news = asyncio.Event()  # a version arrived, or a transfer ended; then there is a new one
@@ -70,7 +61,7 @@ class Coordinator:
 
     @property
     def receivers(self) -> list[Handle]:
-        return [*self.engines, *self.scorers]
+        return [*self.fleet.receivers, *self.scorers]
 
     @property
     def versions(self) -> dict[str, int]:
@@ -86,29 +77,22 @@ class Coordinator:
         await self._delivery.connect(self.receivers)
         self.plan = plan
 
-    def add(self, engine: Handle, version: int) -> None:
-        """Another engine, which holds `version`: it takes part from the next transfer on."""
-        self.membership.join(engine.name, version=version)
-        self.engines.append(engine)
-
-    def remove(self, engine: Handle) -> None:
-        """This engine takes part in no later transfer."""
-        self.membership.leave(engine.name)
-        self.engines.remove(engine)
-
     async def publish(self, version: int) -> None:
         """Bring the trained weights to every receiver as `version`.
 
         What a receiver took is its version from then on. Raises LostEngine, or what no other attempt would mend.
         """
         await self.finish()
+        await self.fleet.turn()
+        taking_part = self.fleet.receivers
 
         async def carry(receivers: Sequence[Handle], attempt: int) -> Outcome:
             outcome = await self._wire.publish(self.trainers, receivers, version)
             self._note(outcome.fine(receivers), version)
             return outcome
 
-        await self._settle(version, await self._delivery.bring(version, self.receivers, carry))
+        await self._settle(version, await self._delivery.bring(version, [*taking_part, *self.scorers], carry))
+        self.fleet.enter(taking_part)
         self._arrived = version
 
     async def stage(self, version: int) -> None:
@@ -117,9 +101,13 @@ class Coordinator:
         Returns when the copy is complete: then the trainer may change its weights.
         """
         await self.finish()
-        await self._delivery.connect(self.receivers)  # the copy travels as soon as it is there
+        await self.fleet.turn()
+        taking_part = self.fleet.receivers
+        await self._settle(version, await self._delivery.link([*taking_part, *self.scorers]))
+        taking_part = [engine for engine in taking_part if engine in self.fleet.receivers]
+        # The copy travels as soon as it is there.
         self._record(await call_all(self.trainers, "publish", version))
-        self._transfer = asyncio.create_task(self._carry(version))
+        self._transfer = asyncio.create_task(self._carry(version, taking_part))
         self._transfer.add_done_callback(lambda _: self._tell())
 
     async def arrived(self, version: int) -> None:
@@ -151,60 +139,67 @@ class Coordinator:
         transfer = self._transfer
         return transfer is not None and transfer.done() and (transfer.cancelled() or transfer.exception() is not None)
 
-    async def _carry(self, version: int) -> None:
+    async def _carry(self, version: int, taking_part: Sequence[Handle]) -> None:
         """Consumes the trainer's host copy, produces the receivers'. Waits for all ends of the wire, which give up on
         each other by its timeout. What is busy computing answers late, and must not keep engines from their weights."""
 
         async def carry(receivers: Sequence[Handle], attempt: int) -> Outcome:
             if attempt > 1 and (again := await ask(self.trainers[:1], "resend", version)).failed:
                 return again.kept_from(receivers)
-            engines = [receiver for receiver in receivers if receiver in self.engines]
             scorers = [receiver for receiver in receivers if receiver in self.scorers]
+            engines = [receiver for receiver in receivers if receiver not in scorers]
             left, staged, swapped = await asyncio.gather(
-                ask(self.trainers[:1], "arrived", version),
-                self._to_engines(engines, version),
+                ask(self.trainers[:1], "arrived", version, on_death=self._wire.call_off),
+                self._to_engines(engines, version, len(taking_part)),
                 self._to_scorers(scorers, version),
             )
             return left + staged + swapped
 
-        await self._settle(version, await self._delivery.bring(version, self.receivers, carry))
+        await self._settle(version, await self._delivery.bring(version, [*taking_part, *self.scorers], carry))
+        self.fleet.enter(taking_part)
         self._arrive(version)
 
-    async def _to_engines(self, engines: Sequence[Handle], version: int) -> Outcome:
-        staged = await ask(engines, "stage", version, timeout_s=self._wire.timeout_s)
-        if not staged.failed and len(engines) == len(self.engines):
+    async def _to_engines(self, engines: Sequence[Handle], version: int, wanted: int) -> Outcome:
+        staged = await self._stage(engines, version)
+        if not staged.failed and len(engines) == wanted:
+            self.fleet.enter(engines)
             self._arrive(version)
         return staged
 
     async def _to_scorers(self, scorers: Sequence[Handle], version: int) -> Outcome:
-        staged = await ask(scorers, "stage", version, timeout_s=self._wire.timeout_s)
+        staged = await self._stage(scorers, version)
         there = staged.fine(scorers)
         swapped = await ask(there, "swap", version, timeout_s=self._wire.timeout_s)
         self._note(swapped.fine(there), version)
         return staged + swapped
 
+    async def _stage(self, receivers: Sequence[Handle], version: int) -> Outcome:
+        wire = self._wire
+        return await ask(receivers, "stage", version, timeout_s=wire.timeout_s, on_death=wire.call_off)
+
     async def _swap(self, handles: Sequence[Handle], version: int) -> None:
-        """Everything is there: what fails now is no matter of transport."""
-        self._record(await call_all(handles, "swap", version))
-        self._note(handles, version)
+        """Everything is there: what fails now, but for who dies, is no matter of transport."""
+        swapped = await ask([handle for handle in handles if handle in self.fleet.receivers], "swap", version)
+        self._record(swapped.spans)
+        self._note(swapped.fine(handles), version)
+        deaths = {name: death for name, error in swapped.failed.items() if (death := death_in(error))}
+        if len(deaths) < len(swapped.failed):
+            raise ExceptionGroup(f"version {version} was not loaded", list(swapped.failed.values()))
+        await self.fleet.lose({name: self._missed(name, version, death) for name, death in deaths.items()})
 
     async def _settle(self, version: int, lost: Sequence[tuple[Handle, Exception]]) -> None:
         """Go on without them, or end the run."""
-        for receiver, error in lost:
-            held = self.membership.of(receiver.name).version
-            self.membership.lose(
-                receiver.name, f"{receiver.name} did not get version {version} and holds version {held}: {error}"
-            )
-        names = {receiver.name for receiver, _ in lost}
-        left = [engine for engine in self.engines if engine.name not in names]
-        essential = names & {scorer.name for scorer in self.scorers}
-        if lost and (self.care.on_lost == "end" or essential or not left):
-            told = "; ".join(self.membership.of(name).trouble for name in sorted(names))
-            raise LostEngine(f"{told} (after up to {self.care.attempts} attempts)") from lost[0][1]
-        self.engines = left
-        for receiver, _ in lost:
-            if self._on_lost is not None:
-                await self._on_lost(receiver, self.membership.of(receiver.name).trouble)
+        if not lost:
+            return
+        reasons = {receiver.name: self._missed(receiver.name, version, error) for receiver, error in lost}
+        if any(receiver in self.scorers for receiver, _ in lost):
+            raise LostEngine("; ".join(reasons.values())) from lost[0][1]
+        await self.fleet.lose(reasons)
+
+    def _missed(self, name: str, version: int, error: Exception) -> str:
+        held = self.membership.of(name).version
+        tried = f" (after {self.care.attempts} attempts)" if isinstance(error, TransferError) else ""
+        return f"{name} did not get version {version} and holds version {held}: {error}{tried}"
 
     def _note(self, receivers: Sequence[Handle], version: int) -> None:
         for receiver in receivers:

@@ -46,6 +46,19 @@ class Delivery:
         await self.wire.connect(self.trainers[0], receivers, self._plan)
         self._connected = names
 
+    async def link(self, receivers: Sequence[Handle]) -> list[tuple[Handle, Exception]]:
+        """Bring the wire up to those that live; the others. Raises what keeps it from coming up to these."""
+        living, dead = list(receivers), list[tuple[Handle, Exception]]()
+        for attempt in range(1, self.attempts + 1):
+            if (failure := await self._failure(living)) is None:
+                break
+            gone = [receiver for receiver in living if await receiver.is_dead()]
+            if attempt == self.attempts and not gone:
+                raise failure
+            living = [receiver for receiver in living if receiver not in gone]
+            dead += [(receiver, failure) for receiver in gone]
+        return dead
+
     async def bring(self, version: int, receivers: Sequence[Handle], carry: Carry) -> list[tuple[Handle, Exception]]:
         """Those that did not get `version`, each with its last error.
 
@@ -69,6 +82,13 @@ class Delivery:
         return lost
 
     async def _try(self, receivers: Sequence[Handle], carry: Carry, attempt: int) -> Outcome:
+        failure = await self._failure(receivers)
+        if failure is not None:
+            return Outcome(failed=dict.fromkeys((receiver.name for receiver in receivers), failure))
+        return await carry(receivers, attempt)
+
+    async def _failure(self, receivers: Sequence[Handle]) -> TransferError | None:
+        """Bring the wire up; why it could not be, where another attempt may mend that."""
         try:
             await self.connect(receivers)
         except Exception as failure:
@@ -77,8 +97,8 @@ class Delivery:
                 raise
             if await self.trainers[0].is_dead():
                 raise
-            return Outcome(failed={receiver.name: TransferError(str(causes[0])) for receiver in receivers})
-        return await carry(receivers, attempt)
+            return TransferError(str(causes[0]))
+        return None
 
     def _raise_what_stays(self, version: int, outcome: Outcome) -> None:
         trainers = {trainer.name for trainer in self.trainers}

@@ -84,9 +84,9 @@ class HostStagedSender:
     def _broadcast(self) -> None:
         with self._link.guard(self._version):
             for bucket, data in zip(self.plan.buckets, self._copy, strict=True):
-                self._link.broadcast(data).wait()
+                self._link.wait(self._link.broadcast(data))
                 if self.plan.checked:
-                    self._link.broadcast(digests(bucket, data)).wait()
+                    self._link.wait(self._link.broadcast(digests(bucket, data)))
 
 
 class HostStagedReceiver:
@@ -133,10 +133,10 @@ class HostStagedReceiver:
         damage: TransferError | None = None
         with self._link.guard(version):
             for bucket, data in zip(self.plan.buckets, copy, strict=True):
-                self._link.broadcast(data).wait()
+                self._link.wait(self._link.broadcast(data))
                 if self.plan.checked:
                     expected = torch.empty(len(bucket.tensors), dtype=torch.int64)
-                    self._link.broadcast(expected).wait()
+                    self._link.wait(self._link.broadcast(expected))
                     try:
                         verify(bucket, data, expected, version)
                     except TransferError as error:

@@ -3,8 +3,10 @@ so an engine needs nothing of the trainer's, and the trainer nothing of the engi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, cast
@@ -16,21 +18,31 @@ from harness.weight_sync.errors import TransferError
 
 SOURCE = 0
 HOST = torch.device("cpu")
+_CALLED_OFF = "called off"  # a key of the meeting's store
+_LOOK_S = 0.5  # how often a wait looks whether the meeting was called off
+_POLL_S = 1e-4  # how often it is looked whether a GPU is done, or all have come
 
 
 class OnItsWay(Protocol):
     """What was handed to the group, and is not there yet."""
 
-    def wait(self) -> object: ...
+    def wait(self, timeout: timedelta = ...) -> object: ...
+
+    def is_completed(self) -> bool: ...
 
 
 class Link:
     """One end of the group. Its first failure closes it, so that the other ends fail at once instead of by their
-    timeouts; from then on everything that is asked of it fails, until both sides meet again."""
+    timeouts; from then on everything that is asked of it fails, until both sides meet again.
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    Where an end dies, only those that talk to it notice; so whoever hears of a death calls the meeting off, and no end
+    waits any longer.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, called_off: Callable[[], bool]) -> None:
         self.device = device
         self._group: dist.ProcessGroup | None = group
+        self._called_off = called_off
 
     @contextmanager
     def guard(self, version: int) -> Iterator[None]:
@@ -55,7 +67,32 @@ class Link:
     def barrier(self) -> None:
         """Wait for all members to come here."""
         assert self._group is not None
-        self._group.barrier(dist.BarrierOptions()).wait()
+        self.wait(cast(OnItsWay, self._group.barrier(dist.BarrierOptions())))
+
+    def wait(self, work: OnItsWay) -> None:
+        """Until it is there, it fails (RuntimeError, torch's own), or the meeting is called off (TransferError)."""
+        if self.device.type == "cuda":
+            looked = time.monotonic()
+            while not work.is_completed():
+                time.sleep(_POLL_S)
+                if time.monotonic() - looked > _LOOK_S:
+                    looked = time.monotonic()
+                    self._give_up_if_called_off()
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(timedelta(seconds=_LOOK_S))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+                self._give_up_if_called_off()
+
+    def _give_up_if_called_off(self) -> None:
+        if self._called_off():
+            self.close()
+            raise TransferError("it was called off: one that took part is gone")
 
     def synchronise(self) -> None:
         """Wait for what the device was told to do with the data."""
@@ -63,10 +100,12 @@ class Link:
             torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
-        """Nothing of this end may be under way: it would be waited for."""
-        if self._group is not None and self.device.type == "cuda":
-            self._group.abort()
-        self._group = None
+        """Letting go of a group waits for what it has under way, which Gloo gives up by its own timeout only: so that
+        happens on the side."""
+        groups, self._group = [self._group], None
+        if groups[0] is not None and self.device.type == "cuda":
+            groups[0].abort()
+        threading.Thread(target=groups.clear, daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -90,16 +129,44 @@ class Meeting:
             )
         return self._link(store, number + 1, device)
 
+    def call_off(self) -> None:
+        """Nobody who meets here is to wait for the others any longer."""
+        with suppress(RuntimeError):  # the store is gone: so is all that was to be called off
+            store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(_LOOK_S), wait_for_workers=False)
+            store.set(_CALLED_OFF, "")
+
     def _link(self, store: dist.Store, rank: int, device: torch.device) -> Link:
+        def called_off() -> bool:
+            try:
+                return store.check([_CALLED_OFF])
+            except RuntimeError:  # its host is gone
+                return True
+
         prefixed, seconds = dist.PrefixStore("weight_sync", store), _seconds(self.timeout_s)
         with _met():
+            self._wait_for_all(store, rank, called_off)
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = seconds
                 nccl = dist.ProcessGroupNCCL(prefixed, rank, self.size, options)
-                return Link(cast(dist.ProcessGroup, nccl), device)
+                return Link(cast(dist.ProcessGroup, nccl), device, called_off)
             gloo = dist.ProcessGroupGloo(prefixed, rank, self.size, seconds)
-            return Link(cast(dist.ProcessGroup, gloo), device)
+            return Link(cast(dist.ProcessGroup, gloo), device, called_off)
+
+    def _wait_for_all(self, store: dist.Store, rank: int, called_off: Callable[[], bool]) -> None:
+        """Until every member is here: building a group cannot be called off."""
+        store.set(f"here {rank}", "")
+        deadline, pause = time.monotonic() + self.timeout_s, _POLL_S
+        while missing := [k for k in range(self.size) if not store.check([f"here {k}"])]:
+            if called_off():
+                raise TransferError("sender and receivers did not meet: one that was to come is gone")
+            if time.monotonic() > deadline:
+                raise TransferError(
+                    f"sender and receivers did not meet: members {missing} of {self.size} did not come within "
+                    f"{self.timeout_s} s"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LOOK_S / 10)
 
 
 def open_meeting(host: str, receivers: int, timeout_s: float) -> tuple[Meeting, dist.Store]:
@@ -112,6 +179,8 @@ def open_meeting(host: str, receivers: int, timeout_s: float) -> tuple[Meeting, 
 def _met() -> Iterator[None]:
     try:
         yield
+    except TransferError:
+        raise
     except RuntimeError as error:
         raise TransferError(f"sender and receivers did not meet: {error}") from error
 

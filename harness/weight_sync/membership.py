@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["engine", "scorer"]
-Health = Literal["well", "silent", "lost"]
+Health = Literal["well", "silent", "lost", "leaving", "away", "joining"]
+"""leaving: it finishes what it runs, and gets no more weights; away: it did, and may come back; joining: it works once
+it has the weights of the next transfer."""
+Wish = Literal["leave", "join"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,12 @@ class Member:
     seen_at: float
     health: Health = "well"
     trouble: str = ""
+    wish: Wish | None = None
+    """What it was asked to do before the next transfer."""
+
+
+class Unwilling(RuntimeError):
+    """What was asked of a member cannot be done. The message says why."""
 
 
 class UnknownMember(KeyError):
@@ -71,13 +80,54 @@ class Membership:
         """It is there, and holds this version. Raises UnknownMember; a lost one is not found again by this, only by
         `join`."""
         member = self.of(name)
-        health: Health = "lost" if member.health == "lost" else "well"
+        health: Health = "well" if member.health == "silent" else member.health
         self._members[name] = replace(member, version=version, seen_at=now, health=health)
         return self._members[name]
 
     def took(self, name: str, version: int) -> None:
         """It has loaded this version. Raises UnknownMember."""
         self._members[name] = replace(self.of(name), version=version)
+
+    # -- engines that leave and come back
+
+    def ask(self, name: str, wish: Wish) -> Member:
+        """It is to leave, or to come back, before the next transfer. Raises Unwilling, or UnknownMember."""
+        member = self.of(name)
+        staying = [other for other in self.working if other != name and self.of(other).wish != "leave"]
+        if wish == "leave" and (name not in self.working or not staying):
+            raise Unwilling(f"{name} cannot leave: " + ("no engine would be left" if not staying else _is(member)))
+        if wish == "join" and member.health != "away" and (member.health not in _WORK or member.wish is None):
+            raise Unwilling(f"{name} cannot join: {_is(member)}")
+        back = wish == "join" and member.health in _WORK  # it has not left yet
+        return self._change(name, wish=None if back else wish)
+
+    def turn(self) -> list[Member]:
+        """A transfer begins: who was asked to leave takes no part in it, and who was asked to join does. These."""
+        asked = [member for member in self._members.values() if member.wish is not None]
+        changed = [
+            self._change(member.name, wish=None, health="leaving" if member.wish == "leave" else "joining")
+            for member in asked
+        ]
+        self.epoch += bool(changed)
+        return changed
+
+    def rested(self, name: str) -> None:
+        """Who leaves has finished what it ran."""
+        if self.of(name).health == "leaving":
+            self._change(name, health="away")
+
+    def entered(self, name: str) -> bool:
+        """It has the weights of a transfer; whether it works from now on, and did not before."""
+        joins = self.of(name).health == "joining"
+        if joins:
+            self._change(name, health="well")
+        return joins
+
+    def _change(self, name: str, **changes: Any) -> Member:
+        self._members[name] = replace(self.of(name), **changes)
+        return self._members[name]
+
+    # -- what is known of them
 
     def note_silence(self, now: float, after_s: float) -> list[str]:
         """Mark as silent who was not seen for longer than that; their names, those of lost ones aside."""
@@ -103,9 +153,21 @@ class Membership:
         return {member.name: member.version for member in self._members.values()}
 
     @property
+    def working(self) -> list[str]:
+        """Engines that generate."""
+        return [m.name for m in self._members.values() if m.kind == "engine" and m.health in _WORK]
+
+    @property
     def ranks(self) -> dict[str, int]:
         """The numbers in the group of the next transfer: the sender is 0, members follow as they joined."""
         return {name: number for number, name in enumerate(self._taking_part(), start=1)}
 
     def _taking_part(self) -> Iterable[str]:
-        return (member.name for member in self._members.values() if member.health != "lost")
+        return (member.name for member in self._members.values() if member.health in (*_WORK, "joining"))
+
+
+_WORK: tuple[Health, ...] = ("well", "silent")
+
+
+def _is(member: Member) -> str:
+    return f"it is {member.health}" + (f", and asked to {member.wish}" if member.wish else "")

@@ -28,7 +28,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from harness.weight_sync.membership import Kind, Membership, UnknownMember
+from harness.weight_sync.membership import Kind, Membership, UnknownMember, Unwilling
 
 LOOPBACK = "127.0.0.1"
 
@@ -44,8 +44,8 @@ class Beat(BaseModel):
     version: Annotated[int, Field(ge=0)]
 
 
-def make_app(membership: Membership, token: str, *, silent_after_s: float, now: Callable[[], float]) -> FastAPI:
-    """The HTTP layer around a membership. silent_after_s: how long a member may not be heard of and count as well."""
+def guarded_app(token: str) -> FastAPI:
+    """Without a route yet: every request has to carry the token, and what members cannot do is told."""
 
     async def authorised(authorization: Annotated[str, Header()] = "") -> None:
         if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
@@ -59,15 +59,39 @@ def make_app(membership: Membership, token: str, *, silent_after_s: float, now: 
     async def unknown(request: Request, error: UnknownMember) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, status_code=404)
 
+    @app.exception_handler(Unwilling)
+    async def unwilling(request: Request, error: Unwilling) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=409)
+
+    return app
+
+
+def told(membership: Membership, name: str, now: float) -> dict[str, Any]:
+    """What is known of a member."""
+    member = asdict(membership.of(name))
+    seen_at = member.pop("seen_at")
+    return member | {"seen_s_ago": now - seen_at, "rank": membership.ranks.get(name), "epoch": membership.epoch}
+
+
+def topology(membership: Membership, now: float) -> dict[str, Any]:
+    """Who takes part in the next transfer, under which number, and who does not."""
+    members = [told(membership, member.name, now) for member in membership.members]
+    return {"epoch": membership.epoch, "sender": 0, "members": members}
+
+
+def make_app(membership: Membership, token: str, *, silent_after_s: float, now: Callable[[], float]) -> FastAPI:
+    """The HTTP layer around a membership. silent_after_s: how long a member may not be heard of and count as well."""
+    app = guarded_app(token)
+
     @app.post("/members")
     async def join(joining: Joining) -> dict[str, Any]:
         membership.join(joining.name, kind=joining.kind, version=joining.version, place=joining.place, now=now())
-        return told(joining.name)
+        return told(membership, joining.name, now())
 
     @app.post("/members/{name}/heartbeat")
     async def heartbeat(name: str, beat: Beat) -> dict[str, Any]:
         membership.seen(name, beat.version, now())
-        return told(name)
+        return told(membership, name, now())
 
     @app.delete("/members/{name}")
     async def leave(name: str) -> dict[str, Any]:
@@ -75,19 +99,9 @@ def make_app(membership: Membership, token: str, *, silent_after_s: float, now: 
         return {"epoch": membership.epoch}
 
     @app.get("/topology")
-    async def topology() -> dict[str, Any]:
+    async def everybody() -> dict[str, Any]:
         membership.note_silence(now(), silent_after_s)
-        members = [told(member.name) for member in membership.members]
-        return {"epoch": membership.epoch, "sender": 0, "members": members}
-
-    def told(name: str) -> dict[str, Any]:
-        member = asdict(membership.of(name))
-        seen_at = member.pop("seen_at")
-        return member | {
-            "seen_s_ago": now() - seen_at,
-            "rank": membership.ranks.get(name),
-            "epoch": membership.epoch,
-        }
+        return topology(membership, now())
 
     return app
 

@@ -33,6 +33,9 @@ class SimulatedWire:
     async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
         return await _PUBLISH[self.transport](trainers, receivers, version)
 
+    async def call_off(self) -> None:
+        """Nobody waits for anybody."""
+
 
 @dataclass(frozen=True)
 class SimulatedOffer:

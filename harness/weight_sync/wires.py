@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from harness.protocols import Span
-from harness.runtime.handles import Handle
+from harness.runtime.handles import Handle, WorkerDied
 from harness.weight_sync.errors import TransferError
 from harness.weight_sync.ipc import SharedOffer
+from harness.weight_sync.link import Meeting
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import WeightOffer
 
 Transport = Literal["collective", "ipc", "host_staged"]
+OnDeath = Callable[[], Awaitable[None]]
+"""Does what is to be done at once where one end of a transfer dies."""
 Spans = list[list[Span]]
 """Of each worker that took part."""
 
@@ -53,8 +56,11 @@ class Wire(Protocol):
     async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
         """Bring the trained weights to every receiver, and load them there."""
 
+    async def call_off(self) -> None:
+        """One end died: the others are not to wait for it. They have to be connected again."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class _GroupWire:
     """A process group, met at `host`, whose waits end after timeout_s."""
 
@@ -62,44 +68,53 @@ class _GroupWire:
     timeout_s: float
     opened_by: ClassVar[str]
     """The source's method that makes the offer."""
+    _meeting: Meeting | None = field(default=None, init=False, compare=False)
 
     async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
         offer = await source.call(self.opened_by, plan, self.host, len(receivers), self.timeout_s)
+        self._meeting = offer.meeting
         try:
             await _meet(source, receivers, offer)
+        except Exception:
+            await self.call_off()
+            raise
         finally:
             if isinstance(offer, SharedOffer):
                 offer.withdraw()
 
+    async def call_off(self) -> None:
+        if self._meeting is not None:
+            await asyncio.to_thread(self._meeting.call_off)
 
-@dataclass(frozen=True)
+
+@dataclass
 class CollectiveWire(_GroupWire):
     """A process group between devices."""
 
     opened_by = "open_collective"
 
     async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
-        return await send_and_receive(trainers, receivers, version, self.timeout_s)
+        return await send_and_receive(trainers, receivers, version, self.timeout_s, self.call_off)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SharedMemoryWire(_GroupWire):
     """Memory that all processes of a device, or of a host, map; the group says when to look."""
 
     opened_by = "open_shared"
 
     async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
-        return await send_and_receive(trainers, receivers, version, self.timeout_s)
+        return await send_and_receive(trainers, receivers, version, self.timeout_s, self.call_off)
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostStagedWire(_GroupWire):
     """A process group between hosts' memories."""
 
     opened_by = "open_host_staged"
 
     async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
-        return await stage_then_swap(trainers, receivers, version, self.timeout_s)
+        return await stage_then_swap(trainers, receivers, version, self.timeout_s, self.call_off)
 
 
 def wire_of(transport: Transport, host: str, timeout_s: float) -> Wire:
@@ -113,10 +128,17 @@ def wire_of(transport: Transport, host: str, timeout_s: float) -> Wire:
             return HostStagedWire(host, timeout_s)
 
 
-async def ask(handles: Sequence[Handle], method: str, *arguments: Any, timeout_s: float | None = None) -> Outcome:
+async def ask(
+    handles: Sequence[Handle],
+    method: str,
+    *arguments: Any,
+    timeout_s: float | None = None,
+    on_death: OnDeath | None = None,
+) -> Outcome:
     """The same call on every worker at once; all of them are heard. None that failed keeps the others from ending
-    theirs: they are ends of one transfer, which all of them leave on their own."""
-    answers = await asyncio.gather(*(_ask(h, method, arguments, timeout_s) for h in handles), return_exceptions=True)
+    theirs: they are ends of one transfer, which all of them leave on their own, or because `on_death` tells them."""
+    asked = (_ask(handle, method, arguments, timeout_s, on_death) for handle in handles)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
     outcome = Outcome()
     for handle, answer in zip(handles, answers, strict=True):
         if isinstance(answer, Exception):
@@ -128,12 +150,18 @@ async def ask(handles: Sequence[Handle], method: str, *arguments: Any, timeout_s
     return outcome
 
 
-async def _ask(handle: Handle, method: str, arguments: tuple[Any, ...], timeout_s: float | None) -> Any:
+async def _ask(
+    handle: Handle, method: str, arguments: tuple[Any, ...], timeout_s: float | None, on_death: OnDeath | None
+) -> Any:
     # Twice: who waits for a peer gives up after once, and says so itself.
     limit = None if timeout_s is None else 2 * timeout_s
     try:
         async with asyncio.timeout(limit):
             return await handle.call(method, *arguments)
+    except WorkerDied:
+        if on_death is not None:
+            await on_death()
+        raise
     except TimeoutError as error:
         raise TimeoutError(f"{handle.name} did not answer {method} within {limit} s") from error
 
@@ -149,23 +177,32 @@ async def write_then_read(
 
 
 async def send_and_receive(
-    trainers: Sequence[Handle], receivers: Sequence[Handle], version: int, timeout_s: float | None = None
+    trainers: Sequence[Handle],
+    receivers: Sequence[Handle],
+    version: int,
+    timeout_s: float | None = None,
+    on_death: OnDeath | None = None,
 ) -> Outcome:
     """Both sides have to be in it at once."""
     sent, received = await asyncio.gather(
-        ask(trainers, "publish", version), ask(receivers, "load", version, timeout_s=timeout_s)
+        ask(trainers, "publish", version, on_death=on_death),
+        ask(receivers, "load", version, timeout_s=timeout_s, on_death=on_death),
     )
     return sent + received
 
 
 async def stage_then_swap(
-    trainers: Sequence[Handle], receivers: Sequence[Handle], version: int, timeout_s: float | None = None
+    trainers: Sequence[Handle],
+    receivers: Sequence[Handle],
+    version: int,
+    timeout_s: float | None = None,
+    on_death: OnDeath | None = None,
 ) -> Outcome:
     """All steps of a staged transfer, one after the other."""
     copied = await ask(trainers, "publish", version)
     if copied.failed:
         return copied.kept_from(receivers)
-    staged = await ask(receivers, "stage", version, timeout_s=timeout_s)
+    staged = await ask(receivers, "stage", version, timeout_s=timeout_s, on_death=on_death)
     there = staged.fine(receivers)
     return copied + staged + await ask(there, "swap", version, timeout_s=timeout_s)
 

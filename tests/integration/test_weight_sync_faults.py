@@ -11,8 +11,9 @@ from functools import partial
 import pytest
 from integration.weight_crew import Engine, Fault, ProcessHandle, Trainer, crew, expected
 
-from harness.runtime.handles import Handle, WorkerDied
+from harness.runtime.handles import WorkerDied
 from harness.weight_sync.coordinator import Care, Coordinator, LostEngine
+from harness.weight_sync.fleet import Fleet, OnLost
 from harness.weight_sync.wires import Transport, wire_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
@@ -25,23 +26,25 @@ BUCKET_BYTES = 2048  # several buckets
 class Run:
     """A coordinator over a trainer and two engines."""
 
-    def __init__(self, handles: dict[str, ProcessHandle], transport: Transport, care: Care, timeout_s: float) -> None:
-        self.handles, self.transport, self.care, self.timeout_s = handles, transport, care, timeout_s
+    def __init__(
+        self, handles: dict[str, ProcessHandle], transport: Transport, care: Care, on_lost: OnLost, timeout_s: float
+    ) -> None:
+        self.handles, self.transport, self.care, self.on_lost = handles, transport, care, on_lost
+        self.timeout_s = timeout_s
         self.lost: list[str] = []
         self.coordinator = self.new_coordinator()
 
     def new_coordinator(self) -> Coordinator:
         return Coordinator(
             [self.handles["trainer"]],
-            engines=[self.handles["engine0"], self.handles["engine1"]],
+            fleet=Fleet([self.handles["engine0"], self.handles["engine1"]], on_lost=self.on_lost, tell=self.hear),
             wire=wire_of(self.transport, "127.0.0.1", self.timeout_s),
             bucket_bytes=BUCKET_BYTES,
             observe=lambda spans: None,
             care=self.care,
-            on_lost=self.lose,
         )
 
-    async def lose(self, engine: Handle, why: str) -> None:
+    def hear(self, engine: str, what: str, why: str) -> None:
         self.lost.append(why)
 
     async def publish(self, version: int) -> None:
@@ -57,10 +60,11 @@ def running(
     transport: Transport,
     *,
     care: Care | None = None,
+    on_lost: OnLost = "end",
     trainer_dies: Fault | None = None,
     damages: Fault | None = None,
     engine_dies: Fault | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = 240.0,
 ) -> Iterator[Run]:
     makers = {
         "trainer": partial(Trainer, trainer_dies, damages),
@@ -68,14 +72,14 @@ def running(
         "engine1": partial(Engine, engine_dies),
     }
     with crew(makers) as handles:
-        yield Run(handles, transport, care or Care(), timeout_s)
+        yield Run(handles, transport, care or Care(), on_lost, timeout_s)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on_without_it(
     transport: Transport,
 ) -> None:
-    with running(transport, care=Care(on_lost="go_on"), engine_dies=Fault(version=2), timeout_s=20.0) as run:
+    with running(transport, on_lost="go_on", engine_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
         await run.publish(1)
         await run.publish(2)
@@ -88,7 +92,7 @@ async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on
 
 @pytest.mark.parametrize("transport", HANDED_OVER)
 async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_told_to(transport: Transport) -> None:
-    with running(transport, engine_dies=Fault(version=2), timeout_s=20.0) as run:
+    with running(transport, engine_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
         await run.publish(1)
         with pytest.raises(LostEngine, match="engine1 did not get version 2 and holds version 1: engine1 died"):
@@ -135,7 +139,7 @@ async def test_buckets_that_are_damaged_again_and_again_are_never_served(transpo
 
 
 async def test_a_frozen_receiver_is_given_up_by_its_timeout_and_the_others_get_their_weights() -> None:
-    with running("collective", care=Care(on_lost="go_on"), timeout_s=10.0) as run:
+    with running("collective", on_lost="go_on", timeout_s=10.0) as run:
         await run.coordinator.connect()
         await run.publish(1)
         process = run.handles["engine1"].process

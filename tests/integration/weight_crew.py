@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from forking import forking
 from unit.role_setting import CPU, SMALL, CountingQueue, TickingClock, rollout_role, torch_engine
 
 from engines.model import build_model
@@ -26,7 +26,6 @@ from harness.weight_sync import collective, host_staged, ipc
 from harness.weight_sync.digests import digests
 
 PROMPT = np.array([5, 3, 8, 2])
-_IMPORTED = ["engines.torch_rollout", "harness.roles.actor", "transformers.models.qwen3.modeling_qwen3"]
 
 
 @dataclass(frozen=True)
@@ -152,12 +151,15 @@ class ProcessHandle:
         await asyncio.to_thread(self.process.join, 0.5)
         return not self.process.is_alive()
 
+    async def end(self) -> None:
+        self.process.kill()
+        await asyncio.to_thread(self.process.join)
+
 
 @contextmanager
 def crew(makers: Mapping[str, Callable[[], Any]]) -> Iterator[dict[str, ProcessHandle]]:
     """A process for each; none of them outlives the block."""
-    context = multiprocessing.get_context("forkserver")  # most of a start is importing: it happens once
-    context.set_forkserver_preload(_IMPORTED)
+    context = forking()
     handles: dict[str, ProcessHandle] = {}
     try:
         for name, make in makers.items():

@@ -10,8 +10,10 @@ import pytest
 from role_setting import settle
 
 from harness.protocols import Span
-from harness.runner.job import PublishedWeights, RolloutPool, StagePool, TrainerPool
+from harness.runner.job import PublishedWeights, StagePool, TrainerPool
+from harness.runner.rollout_pool import RolloutPool
 from harness.transfer_queue import LocalQueue, QueueSpec
+from harness.weight_sync.fleet import Fleet
 
 
 class Worker:
@@ -105,24 +107,28 @@ def engines(count: int) -> list[Worker]:
     return [Worker(str(k)) for k in range(count)]
 
 
+def pool_of(workers: Sequence[Worker], heard: Heard | None = None) -> RolloutPool:
+    return RolloutPool(Fleet(workers), heard or Heard())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("cohorts", "names"),
     [(2, [["0", "2", "4"], ["1", "3"]]), (None, [["0"], ["1"], ["2"], ["3"], ["4"]]), (1, [["0", "1", "2", "3", "4"]])],
 )
 def test_engines_are_dealt_out_in_turn(cohorts: int | None, names: list[list[str]]) -> None:
-    pool = RolloutPool(engines(5), Heard())  # type: ignore[arg-type]
+    pool = pool_of(engines(5))
     assert [[engine.name for engine in cohort.workers] for cohort in pool.split(cohorts)] == names
 
 
 @pytest.mark.parametrize("cohorts", [0, 3])
 def test_cohorts_without_an_engine_are_refused(cohorts: int) -> None:
     with pytest.raises(ValueError, match=f"2 rollout engines cannot be split into {cohorts} cohorts"):
-        RolloutPool(engines(2), Heard()).split(cohorts)  # type: ignore[arg-type]
+        pool_of(engines(2)).split(cohorts)
 
 
 async def test_a_cohort_pauses_and_generates_alone() -> None:
     workers = engines(2)
-    first, second = RolloutPool(workers, Heard()).split()  # type: ignore[arg-type]
+    first, second = pool_of(workers).split()
     workers[0].end.set()
     await first.generate(3)
     await second.pause(drain=True)
@@ -150,7 +156,7 @@ async def test_spans_of_a_long_call_are_heard_whenever_asked_for_and_each_once()
 
 async def test_a_long_call_that_ends_while_its_spans_are_on_their_way_loses_none() -> None:
     worker, heard = Worker("0"), Heard()
-    running = asyncio.create_task((pool := RolloutPool([worker], heard)).stream())  # type: ignore[arg-type,list-item]
+    running = asyncio.create_task((pool := pool_of([worker], heard)).stream())
     await settle()
     worker.answer.clear()
     pool.ask_spans()
@@ -166,7 +172,7 @@ async def test_a_long_call_that_ends_while_its_spans_are_on_their_way_loses_none
 async def test_a_worker_that_fails_in_a_long_call_ends_it() -> None:
     worker = Worker("0")
     worker.error = FloatingPointError("not finite")
-    running = asyncio.create_task(RolloutPool([worker], Heard()).stream())  # type: ignore[arg-type,list-item]
+    running = asyncio.create_task(pool_of([worker]).stream())
     await settle()
     worker.end.set()
     with pytest.raises(ExceptionGroup) as caught:
@@ -193,7 +199,7 @@ async def test_every_rank_trains_the_batch_and_its_reports_are_heard(first: list
 @pytest.mark.parametrize("how", ["publish", "stage"])
 async def test_a_version_closes_its_iteration_when_its_transfer_lets_the_trainer_go_on(how: str) -> None:
     worker, heard, weights, queue = Worker("0"), Heard(), Weights(), Queue()
-    pool = RolloutPool([worker], heard)  # type: ignore[arg-type,list-item]
+    pool = pool_of([worker], heard)
     front = PublishedWeights(weights, queue, heard, [pool])  # type: ignore[arg-type]
     (cohort,) = pool.split()
     running = asyncio.create_task(cohort.stream())
@@ -234,9 +240,9 @@ async def test_a_version_that_is_kept_goes_nowhere() -> None:
 
 async def test_a_cohort_alone_swaps_what_has_arrived() -> None:
     heard, weights = Heard(), Weights()
-    cohorts = RolloutPool(engines(3), heard).split(2)  # type: ignore[arg-type]
+    cohorts = pool_of(engines(3), heard).split(2)
     front = PublishedWeights(weights, Queue(), heard, [])  # type: ignore[arg-type]
     await front.arrived(1)
     await front.swap(cohorts[0], 1)
-    assert weights.asked == [("arrived", 1), ("swap", ["0", "2"], 1)]
+    assert weights.asked == [("arrived", 1), ("arrived", 1), ("swap", ["0", "2"], 1)]
     assert "rollout 0: at version 1" in heard.lines

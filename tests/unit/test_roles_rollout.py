@@ -400,3 +400,69 @@ async def test_generate_spans_open_with_work_and_close_without() -> None:
     (span,) = await running
     assert (span.role, span.kind, span.version) == ("rollout", "generate", 0)
     assert span.end > span.start
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_who_retires_takes_no_more_finishes_what_it_has_and_takes_again_once_enlisted(paused: bool) -> None:
+    queue, engine = CountingQueue(), HandEngine(slots=2 * GROUP)
+    await queue.admit(0)
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    running = asyncio.create_task(role.stream())
+    await settle()
+    if paused:
+        await role.pause(drain=False)
+    retiring = asyncio.create_task(role.retire())
+    await settle()
+    assert not engine.paused, "what it has is to be finished, whoever paused it"
+    engine.finish(engine.held[:GROUP])
+    await settle()
+    assert engine.running == GROUP and not retiring.done() and not running.done()
+    engine.finish(list(engine.held))
+    await asyncio.gather(retiring, running)
+    await role.generate(0)
+    assert sum(map(len, queue.responses)) == 2 * GROUP, "retired, it takes nothing"
+    await role.enlist()
+    await role.load(1)
+    again = asyncio.create_task(role.generate(0))
+    while not again.done():
+        engine.finish(list(engine.held))
+        await settle()
+    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+
+
+async def test_what_another_had_when_it_was_gone_is_generated_without_what_it_had_written() -> None:
+    queue, engines = CountingQueue(), [HandEngine(slots=2 * GROUP), HandEngine(slots=ROWS)]
+    await queue.admit(0)
+    roles = [rollout_role(engine, queue, index=index) for index, engine in enumerate(engines)]
+    dead = asyncio.create_task(roles[0].generate(0))
+    await settle()
+    alive = asyncio.create_task(roles[1].generate(0))
+    await settle()
+    engines[0].finish([0, 1, GROUP])
+    await settle()
+    engines[1].finish(list(engines[1].held))
+    await alive
+    dead.cancel()
+    await queue.release("rollout[0]")
+    again = asyncio.create_task(roles[1].generate(0))
+    await settle()
+    assert engines[1].held == [row for row in range(2 * GROUP) if row not in (0, 1, GROUP)]
+    engines[1].finish(list(engines[1].held))
+    await again
+    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+
+
+async def test_a_load_waits_for_a_batch_that_is_taken_over() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    running = asyncio.create_task(role.generate(0))
+    await settle()
+    loading = asyncio.create_task(role.load(1))
+    await settle()
+    assert engine.version == 0
+    engine.finish(list(engine.held))
+    await asyncio.gather(running, loading)
+    assert engine.version == 1

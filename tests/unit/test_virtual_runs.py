@@ -129,7 +129,7 @@ STUCK = {
     NeverPublishes: (
         "rollout[1].feed waits for groups of any batch",
         "actor[0].train waits for rows of batch 1",
-        "with ids below 8 (the bound of consumer '0') of partition 'train_1'",
+        "with ids below 8 (the bound of consumer 'rollout[0]') of partition 'train_1'",
         "rows that lack a column: {'response': 8",
     ),
     AdmitsAllAtOnce: (
@@ -261,7 +261,7 @@ def test_a_virtual_run_leaves_what_a_run_leaves_but_nothing_of_a_model(
 def test_a_model_that_this_machine_cannot_hold_is_simulated_and_the_banner_says_why(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    here = ("cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true", "iterations=1", "cost=gpu")
+    here = ("cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true", "iterations=1", "cost=tiny_cpu")
     said = bench(capsys, "experiment=auto", "backend=auto", "model=qwen7b", *here)
     assert said.startswith(f"{SIMULATED} Why: model=qwen7b needs ")
     (folder,) = (results / "auto").glob("*/seed=0")

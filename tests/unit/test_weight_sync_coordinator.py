@@ -10,7 +10,9 @@ import torch
 from role_setting import settle
 
 from harness.protocols import Span
+from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.coordinator import Coordinator
+from harness.weight_sync.fleet import Fleet
 from harness.weight_sync.ipc import SharedOffer, share_slots
 from harness.weight_sync.link import Meeting
 from harness.weight_sync.plan import plan_transfer
@@ -25,6 +27,7 @@ from harness.weight_sync.wires import (
 )
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
+OFFER = CollectiveOffer(PLAN, Meeting("127.0.0.1", 1, 4, 5.0))
 KINDS = {
     "publish": "publish_weights",
     "load": "load_weights",
@@ -56,7 +59,7 @@ class Worker:
                 self.offer = share_slots(PLAN, Meeting("127.0.0.1", 1, 4, 5.0))
                 return self.offer
             case "open_collective" | "open_host_staged":
-                return "the offer"
+                return OFFER
             case "publish" | "load" | "stage" | "swap":
                 return [Span("role", self.name, KINDS[method], 0.0, 1.0, arguments[0], arguments[0] - 1)]
         return None
@@ -79,7 +82,7 @@ class Setting:
         (self.scorer,) = self.scorers = workers("scorer")
         self.coordinator = Coordinator(
             self.trainers,
-            engines=self.engines,
+            fleet=Fleet(self.engines),
             scorers=self.scorers,
             wire=wire_of(transport, "127.0.0.1", 5.0),
             bucket_bytes=1 << 20,
@@ -136,7 +139,7 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: T
     meet.set()
     await connecting
     assert setting.trainers[0].heard[f"open_{transport}"] == (PLAN, "127.0.0.1", 3, 5.0)
-    assert setting.engines[1].heard["join"] == ("the offer", 1)
+    assert setting.engines[1].heard["join"] == (OFFER, 1)
 
 
 def test_each_transport_has_its_wire() -> None:

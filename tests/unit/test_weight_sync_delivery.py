@@ -9,9 +9,12 @@ import torch
 from role_setting import settle
 
 from harness.protocols import Span
-from harness.runtime.handles import Handle, WorkerDied
+from harness.runtime.handles import WorkerDied
+from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.coordinator import Care, Coordinator, LostEngine
 from harness.weight_sync.errors import TransferError
+from harness.weight_sync.fleet import Fleet, OnLost
+from harness.weight_sync.link import Meeting
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.wires import Transport, wire_of
 
@@ -37,6 +40,8 @@ class Worker:
         match method:
             case "plan":
                 return PLAN
+            case "open_collective" | "open_shared" | "open_host_staged":
+                return CollectiveOffer(PLAN, Meeting("127.0.0.1", 1, 4, 5.0))
             case "publish" | "load" | "stage" | "swap":
                 return [Span("role", self.name, method, 0.0, 1.0, arguments[0], 0)]
         return None
@@ -44,31 +49,41 @@ class Worker:
     async def is_dead(self, within_s: float = 5.0) -> bool:
         return self.dead
 
+    async def end(self) -> None:
+        self.dead = True
+
 
 class Setting:
-    def __init__(self, transport: Transport, care: Care | None = None, **errors: dict[str, list[Exception]]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        on_lost: OnLost = "end",
+        attempts: int = 3,
+        **errors: dict[str, list[Exception]],
+    ) -> None:
         self.log: list[str] = []
         self.lost: list[str] = []
         self.spans: list[Span] = []
         self.trainer, self.engine0, self.engine1, self.scorer = (
             Worker(name, self.log, errors.get(name, {})) for name in ("trainer", "engine0", "engine1", "scorer")
         )
+        self.fleet = Fleet([self.engine0, self.engine1], on_lost=on_lost, tell=self.hear)
         self.coordinator = Coordinator(
             [self.trainer],
-            engines=[self.engine0, self.engine1],
+            fleet=self.fleet,
             scorers=[self.scorer],
             wire=wire_of(transport, "127.0.0.1", 5.0),
             bucket_bytes=1 << 20,
             observe=self.observe,
-            care=care or Care(),
-            on_lost=self.lose,
+            care=Care(attempts),
         )
 
     def observe(self, spans: Iterable[Span]) -> None:
         self.spans += spans
 
-    async def lose(self, engine: Handle, why: str) -> None:
-        self.lost.append(f"{engine.name}: {why}")
+    def hear(self, engine: str, what: str, why: str) -> None:
+        assert what == "lost"
+        self.lost.append(f"{engine}: {why}")
 
     def count(self, call: str) -> int:
         return self.log.count(call)
@@ -108,11 +123,11 @@ async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_v
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: Transport) -> None:
-    setting = Setting(transport, Care(attempts=2, on_lost="go_on"), engine1={"load": [BROKEN] * 2})
+    setting = Setting(transport, "go_on", 2, engine1={"load": [BROKEN] * 2})
     await setting.coordinator.connect()
     await setting.coordinator.publish(1)
     (told,) = setting.lost
-    assert told == "engine1: engine1 did not get version 1 and holds version 0: the link broke"
+    assert told == "engine1: engine1 did not get version 1 and holds version 0: the link broke (after 2 attempts)"
     await setting.coordinator.publish(2)
     assert setting.coordinator.versions == versions(2, 0, 2)
     assert setting.coordinator.membership.of("engine1").health == "lost"
@@ -120,7 +135,7 @@ async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: 
 
 
 async def test_the_dead_are_not_asked_again() -> None:
-    setting = Setting("collective", Care(on_lost="go_on"), engine1={"load": [DIED]}, engine0={"load": [BROKEN]})
+    setting = Setting("collective", "go_on", engine1={"load": [DIED]}, engine0={"load": [BROKEN]})
     await setting.coordinator.connect()
     await setting.coordinator.publish(1)
     assert setting.count("engine1.load") == 1 and setting.count("engine0.load") == 2
@@ -128,11 +143,10 @@ async def test_the_dead_are_not_asked_again() -> None:
 
 
 async def test_a_run_cannot_go_on_without_any_engine_nor_without_a_scorer() -> None:
-    care = Care(attempts=1, on_lost="go_on")
-    both = Setting("collective", care, engine0={"load": [BROKEN]}, engine1={"load": [BROKEN]})
+    both = Setting("collective", "go_on", 1, engine0={"load": [BROKEN]}, engine1={"load": [BROKEN]})
     with pytest.raises(LostEngine, match="engine0 did not get version 1 .*; engine1 did not get version 1"):
         await both.coordinator.publish(1)
-    scorer = Setting("collective", care, scorer={"load": [BROKEN]})
+    scorer = Setting("collective", "go_on", 1, scorer={"load": [BROKEN]})
     with pytest.raises(LostEngine, match="scorer did not get version 1"):
         await scorer.coordinator.publish(1)
 
@@ -147,7 +161,7 @@ async def test_a_dead_trainer_ends_the_run_at_once() -> None:
 
 
 async def test_what_no_attempt_mends_is_raised_as_it_is() -> None:
-    setting = Setting("collective", Care(on_lost="go_on"), engine1={"load": [WRONG]})
+    setting = Setting("collective", "go_on", engine1={"load": [WRONG]})
     with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="do not fit")):
         await setting.coordinator.publish(1)
     assert setting.count("engine1.load") == 1
@@ -163,7 +177,7 @@ async def test_a_wire_that_does_not_come_up_is_tried_again_too() -> None:
 
 
 async def test_an_engine_that_does_not_answer_is_given_up() -> None:
-    setting = Setting("collective", Care(on_lost="go_on"), engine1={"load": [TimeoutError("slow")]})
+    setting = Setting("collective", "go_on", engine1={"load": [TimeoutError("slow")]})
     await setting.coordinator.publish(1)
     assert setting.count("engine1.load") == 1 and "engine1 did not answer load within 10.0 s" in setting.lost[0]
 
@@ -184,12 +198,12 @@ async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> No
 
 
 async def test_a_staged_version_arrives_once_the_run_goes_on_without_who_did_not_get_it() -> None:
-    setting = Setting("host_staged", Care(attempts=2, on_lost="go_on"), engine1={"stage": [BROKEN] * 2})
+    setting = Setting("host_staged", "go_on", 2, engine1={"stage": [BROKEN] * 2})
     await setting.coordinator.connect()
     arrived = asyncio.create_task(setting.coordinator.arrived(1))
     await setting.coordinator.stage(1)
     await arrived
-    await setting.coordinator.swap(setting.coordinator.engines, 1)
+    await setting.coordinator.swap(setting.fleet.working, 1)
     assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
 
 
@@ -207,8 +221,8 @@ async def test_engines_come_and_go_between_transfers() -> None:
     await setting.coordinator.connect()
     await setting.coordinator.publish(1)
     newcomer = Worker("engine2", setting.log, {})
-    setting.coordinator.add(newcomer, version=0)
-    setting.coordinator.remove(setting.engine0)
+    setting.fleet.add(newcomer, version=0)
+    setting.fleet.remove(setting.engine0)
     await setting.coordinator.publish(2)
     assert setting.coordinator.versions == {"engine1": 2, "scorer": 2, "engine2": 2}
     assert setting.count("engine0.load") == 1 and setting.count("engine2.join") == 1

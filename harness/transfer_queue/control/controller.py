@@ -108,8 +108,7 @@ class Controller:
         """The frame holds these rows; lengths: for each weighed column of it, int64 [rows]. ValueError, and nothing
         changed, for what the partition cannot take."""
         positions = self.check_put(partition, rows, frame, lengths)
-        self._now = now
-        self._tick += 1
+        self._now, self._tick = now, self._tick + 1
         self._partitions.nbytes += frame.nbytes
         return self._partitions[partition].put(positions, frame, lengths, self._tick, now)
 
@@ -130,7 +129,7 @@ class Controller:
             return Answer.CLOSED if self._exhausted(ask) else Answer.WAIT
         partition = self._partitions[share.partition]
         progress = partition.tasks[ask.task]
-        positions = progress.positions(share.units)
+        positions = partition.unfinished(ask.task, share.units)
         rows = partition.rows[positions]
         below = self.bound(ask.task, ask.consumer)
         if below is not None and (rows >= below).any():  # another reader formed it under a wider bound
@@ -138,7 +137,7 @@ class Controller:
         self._shares.collect(ask, share)
         if not share.holders:
             progress.start(share.units, below)
-            self._handed[ask.task] += rows.size
+            self._handed[ask.task] += share.units.size * progress.unit_rows
             self._latency[ask.task].add(progress.waited(share.units, now))
         share.holders += 1
         due = None if progress.spec.lease_s is None else now + progress.spec.lease_s
@@ -255,16 +254,19 @@ class Controller:
     def _put_back(self, lease: Lease) -> list[str]:
         """To whoever asks next; among several readers, to the same one, so that the others' micro-batches still fit."""
         task, share = self.spec.tasks[lease.task], lease.share
-        progress = self._partitions[share.partition].tasks[lease.task]
+        partition = self._partitions[share.partition]
+        progress = partition.tasks[lease.task]
+        units, untouched = partition.unfinished_units(lease.task, share.units)
+        progress.acknowledged += share.units.size - units.size
         share.holders -= 1
         if not share.holders:
-            progress.start(share.units, None)
-            progress.wait_again(share.units, self._now)
-            self._handed[lease.task] -= share.units.size * progress.unit_rows
+            progress.stop(untouched)
+            progress.wait_again(units, self._now)
+            self._handed[lease.task] -= units.size * progress.unit_rows
         if task.ranks * task.members > 1:
             self._shares.put_back(lease.task, lease.rank, lease.member, share)
         else:
-            progress.give_back(share.units)
+            progress.give_back(units)
         return [lease.task]
 
     def next_due(self) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.transfer_queue.columns import Rows, runs
 from harness.transfer_queue.control.policies import Units
@@ -90,6 +91,23 @@ class Partition:
                     f"column {column!r} of row {row} in partition {self.name!r} is already written "
                     f"({count} such rows): a cell is written once"
                 )
+
+    def unfinished(self, task: str, units: Units) -> Positions:
+        """The rows of these units that lack something that the task writes; all, if it does not say what it writes."""
+        progress = self.tasks[task]
+        positions = progress.positions(units)
+        return positions[self._lacking(positions, progress.spec.writes)] if progress.spec.writes else positions
+
+    def unfinished_units(self, task: str, units: Units) -> tuple[Units, Units]:
+        """Those with a row that is unfinished; and those of them of which no row is finished."""
+        progress = self.tasks[task]
+        if not progress.spec.writes:
+            return units, units
+        lacking = self._lacking(progress.positions(units), progress.spec.writes).reshape(-1, progress.unit_rows)
+        return units[lacking.any(axis=1)], units[lacking.all(axis=1)]
+
+    def _lacking(self, positions: Positions, columns: Iterable[str]) -> NDArray[np.bool_]:
+        return np.any([self._slots[column][positions] == UNWRITTEN for column in columns], axis=0)
 
     def put(self, positions: Positions, frame: Frame, lengths: Mapping[str, Rows], tick: int, now: float) -> list[str]:
         """The frame holds these cells; the tasks for which rows became ready, as of this tick and time. lengths: those

@@ -163,13 +163,20 @@ class Progress:
     # -- what another task was handed under a bound
 
     def start(self, units: Units, bound: int | None) -> None:
-        """They are in the hands of a consumer with this bound. None: of one without, or of nobody any more."""
+        """They are in the hands of a consumer with this bound, or of one without. What was begun under a lower one
+        keeps that."""
+        if bound is None:
+            return
         if self._bounds is None:
-            if bound is None:
-                return
             self._bounds = np.full(self.units, NEVER)
-        self._bounds[units] = NEVER if bound is None else bound
+        self._bounds[units] = np.minimum(self._bounds[units], bound)
         self._changed(units)
+
+    def stop(self, units: Units) -> None:
+        """They are in nobody's hands any more, and nothing was made of them."""
+        if self._bounds is not None:
+            self._bounds[units] = NEVER
+            self._changed(units)
 
     def _set_open(self, units: Units, is_open: bool) -> None:
         self.open[units] = is_open

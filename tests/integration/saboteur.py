@@ -1,0 +1,74 @@
+"""Makes runs by `bench`, one after another in this process, while something happens to their rollout engines:
+
+    python saboteur.py '[{"settings": ..., "moments": ...}, ...]'
+
+Prints a line of JSON for each run, and for each look at one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import harness.runner.run
+from harness.cli import main
+from harness.runner.session import Session
+from harness.weight_sync.client import ServiceClient
+
+Moments = Sequence[tuple[str, str, int]]
+"""(what is heard for the first time, what then happens, to which engine). What is heard is "<role>: <what>"."""
+
+
+def sabotaged(moments: Moments) -> type[Session]:
+    class Sabotaged(Session):
+        client: ServiceClient
+        processes: dict[str, int]
+
+        async def connect(self) -> None:
+            await super().connect()
+            engines: Any = self.assembly.coordinator.fleet.working
+            self.processes = {engine.name: await engine._actor.answer.remote() for engine in engines}
+            left, doing, told_where = list(moments), self.recorder.doing, self.told_where
+
+            def heard(role: str, what: str) -> None:
+                doing(role, what)
+                for moment in [moment for moment in left if moment[0] == f"{role}: {what}"]:
+                    left.remove(moment)
+                    self.happen(moment[1], f"rollout[{moment[2]}]")
+
+            @contextmanager
+            def served(url: str, token: str) -> Iterator[None]:
+                self.client = ServiceClient(url, token)
+                with told_where(url, token):
+                    yield
+
+            self.recorder.doing = heard  # type: ignore[method-assign]
+            self.told_where = served
+
+        def happen(self, what: str, engine: str) -> None:
+            if what == "dies":
+                os.kill(self.processes[engine], signal.SIGKILL)
+            else:  # the run itself answers
+                Thread(target=self._ask, args=(what, engine), daemon=True).start()
+
+        def _ask(self, what: str, engine: str) -> None:
+            self.client.ask(engine, what)  # type: ignore[arg-type]
+            print(json.dumps({"topology": self.client.topology()}), flush=True)
+
+    return Sabotaged
+
+
+if __name__ == "__main__":
+    runs: list[dict[str, Any]] = json.loads(sys.argv[1])
+    for run in runs:
+        harness.runner.run.Session = sabotaged(run["moments"])  # type: ignore[misc]
+        try:
+            print(json.dumps({"code": main(["bench", *run["settings"].split()])}), flush=True)
+        except Exception as error:
+            print(json.dumps({"code": 1, "error": str(error)}), flush=True)

@@ -1,0 +1,92 @@
+"""Engines of a simulated run that die, leave and come back when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from harness.config import JobConfig
+from harness.runner.recorder import Recorder
+from harness.runner.session import Session
+from harness.runner.simulate import simulate
+from harness.runtime.handles import Handle, WorkerDied
+from harness.weight_sync.fleet import Fleet
+from harness.weight_sync.membership import Unwilling
+
+
+class Mortal:
+    """`harness.runtime.handles.Handle` on a role in this process, which stops in the middle of all it does."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.name, self._handle = handle.name, handle
+        self.dead = False
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        if self.dead:
+            raise WorkerDied(f"{self.name} died before {method}")
+        call = asyncio.create_task(self._handle.call(method, *arguments))  # type: ignore[arg-type]
+        self._calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if not self.dead:
+                raise
+            raise WorkerDied(f"{self.name} died during {method}") from None
+        finally:
+            self._calls.discard(call)
+
+    async def is_dead(self, within_s: float = 5.0) -> bool:
+        return self.dead
+
+    async def end(self) -> None:
+        self.die()
+
+    def die(self) -> None:
+        self.dead = True
+        for call in self._calls:
+            call.cancel()
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens to an engine at a time, in seconds of the run."""
+
+    at: float
+    engine: int
+    what: str  # "dies", or what it is asked: "leave", "join"
+
+
+def play_with(config: JobConfig, seed: int, events: Sequence[Event], started: Callable[[Session], None]) -> Recorder:
+    """Run on the virtual clock while these things happen to engines."""
+
+    def prepare(session: Session) -> None:
+        started(session)
+        fleet = session.assembly.job.rollout.fleet
+        for name, handle in list(fleet._handles.items()):
+            fleet._handles[name] = Mortal(handle)
+        measure = session.assembly.job.prompts.admit  # the first thing that any schedule does
+
+        async def first(below: int) -> None:
+            session.assembly.job.prompts.admit = measure  # type: ignore[method-assign]
+            for event in events:
+                asyncio.get_running_loop().call_later(event.at, happen, fleet, event)
+            await measure(below)
+
+        session.assembly.job.prompts.admit = first  # type: ignore[method-assign]
+
+    return simulate(config, seed, started=prepare)
+
+
+def happen(fleet: Fleet, event: Event) -> None:
+    name = f"rollout[{event.engine}]"
+    if event.what == "dies":
+        engine = fleet._handles[name]
+        assert isinstance(engine, Mortal)
+        engine.die()
+    else:
+        with suppress(Unwilling):  # it has not left yet, or never will
+            fleet.membership.ask(name, event.what)  # type: ignore[arg-type]
