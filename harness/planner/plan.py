@@ -1,0 +1,165 @@
+"""A plan: every schedule explored on the same devices, side by side, and what follows from it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from harness.config import ConfigError, CostConfig, JobConfig
+from harness.planner.candidate import Candidate
+from harness.planner.explore import Effort, Exploration, explore
+from harness.planner.grid import STALENESS
+from harness.planner.pareto import front
+from harness.planner.trial import Outcome
+
+SEED = 0
+_PROCESSES = 2
+_TIMEOUT_S = 3600.0  # longest wait for all of them
+_STALENESS = "max_staleness"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate that was tried, and what came out."""
+
+    name: str
+    config: JobConfig
+    candidate: Candidate
+    outcome: Outcome
+
+    @property
+    def schedule(self) -> str:
+        return self.config.schedule.name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """explorations: one for each schedule, and for each staleness of a schedule that takes one."""
+
+    explorations: Sequence[Exploration]
+
+    @cached_property
+    def best_of_each(self) -> list[Choice]:
+        """The fastest of every schedule that fits, fastest first."""
+        best: dict[str, Choice] = {}
+        for choice in self.choices:
+            best.setdefault(choice.schedule, choice)
+        return list(best.values())
+
+    @cached_property
+    def choices(self) -> list[Choice]:
+        """Everything that was tried, fastest first; of equals, the one that lags less."""
+        every = [
+            Choice(its.name, its.config, candidate, outcome)
+            for its in self.explorations
+            if its.found is not None
+            for candidate, outcome in its.found.tried
+        ]
+        return sorted(every, key=lambda choice: (choice.outcome.seconds, choice.outcome.lag_mean))
+
+    @cached_property
+    def front(self) -> list[Choice]:
+        """Throughput against mean lag, the fastest of each schedule and staleness: what nothing else beats in both."""
+        fastest = {choice.name: choice for choice in reversed(self.choices)}
+        return front(list(fastest.values()), lambda its: its.outcome.samples_per_s, lambda its: its.outcome.lag_mean)
+
+    @property
+    def best(self) -> Choice:
+        return self.choices[0]
+
+    @cached_property
+    def runner_up(self) -> Choice | None:
+        """The best of another schedule, or the next of the same where only one was planned."""
+        others = self.best_of_each[1:] or self.choices[1:]
+        return others[0] if others else None
+
+
+def variants(config: JobConfig, fixed: frozenset[str]) -> list[JobConfig]:
+    """The job with each staleness that is searched, if its schedule takes one and the user did not choose it."""
+    options = config.schedule.options
+    if _STALENESS not in options or f"schedule.{_STALENESS}" in fixed:
+        return [config]
+    return [
+        replace(config, schedule=replace(config.schedule, options={**options, _STALENESS: value}))
+        for value in STALENESS
+    ]
+
+
+def make_plan(
+    jobs: Sequence[JobConfig],
+    fixed: frozenset[str],
+    effort: Effort,
+    *,
+    processes: int = _PROCESSES,
+    told: Callable[[str], None] = lambda said: None,
+) -> Plan:
+    """Explore every job, in processes that end with this call. told: hears what was explored.
+
+    Raises ConfigError where no job fits its devices.
+    """
+    plan = Plan(explore_all(jobs, fixed, effort, processes=processes, told=told))
+    if not plan.choices:
+        job = jobs[0]
+        raise ConfigError(
+            f"model={job.model.name} fits no split of {job.cluster.devices} devices of device={job.device.name}; "
+            "set DEVICES higher, or a device with more memory, as in DEVICE=h200"
+        )
+    return plan
+
+
+def explore_all(
+    jobs: Sequence[JobConfig],
+    fixed: frozenset[str],
+    effort: Effort,
+    *,
+    processes: int = _PROCESSES,
+    told: Callable[[str], None] = lambda said: None,
+) -> list[Exploration]:
+    """Every job, with every staleness that is searched, in their order."""
+    fixed = fixed | (_GIVEN if isinstance(jobs[0].cost, CostConfig) else frozenset())
+    tasks = [(job, fixed, SEED, effort) for base in jobs for job in variants(base, fixed)]
+    found: dict[int, Exploration] = {}
+    for number, exploration in _explored(tasks, processes):
+        found[number] = exploration
+        told(exploration.name)
+    return [found[number] for number in range(len(tasks))]
+
+
+_GIVEN = frozenset({"engine.tensor_parallel", "training.tensor_parallel", "training.pipeline_parallel"})
+"""Costs that are given are those of one layout: no other is searched."""
+
+_Task = tuple[JobConfig, frozenset[str], int, Effort]
+
+
+def _explored(tasks: Sequence[_Task], processes: int) -> Iterator[tuple[int, Exploration]]:
+    """Results as they are made, with the number of their task; the longest simulations are begun first."""
+    if processes < 2 or len(tasks) < 2:
+        yield from (_explore(numbered) for numbered in enumerate(tasks))
+        return
+    numbered = sorted(enumerate(tasks), key=lambda task: -float(task[1][0].schedule.options.get(_STALENESS, 0)))
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")  # the parent has threads: it must not be forked
+    pool = ProcessPoolExecutor(processes, context, _begin)
+    try:
+        for done in as_completed([pool.submit(_explore, task) for task in numbered], timeout=_TIMEOUT_S):
+            yield done.result()
+    except TimeoutError:
+        raise TimeoutError(f"waited {_TIMEOUT_S:g} s for processes that explore schedules, one each") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+
+
+def _begin() -> None:
+    """Ends at once where the command is interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _explore(numbered: tuple[int, _Task]) -> tuple[int, Exploration]:
+    number, task = numbered
+    return number, explore(*task)

@@ -1,0 +1,65 @@
+"""Branch and bound over candidates: the best of all of them, without running all of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+
+class Estimate(Protocol):
+    """What running a candidate says of it."""
+
+    @property
+    def seconds(self) -> float:
+        """Of an iteration; never below the candidate's bound."""
+
+
+C = TypeVar("C")
+E = TypeVar("E", bound=Estimate)
+
+
+@dataclass(frozen=True)
+class Prospect(Generic[C]):
+    """A candidate that was not run yet. bound: seconds of an iteration that it will not fall below; likely: that it
+    will probably take."""
+
+    candidate: C
+    bound: float
+    likely: float
+
+
+@dataclass(frozen=True)
+class Found(Generic[C, E]):
+    """tried: what was run, fastest first. pruned: how many were left out as their bound is no better than the best.
+    left: the smallest bound of what could still have been better when the budget was spent; None if nothing could."""
+
+    tried: list[tuple[C, E]]
+    pruned: int
+    left: float | None
+
+    @property
+    def gap(self) -> float:
+        """By how much of its time the best could at most be beaten by what was not run; 0 when it is the best."""
+        return 0.0 if self.left is None else max(0.0, 1.0 - self.left / self.tried[0][1].seconds)
+
+
+def search(prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int) -> Found[C, E]:
+    """Run the likeliest first, and none whose bound is no better than the best so far; at most `budget` of them.
+
+    A bound that is equal to the best cannot beat it: so with budget to spare the first of `tried` takes no longer than
+    any candidate would. Raises ValueError without prospects.
+    """
+    if not prospects or budget < 1:
+        raise ValueError(f"{len(prospects)} candidates and a budget of {budget} runs: nothing to search")
+    tried: list[tuple[C, E]] = []
+    best, skipped = float("inf"), []
+    for prospect in sorted(prospects, key=lambda p: (p.likely, p.bound)):
+        if len(tried) < budget and prospect.bound < best:
+            tried.append((prospect.candidate, run(prospect.candidate)))
+            best = min(best, tried[-1][1].seconds)
+        else:
+            skipped.append(prospect.bound)
+    left = [bound for bound in skipped if bound < best]
+    tried.sort(key=lambda pair: pair[1].seconds)
+    return Found(tried, pruned=len(skipped) - len(left), left=min(left, default=None))

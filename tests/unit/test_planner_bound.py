@@ -1,0 +1,117 @@
+"""No run takes less than its bound; and the planner's best is what looking at every candidate finds."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from harness.config import JobConfig
+from harness.planner.candidate import Candidate
+from harness.planner.draws import Draws
+from harness.planner.explore import Effort, cost_of, crew_of, explore, scoring_roles
+from harness.planner.grid import grid
+from harness.planner.period import period
+from harness.planner.trial import trial, window
+from harness.planner.work import least_work
+from harness.runner.checks import device_roles
+from harness.runner.compose import compose_job, make_schedule
+from harness.runner.simulate import simulate
+from schedules import SCHEDULES, KStepOff
+
+SMALL = (
+    "backend=virtual",
+    "model=qwen7b",
+    "cluster.devices=16",
+    "algorithm.batch_groups=8",
+    "algorithm.group_size=4",
+    "cost.prompt_tokens=64",
+    "cost.lengths.mean=256",
+    "cost.lengths.cap=1024",
+)
+BOTH_WAYS = {"separated_sync": ("schedule.streaming=true", "schedule.streaming=false")}
+JOBS = [(name, option) for name in SCHEDULES for option in BOTH_WAYS.get(name, ("seeds=1",))]
+
+
+def candidates(config: JobConfig) -> list[Candidate]:
+    """Those that fit."""
+    roles = device_roles(config)
+    every = grid(config, make_schedule(config), True)
+    return [candidate for candidate in every if cost_of(config, candidate, roles) is not None]
+
+
+def bound(config: JobConfig, candidate: Candidate, draws: Draws) -> float:
+    schedule, roles = make_schedule(config), device_roles(config)
+    cost = cost_of(config, candidate, roles)
+    assert cost is not None
+    crew = crew_of(config, schedule, candidate, len(scoring_roles(roles)))
+    return period(schedule, least_work(cost, crew, draws))
+
+
+@pytest.mark.parametrize(("name", "option"), JOBS)
+def test_no_run_is_faster_than_its_bound(name: str, option: str) -> None:
+    """Over a whole run nothing was made before it began: its seconds are at least as many bounds as iterations."""
+    rng = random.Random(name)
+    for seed in range(2):
+        config = compose_job([f"schedule={name}", option, *SMALL, f"engine.slots={rng.choice([4, 16, 128])}"])
+        if name == "fully_async":
+            options = config.schedule.options | {"max_staleness": rng.choice([0, 0.5, 1, 2, 4])}
+            config = replace(config, schedule=replace(config.schedule, options=options))
+        schedule, roles = make_schedule(config), device_roles(config)
+        cycle = schedule.k if isinstance(schedule, KStepOff) else 1 + math.ceil(schedule.eta)
+        iterations = cycle * math.ceil(4 / cycle)
+        candidate = rng.choice(candidates(config))
+        job = replace(candidate.apply(config, roles), iterations=iterations)
+        began, ended = simulate(job, seed).timeline.elapsed_window()
+        least = bound(config, candidate, Draws.of(config, seed, iterations))
+        assert (ended - began) / iterations >= least * (1 - 1e-9), (seed, candidate)
+
+
+@pytest.mark.parametrize("name", ["colocate_sync", "one_step_off", "half_step"])
+def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.planner.trial._LEAST_SAMPLES", 1)  # two iterations tell them apart
+    chosen = ["algorithm.micro_batch_groups=2", "training.recompute_activations=true", "training.pipeline_parallel=1"]
+    fixed = [setting.partition("=")[0] for setting in chosen]
+    light = ["cost.lengths.sigma=0.1", "algorithm.reference=false", "cluster.devices=8"]
+    config = compose_job([f"schedule={name}", *SMALL, *light, *chosen])
+    found = explore(config, fixed, 0, Effort(10**9, 10**9)).found
+    assert found is not None and found.left is None and found.pruned > 0
+    schedule, roles = make_schedule(config), device_roles(config)
+    its = window(schedule, 32)
+    draws = Draws.of(config, 0, its.iterations)
+    times = [
+        trial(candidate.apply(config, roles), its, 0, bound=bound(config, candidate, draws)).seconds
+        for candidate in grid(config, schedule, True, fixed)
+        if cost_of(config, candidate, roles) is not None
+    ]
+    assert len(times) == len(found.tried) + found.pruned
+    assert found.tried[0][1].seconds == min(times)
+
+
+def test_a_candidate_uses_no_more_devices_than_there_are_and_the_batch_divides() -> None:
+    for name in ("colocate_sync", "half_step"):
+        config = compose_job([f"schedule={name}", *SMALL, "cluster.devices=24"])
+        every = grid(config, make_schedule(config), True)
+        assert every
+        for its in every:
+            assert 12 <= its.devices <= 24 and config.algorithm.batch_groups % (its.ranks * its.micro_groups) == 0
+            assert its.rollout % its.engine_parallel == 0 and its.engines >= make_schedule(config).least_engines
+
+
+def test_the_grid_grows_with_the_logarithm_of_the_devices() -> None:
+    sizes = []
+    for devices in (64, 128, 256, 512, 1024):
+        config = compose_job(
+            ["schedule=fully_async", *SMALL, f"cluster.devices={devices}", "algorithm.batch_groups=512"]
+        )
+        sizes.append(len(grid(config, make_schedule(config), True)))
+    steps = [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
+    assert max(steps) <= 2 * max(1, min(steps)), sizes
+
+
+def test_what_memory_cannot_hold_is_no_candidate() -> None:
+    config = compose_job(["schedule=fully_async", *SMALL, "model=qwen32b", "cluster.devices=8"])
+    found = explore(config, (), 0, Effort(1, 1))
+    assert found.unfit == found.candidates > 0 and found.found is None

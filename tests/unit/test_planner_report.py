@@ -1,0 +1,142 @@
+"""What a plan says of itself: tables, reasons, the command, JSON and pictures; and the page of the scaling study."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.config import ConfigError
+from harness.planner.candidate import Candidate
+from harness.planner.command import bench_command
+from harness.planner.explore import Exploration
+from harness.planner.plan import Choice, Plan
+from harness.planner.reasons import why_slower
+from harness.planner.report import print_plan
+from harness.planner.scaling_page import Point, Study, draw_scaling, efficiency, page
+from harness.planner.search import Found
+from harness.planner.trial import Outcome
+from harness.planner.verb import fixed_by, plan_settings, write_plan
+from harness.runner.compose import compose_job
+from schedules import SCHEDULES
+
+OUTCOME = Outcome(
+    seconds=100.0,
+    bound=90.0,
+    samples_per_s=80.0,
+    tokens_per_s_per_device=1000.0,
+    lag_mean=0.0,
+    lag_worst=0.0,
+    rollout_idle=0.1,
+    training_idle=0.1,
+    exposed_s=1.0,
+    longest_s=20.0,
+    fraction_of_bound=0.9,
+)
+APART = Candidate(8, 8, 0, False, 2, 2, 1, False, 1)
+SETTINGS = ["model=qwen7b", "cluster.devices=16"]
+
+
+def exploration(schedule: str, **figures: float) -> Exploration:
+    config = compose_job([f"schedule={schedule}", *SETTINGS])
+    outcome = replace(OUTCOME, **figures)
+    outcome = replace(outcome, samples_per_s=8000 / outcome.seconds)
+    candidate = Candidate(16, 16, 0, True, 2, 2, 1, False, 1) if schedule == "colocate_sync" else APART
+    return Exploration(config, 9, 2, Found([(candidate, outcome)], pruned=6, left=None))
+
+
+def choice(schedule: str, **figures: float) -> Choice:
+    return Plan([exploration(schedule, **figures)]).best
+
+
+PLAN = Plan(
+    [
+        exploration("colocate_sync", seconds=160.0),
+        exploration("one_step_off", seconds=120.0, lag_mean=1.0, rollout_idle=0.3),
+        exploration("half_step", seconds=110.0, lag_mean=0.5),
+        exploration("fully_async", seconds=100.0, lag_mean=1.8),
+    ]
+)
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    assert [its.schedule for its in PLAN.front] == ["colocate_sync", "half_step", "fully_async"]
+    assert PLAN.best.name == "fully_async (2)"
+    assert PLAN.runner_up is not None and PLAN.runner_up.schedule == "half_step"
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({"seconds": 100.2}, "no difference worth the name"),
+        (
+            {"seconds": 150.0, "rollout_idle": 0.4},
+            "rollout devices do nothing for 40% of the time (against 10%), ",
+        ),
+        ({"seconds": 150.0, "training_idle": 0.4}, "training devices do nothing for 40% .*waiting for samples"),
+        ({"seconds": 150.0, "training_idle": 0.4, "longest_s": 90.0}, "longest response alone takes 90 s"),
+        ({"seconds": 105.0, "exposed_s": 6.0}, "stand still for weights for 6 s"),
+        ({"seconds": 120.0, "rollout_idle": 0.05, "training_idle": 0.05}, "the busiest has more to do"),
+    ],
+)
+def test_what_costs_the_slower_one_most_is_why_it_lost(figures: dict[str, float], told: str) -> None:
+    said = why_slower(choice("one_step_off", **figures), choice("fully_async"))
+    assert re.search(told.replace("(", r"\(").replace(")", r"\)"), said), said
+
+
+def test_everything_that_is_printed_and_written_says_that_it_is_simulated(tmp_path: Path) -> None:
+    told = StringIO()
+    print_plan(PLAN, SETTINGS, Console(file=told, width=120))
+    text = told.getvalue()
+    assert text.startswith("SIMULATED plan: qwen7b on 16 devices, costs analytical (cost=roofline on device=h100)")
+    for name in ("colocate_sync", "one_step_off", "half_step", "fully_async (2)", "Runner-up: half_step needs 110 s"):
+        assert name in text
+    assert "make bench MODEL=qwen7b DEVICES=16 SCHEDULE=fully_async" in text
+    write_plan(PLAN, SETTINGS, 1.0, tmp_path / "plan")
+    written = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert written["simulated"] is True and written["job"]["schedule"]["split"]["rollout"] == 8
+    assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000
+
+
+def test_costs_of_a_profile_are_told_apart_from_those_of_a_data_sheet() -> None:
+    config = compose_job(["schedule=fully_async", *SETTINGS, "cost=tiny_cpu"])
+    told = StringIO()
+    print_plan(Plan([replace(exploration("fully_async"), config=config)]), SETTINGS, Console(file=told, width=120))
+    assert "costs profile-backed (cost=tiny_cpu, one layout)" in told.getvalue()
+
+
+def test_the_command_holds_everything_that_was_chosen() -> None:
+    command = bench_command(choice("fully_async"), ["model=qwen7b", "engine.slots=64"])
+    assert command.startswith("make bench MODEL=qwen7b SCHEDULE=fully_async DEVICES=16 ITERATIONS=20 ARGS=")
+    for setting in (
+        "engine.slots=64",
+        "schedule.max_staleness=2",
+        "schedule.split.rollout=8",
+        "schedule.split.actor=8",
+    ):
+        assert setting in command
+
+
+def test_all_schedules_are_planned_unless_one_is_named() -> None:
+    assert plan_settings([])[0] == plan_settings(["schedule=all"])[0] == list(SCHEDULES)
+    schedules, settings = plan_settings(["schedule=half_step", "model=tiny"])
+    assert schedules == ["half_step"] and "model=tiny" in settings and "model=qwen7b" not in settings
+    with pytest.raises(ConfigError, match=r"schedule\.split\.rollout is what a plan chooses"):
+        fixed_by(["schedule.split.rollout=2"])
+
+
+def test_scaling_is_held_against_the_smallest_size_that_fits(tmp_path: Path) -> None:
+    rates = {64: 10.0, 128: 18.0, 256: 24.0}
+    points = [Point("m", "half_step", n, rate, 0.5, 0.1, 0.2, "a", "b") for n, rate in rates.items()]
+    points.append(Point("m", "one_step_off", 256, 30.0, 1.0, 0.1, 0.2, "a", "b"))
+    assert efficiency(points[:3]) == pytest.approx([1.0, 0.9, 0.6])
+    study = Study(sorted(points, key=lambda point: point.devices), 512, 16, "analytical")
+    text = page(study, 60.0)
+    assert "| one_step_off | - | - | 30.0 (100%) | 1.00 |" in text
+    assert "| half_step | 10.0 (100%) | 18.0 (90%) | 24.0 (60%) | 0.50 |" in text
+    assert draw_scaling(study, tmp_path / "scaling.png").stat().st_size > 10_000
