@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import time
 import traceback
@@ -10,13 +9,15 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from forking import forking
+
 
 def run_in_processes(target: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
     """target(*arguments[i]) in process i; the results in order. No process outlives the call.
 
     Raises RuntimeError with the traceback of a process that failed, TimeoutError after `timeout_s`.
     """
-    context = multiprocessing.get_context("spawn")
+    context = forking()
     until = time.monotonic() + timeout_s
     pipes = [context.Pipe(duplex=False) for _ in arguments]
     processes = [

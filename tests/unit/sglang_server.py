@@ -45,6 +45,8 @@ class SGLangServer:
         self.version = "0"
         self.weights: dict[str, torch.Tensor] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.connections: list[Any] = []
+        """The caller's end of the connection of each call."""
         self.stop_at: int | None = None
         self.refuse: set[str] = set()
         self.give_up = self.cut = self.tells_top_p = False
@@ -80,6 +82,7 @@ class SGLangServer:
             return web.Response(status=404)
         with self._changed:
             self.calls.append((path, body))
+            self.connections.append(request.transport and request.transport.get_extra_info("peername"))
             self._changed.notify_all()
         if path in self.refuse:
             return web.Response(status=400, text="because the test says so")

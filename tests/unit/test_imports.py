@@ -28,7 +28,7 @@ def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
 
 
 def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> None:
-    folders = ("engines", "engines/vllm", "engines/sglang", "harness/weight_sync", "harness/rl")
+    folders = ("engines", "engines/vllm", "engines/sglang", "harness/weight_sync", "harness/rl", "harness/profile")
     together = ", ".join(("tests.gpu.bench_gpu", *(module for folder in folders for module in modules(folder))))
     assert brought_along(together, GPU_MACHINE) == []
 

@@ -11,6 +11,7 @@ import torch
 from sglang_server import TOKEN, WAIT_S, SGLangServer, serving, token_at
 
 from engines.model import build_model
+from engines.sglang import client
 from engines.sglang.interpreter import PYTHON, URL
 from engines.sglang.interpreter import TOKEN as TOKEN_VARIABLE
 from engines.sglang.requests import sampling_seed
@@ -108,6 +109,19 @@ async def test_every_sample_has_a_seed_of_its_own(engine: SGLangRollout, server:
     seeds = [body["sampling_params"]["sampling_seed"] for path, body in server.calls if path == "/generate"]
     assert sorted(seeds) == sorted(sampling_seed(SEED, n) for n in range(SLOTS)) and len(set(seeds)) == SLOTS
     assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+async def test_a_connection_that_rested_too_long_is_not_used_again(
+    server: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may be ending it just then, and a request on it would be lost."""
+    monkeypatch.setattr(client, "_IDLE_S", 0.0)
+    engine = make_engine()
+    for request in requests(3):
+        engine.submit([request])
+        await drain(engine, 1)
+    assert len(set(server.connections)) == len(server.connections) > 3
+    await engine.close()
 
 
 async def test_a_server_that_does_not_know_log_probs_under_top_p_is_found_out(server: SGLangServer) -> None:
