@@ -17,6 +17,9 @@ from harness.planner.pareto import front
 from harness.planner.trial import Outcome
 
 SEED = 0
+WORTH = 0.01
+"""A share of throughput that is not worth any lag."""
+
 _PROCESSES = 2
 _TIMEOUT_S = 3600.0  # longest wait for all of them
 _STALENESS = "max_staleness"
@@ -65,17 +68,24 @@ class Plan:
     def front(self) -> list[Choice]:
         """Throughput against mean lag, the fastest of each schedule and staleness: what nothing else beats in both."""
         fastest = {choice.name: choice for choice in reversed(self.choices)}
-        return front(list(fastest.values()), lambda its: its.outcome.samples_per_s, lambda its: its.outcome.lag_mean)
+        return front(list(fastest.values()), _rate, lambda its: its.outcome.lag_mean, worth=WORTH)
 
-    @property
+    @cached_property
     def best(self) -> Choice:
-        return self.choices[0]
+        """The one that lags least of those that are as good as the fastest."""
+        enough = _rate(self.choices[0]) * (1 - WORTH)
+        return min((its for its in self.choices if _rate(its) >= enough), key=lambda its: its.outcome.lag_mean)
 
     @cached_property
     def runner_up(self) -> Choice | None:
-        """The best of another schedule, or the next of the same where only one was planned."""
-        others = self.best_of_each[1:] or self.choices[1:]
+        """The fastest of another schedule, or the next of the same where only one was planned."""
+        others = [its for its in self.best_of_each if its.schedule != self.best.schedule]
+        others = others or [its for its in self.choices if its is not self.best]
         return others[0] if others else None
+
+
+def _rate(choice: Choice) -> float:
+    return choice.outcome.samples_per_s
 
 
 def variants(config: JobConfig, fixed: frozenset[str]) -> list[JobConfig]:

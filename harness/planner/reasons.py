@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.planner.plan import Choice
+from harness.planner.plan import WORTH, Choice
 
 _WORTH_TELLING = 0.01  # of an iteration
 _TAIL = 0.4  # of an iteration: a response that takes longer is what pools wait for
@@ -14,8 +14,10 @@ def why_slower(slower: Choice, best: Choice) -> str:
     """What costs `slower` more of its time than `best` of its own."""
     lost = 1 - best.outcome.seconds / slower.outcome.seconds
     head = f"{slower.name} needs {slower.outcome.seconds:.3g} s an iteration, {best.name} {best.outcome.seconds:.3g} s"
-    if lost < 0.005:
-        return f"{head}: no difference worth the name."
+    if lost < WORTH:
+        return (
+            f"{head}: no difference worth its lag of {slower.outcome.lag_mean:.2f} against {best.outcome.lag_mean:.2f}."
+        )
     seconds, cause = max(((_more(slower, best, of), told) for of, told in _CAUSES), key=lambda pair: pair[0])
     if seconds < _WORTH_TELLING * slower.outcome.seconds:
         return (
@@ -43,15 +45,15 @@ def _exposed_s(its: Choice) -> float:
 
 def _rollout_idles(slower: Choice, best: Choice) -> str:
     return (
-        f"its rollout devices do nothing for {slower.outcome.rollout_idle:.0%} of the time "
-        f"(against {best.outcome.rollout_idle:.0%}), {_waiting(slower, 'for training and weights')}"
+        f"its rollout devices do nothing for {abs(slower.outcome.rollout_idle):.0%} of the time "
+        f"(against {abs(best.outcome.rollout_idle):.0%}), {_waiting(slower, 'for training and weights')}"
     )
 
 
 def _training_idles(slower: Choice, best: Choice) -> str:
     return (
-        f"its training devices do nothing for {slower.outcome.training_idle:.0%} of the time "
-        f"(against {best.outcome.training_idle:.0%}), {_waiting(slower, 'for samples')}"
+        f"its training devices do nothing for {abs(slower.outcome.training_idle):.0%} of the time "
+        f"(against {abs(best.outcome.training_idle):.0%}), {_waiting(slower, 'for samples')}"
     )
 
 

@@ -111,8 +111,8 @@ def _schedules(plan: Plan) -> Table:
             f"{its.tokens_per_s_per_device:,.0f}",
             f"{its.lag_mean:.2f}",
             f"{its.lag_worst:.0f}",
-            f"{its.rollout_idle:.0%}",
-            f"{its.training_idle:.0%}",
+            f"{abs(its.rollout_idle):.0%}",
+            f"{abs(its.training_idle):.0%}",
             f"{its.fraction_of_bound:.2f}",
         )
     return table
@@ -130,12 +130,12 @@ def _layouts(plan: Plan) -> Table:
 
 def _front(plan: Plan) -> Table:
     table = _table(
-        "Throughput against mean lag: what nothing beats (simulated)", ("lag\nmean", "samples/s", "of the best")
+        "Throughput against mean lag: what nothing beats (simulated)", ("lag\nmean", "samples/s", "of the fastest")
     )
-    best = plan.best.outcome.samples_per_s
+    best = plan.choices[0].outcome.samples_per_s
     for choice in plan.front:
         rate = choice.outcome.samples_per_s
-        table.add_row(choice.name, f"{choice.outcome.lag_mean:.2f}", f"{rate:,.1f}", f"{rate / best:.0%}")
+        table.add_row(choice.name, f"{choice.outcome.lag_mean:.2f}", f"{rate:,.1f}", f"{rate / best:.1%}")
     return table
 
 

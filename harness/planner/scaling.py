@@ -20,7 +20,7 @@ SIZES = (32, 64, 128, 256, 512, 1024)
 STALENESS = "schedule.max_staleness"
 """Of fully_async it is as in its file: the study compares schedules, and another staleness is another schedule."""
 
-EFFORT = Effort(samples=80_000, trials=4)
+EFFORT = Effort(samples=45_000, trials=2)
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 

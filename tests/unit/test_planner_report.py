@@ -70,10 +70,16 @@ def test_the_front_holds_what_nothing_beats_in_both() -> None:
     assert PLAN.runner_up is not None and PLAN.runner_up.schedule == "half_step"
 
 
+def test_a_hundredth_of_throughput_is_not_worth_any_lag() -> None:
+    plan = Plan([exploration("half_step", seconds=100.5, lag_mean=0.5), exploration("fully_async", lag_mean=1.8)])
+    assert plan.best.schedule == "half_step" and [its.schedule for its in plan.front] == ["half_step"]
+    assert plan.best_of_each[0].schedule == "fully_async" and plan.runner_up is plan.best_of_each[0]
+
+
 @pytest.mark.parametrize(
     ("figures", "told"),
     [
-        ({"seconds": 100.2}, "no difference worth the name"),
+        ({"seconds": 100.2}, "no difference worth its lag"),
         (
             {"seconds": 150.0, "rollout_idle": 0.4},
             "rollout devices do nothing for 40% of the time (against 10%), ",
