@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +12,7 @@ from harness.planner.explore import Effort, Exploration, explore
 from harness.planner.grid import STALENESS
 from harness.planner.pareto import front
 from harness.planner.trial import Outcome
+from harness.runtime.side_by_side import side_by_side
 
 SEED = 0
 WORTH = 0.01
@@ -133,7 +131,12 @@ def explore_all(
     fixed = fixed | (_GIVEN if isinstance(jobs[0].cost, CostConfig) else frozenset())
     tasks = [(job, fixed, SEED, effort) for base in jobs for job in variants(base, fixed)]
     found: dict[int, Exploration] = {}
-    for number, exploration in _explored(tasks, processes):
+    # the longest simulations are begun first
+    numbered = sorted(enumerate(tasks), key=lambda task: -float(task[1][0].schedule.options.get(_STALENESS, 0)))
+    what = "processes that explore schedules, one each"
+    for _, (number, exploration) in side_by_side(
+        _explore, numbered, processes=processes, timeout_s=_TIMEOUT_S, what=what
+    ):
         found[number] = exploration
         told(exploration.name)
     return [found[number] for number in range(len(tasks))]
@@ -143,31 +146,6 @@ _GIVEN = frozenset({"engine.tensor_parallel", "training.tensor_parallel", "train
 """Costs that are given are those of one layout: no other is searched."""
 
 _Task = tuple[JobConfig, frozenset[str], int, Effort]
-
-
-def _explored(tasks: Sequence[_Task], processes: int) -> Iterator[tuple[int, Exploration]]:
-    """Results as they are made, with the number of their task; the longest simulations are begun first."""
-    if processes < 2 or len(tasks) < 2:
-        yield from (_explore(numbered) for numbered in enumerate(tasks))
-        return
-    numbered = sorted(enumerate(tasks), key=lambda task: -float(task[1][0].schedule.options.get(_STALENESS, 0)))
-    before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")  # the parent has threads: it must not be forked
-    pool = ProcessPoolExecutor(processes, context, _begin)
-    try:
-        for done in as_completed([pool.submit(_explore, task) for task in numbered], timeout=_TIMEOUT_S):
-            yield done.result()
-    except TimeoutError:
-        raise TimeoutError(f"waited {_TIMEOUT_S:g} s for processes that explore schedules, one each") from None
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
-            child.terminate()
-
-
-def _begin() -> None:
-    """Ends at once where the command is interrupted."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _explore(numbered: tuple[int, _Task]) -> tuple[int, Exploration]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from harness.config import ConfigError
@@ -14,6 +12,9 @@ from harness.predict.phases import Given, Scaling, scalings, training_phases
 from harness.predict.prediction import Case, Prediction, predict
 from harness.predict.settings import TableSettings, read_table_settings
 from harness.predict.table import Row, read_table
+from harness.runtime.side_by_side import side_by_side
+
+_TIMEOUT_S = 3600.0  # longest wait for all rows
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,8 @@ def predict_table(
     progress(f"simulating {len(others)} rows")
     cases = [_case(row, others, by_engine, settings, given, arguments) for row in others]
     fits = [its for its, _ in by_engine.values()]
-    if processes == 1:
-        return Predicted(fits, [predict(case) for case in cases])
-    with ProcessPoolExecutor(min(processes, len(cases)), mp_context=get_context("spawn")) as pool:
-        return Predicted(fits, list(pool.map(predict, cases)))
+    made = dict(side_by_side(predict, cases, processes=processes, timeout_s=_TIMEOUT_S, what="rows to be simulated"))
+    return Predicted(fits, [made[number] for number in range(len(cases))])
 
 
 def _synchronous(path: Path, rows: Sequence[Row]) -> list[Row]:

@@ -1,0 +1,58 @@
+"""Calls in processes of their own, which end with the process that asked for them, however it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TypeVar
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+
+def side_by_side(
+    work: Callable[[_Argument], _Result],
+    arguments: Sequence[_Argument],
+    *,
+    processes: int,
+    timeout_s: float,
+    what: str,
+) -> Iterator[tuple[int, _Result]]:
+    """(number of the argument, its result) as results come; the first arguments are begun first.
+
+    With one process, or one argument, all is done in this one. Raises what `work` raises, and TimeoutError, naming
+    `what` was waited for, where all of it takes longer than timeout_s.
+    """
+    if processes < 2 or len(arguments) < 2:
+        yield from ((number, work(argument)) for number, argument in enumerate(arguments))
+        return
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")  # the parent has threads: it must not be forked
+    pool = ProcessPoolExecutor(min(processes, len(arguments)), context, _begin)
+    try:
+        calls = {pool.submit(work, argument): number for number, argument in enumerate(arguments)}
+        for done in as_completed(calls, timeout=timeout_s):
+            yield calls[done], done.result()
+    except TimeoutError:
+        raise TimeoutError(f"waited {timeout_s:g} s for {what}") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+
+
+def _begin() -> None:
+    """Ends at once where the command is interrupted, and where its process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
