@@ -46,15 +46,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One engine after the other, tied embeddings first: an engine is started when the one before is needed no more."""
+    """One engine after the other, tied embeddings first, its end last: an engine is started when the one before is
+    needed no more, and once."""
 
-    def engine_and_model(item: pytest.Item) -> tuple[str, bool]:
+    def engine_model_and_end(item: pytest.Item) -> tuple[str, bool, bool]:
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         under_test = parameters.get("under_test")
-        return (under_test.name if under_test else "", parameters.get("embeddings") == "untied")
+        ends = item.path.name == "test_the_end.py"
+        return (under_test.name if under_test else "", parameters.get("embeddings") == "untied", ends)
 
     places = [place for place, item in enumerate(items) if "under_test" in getattr(item, "fixturenames", ())]
-    ordered = sorted((items[place] for place in places), key=engine_and_model)
+    ordered = sorted((items[place] for place in places), key=engine_model_and_end)
     for place, item in zip(places, ordered, strict=True):
         items[place] = item
 

@@ -1,4 +1,4 @@
-"""How an engine ends: closed, or killed. Last of the suite, in name too: what ran is gone afterwards."""
+"""How an engine ends: closed, or killed. Last of its tests (conftest.py): what ran is gone afterwards."""
 
 from __future__ import annotations
 
