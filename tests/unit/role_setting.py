@@ -76,7 +76,7 @@ class CountingQueue(LocalQueue):
         return rows
 
     async def read(self, task: str, iteration: int = 0, count: int = ROWS) -> Any:
-        return await self.get(task, count, partition=partition_name(iteration), timeout_s=5)
+        return await self.get(task, count, partition=partition_name(iteration), timeout_s=60)
 
 
 class HandEngine:
@@ -170,7 +170,7 @@ def rollout_role(
     share: int = ROWS,
     stream_share: int = 100 * ROWS,
     shares_device: bool = False,
-    wait_timeout_s: float = 5.0,
+    wait_timeout_s: float = 60.0,
 ) -> RolloutRole:
     clock: Clock = TickingClock()
     return RolloutRole(

@@ -60,7 +60,9 @@ class NotingTrainer:
         return self.weights
 
 
-def told(queue: CountingQueue, rows: int, minimum: int | None = None, wait_timeout_s: float = 5.0) -> dict[str, object]:
+def told(
+    queue: CountingQueue, rows: int, minimum: int | None = None, wait_timeout_s: float = 60.0
+) -> dict[str, object]:
     """What every stage wants to know."""
     return {
         "queue": queue,
@@ -76,7 +78,7 @@ def scorer() -> TorchLogProb:
     return TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU)
 
 
-def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 5.0) -> ActorRole:
+def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 60.0) -> ActorRole:
     reader = InOrder(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=wait_timeout_s)
     return ActorRole(engine, queue, TickingClock(), rank=0, reader=reader, device=CPU)
 

@@ -20,7 +20,7 @@ class NotingStage(Stage):
     role = kind = "reference"
 
     def __init__(self, queue: LocalQueue) -> None:
-        super().__init__(queue, TickingClock(), name="0", rows=2 * GROUP, minimum=2 * GROUP, wait_timeout_s=5.0)
+        super().__init__(queue, TickingClock(), name="0", rows=2 * GROUP, minimum=2 * GROUP, wait_timeout_s=60.0)
         self.seen: list[list[int]] = []
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
