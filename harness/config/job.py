@@ -88,6 +88,11 @@ class AlgorithmConfig:
     reference: Switch = True  # run the reference model, for policy/kl_ref and the KL term
     recompute_log_probs: Switch = True  # run actor_fwd, for policy/mismatch_kl
 
+    @property
+    def batch_samples(self) -> int:
+        """Samples trained in one iteration."""
+        return self.batch_groups * self.group_size
+
 
 Layout = Literal["padded", "packed"]
 """How a micro-batch is laid out: a row for each sample, filled up to the longest; or all of them in one row."""

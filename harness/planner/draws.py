@@ -21,10 +21,9 @@ class Draws:
 
     @classmethod
     def of(cls, config: JobConfig, seed: int, batches: int) -> Draws:
-        n = config.algorithm.group_size
-        samples = config.algorithm.batch_groups * n
-        drawn = Lengths(config.cost.lengths, seed, n).of(np.arange(batches * samples))
-        return cls(drawn.reshape(batches, samples), config.cost.prompt_tokens, n)
+        algorithm, cost = config.algorithm, config.cost
+        lengths = Lengths(cost.lengths, seed, algorithm.group_size).batches(0, batches, algorithm.batch_samples)
+        return cls(lengths, cost.prompt_tokens, algorithm.group_size)
 
     @cached_property
     def tokens(self) -> float:

@@ -54,7 +54,7 @@ def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort
     `found` is None where nothing fits. At least one candidate is tried, whatever the effort allows.
     """
     schedule, roles = make_schedule(config), device_roles(config)
-    batch_samples = config.algorithm.batch_groups * config.algorithm.group_size
+    batch_samples = config.algorithm.batch_samples
     its = window(schedule, batch_samples)
     candidates = grid(config, schedule, bool(scoring_roles(roles)), fixed)
     prospects = list(_prospects(config, schedule, candidates, Draws.of(config, seed, its.iterations)))
@@ -89,7 +89,6 @@ def scoring_roles(roles: tuple[str, ...]) -> set[str]:
 def crew_of(config: JobConfig, schedule: Schedule, candidate: Candidate, stages: int) -> Crew:
     """Its workers, as the run will make them."""
     algorithm = config.algorithm
-    batch_rows = algorithm.batch_groups * algorithm.group_size
     scorers = (candidate.scoring or candidate.actor) // candidate.rank_devices
     rows = candidate.micro_groups * algorithm.group_size
     share = fair_share(algorithm, candidate.engines, batches=_batches_at_once(schedule))
@@ -97,9 +96,9 @@ def crew_of(config: JobConfig, schedule: Schedule, candidate: Candidate, stages:
         engines=candidate.engines,
         running=min(config.engine.slots, share),
         ranks=candidate.ranks,
-        rows=min(batch_rows, rows * candidate.ranks),
+        rows=min(algorithm.batch_samples, rows * candidate.ranks),
         scorers=scorers,
-        scored_rows=min(batch_rows, rows * scorers),
+        scored_rows=min(algorithm.batch_samples, rows * scorers),
         stages=stages,
         apart=candidate.scoring > 0,
         fresh_from=_fresh_from(algorithm.batch_groups, schedule.eta),

@@ -132,12 +132,11 @@ def explore_all(
     tasks = [(job, fixed, SEED, effort) for base in jobs for job in variants(base, fixed)]
     found: dict[int, Exploration] = {}
     # the longest simulations are begun first
-    numbered = sorted(enumerate(tasks), key=lambda task: -float(task[1][0].schedule.options.get(_STALENESS, 0)))
+    order = sorted(range(len(tasks)), key=lambda n: -float(tasks[n][0].schedule.options.get(_STALENESS, 0)))
     what = "processes that explore schedules, one each"
-    for _, (number, exploration) in side_by_side(
-        _explore, numbered, processes=processes, timeout_s=_TIMEOUT_S, what=what
-    ):
-        found[number] = exploration
+    turns = side_by_side(_explore, [tasks[n] for n in order], processes=processes, timeout_s=_TIMEOUT_S, what=what)
+    for turn, exploration in turns:
+        found[order[turn]] = exploration
         told(exploration.name)
     return [found[number] for number in range(len(tasks))]
 
@@ -148,6 +147,5 @@ _GIVEN = frozenset({"engine.tensor_parallel", "training.tensor_parallel", "train
 _Task = tuple[JobConfig, frozenset[str], int, Effort]
 
 
-def _explore(numbered: tuple[int, _Task]) -> tuple[int, Exploration]:
-    number, task = numbered
-    return number, explore(*task)
+def _explore(task: _Task) -> Exploration:
+    return explore(*task)

@@ -65,12 +65,11 @@ def trial(config: JobConfig, its: Window, seed: int, *, bound: float) -> Outcome
     span = (timeline.iteration_ends[its.warmup - 1], timeline.iteration_ends[end - 1])
     seconds = max(bound, (span[1] - span[0]) / its.measured)
     measured = told[its.warmup : end]
-    samples = config.algorithm.batch_groups * config.algorithm.group_size
     tokens = _mean(measured, "throughput/tokens_per_s", weight="time/iteration_s") * (span[1] - span[0]) / its.measured
     return Outcome(
         seconds=seconds,
         bound=bound,
-        samples_per_s=samples / seconds,
+        samples_per_s=config.algorithm.batch_samples / seconds,
         tokens_per_s_per_device=tokens / seconds / config.cluster.devices,
         lag_mean=_mean(measured, "staleness/mean"),
         lag_worst=max(metrics["staleness/max"] for metrics in measured),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -11,8 +10,7 @@ import numpy as np
 from harness.config import CostConfig
 from harness.planner.draws import Draws
 from harness.simulator.cost import Transport, offload_s, transfer_times
-from harness.simulator.decoding import Decoding
-from harness.simulator.samples import SimulatedSample
+from harness.simulator.decoding import decoded_s
 from harness.simulator.step_time import DecodeCost
 
 _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it takes
@@ -91,7 +89,7 @@ def least_work(cost: CostConfig, crew: Crew, draws: Draws) -> Work:
         steps * cost.decode_step_s
         + max(steps * cost.decode_weights_s, draws.tokens * cost.decode_step_s_per_sample)
         + draws.cached_steps * cost.decode_s_per_cached_token
-        + draws.samples * _prefill_s(cost, draws.prompt)
+        + draws.samples * DecodeCost.of(cost).prefill(draws.prompt)
     )
     longest_s = _alone_s(cost, draws.prompt, draws.longest())
     generate_s = busy_s / crew.engines
@@ -127,7 +125,8 @@ def likely_work(cost: CostConfig, crew: Crew, draws: Draws, *, streaming: bool) 
     step_s = cost.decode_step_s + max(cost.decode_weights_s, running * cost.decode_step_s_per_sample)
     cached_s = draws.cached_steps * cost.decode_s_per_cached_token
     again_s = running * context * cost.prefill_s_per_token  # the cache of all that runs, after an update
-    generate_s = (steps * step_s + cached_s + draws.samples * _prefill_s(cost, draws.prompt)) / crew.engines + again_s
+    prefill_s = draws.samples * DecodeCost.of(cost).prefill(draws.prompt)
+    generate_s = (steps * step_s + cached_s + prefill_s) / crew.engines + again_s
     return replace(work, generate_s=max(work.generate_s, generate_s), batch_s=max(work.batch_s, generate_s))
 
 
@@ -141,20 +140,14 @@ def _decoded(cost: DecodeCost, engines: int, running: int, draws: Draws) -> tupl
     ends = []
     for engine in looked_at:
         its = groups[engine::engines].ravel().tolist()
-        decoding = Decoding(cost, slots=running)
-        decoding.submit([SimulatedSample(i, draws.prompt, length) for i, length in enumerate(its)], 0.0)
-        decoding.advance(math.inf)
-        ends.append(max(at for _, at in decoding.finished))
+        ends.append(decoded_s(cost, its, prompt=draws.prompt, slots=running))
     return float(np.mean(ends)) * min(1.0, len(groups) / engines), max(ends)
 
 
 def _alone_s(cost: CostConfig, prompt: int, tokens: int) -> float:
     """A response on an engine of its own."""
-    return _prefill_s(cost, prompt) + DecodeCost.of(cost).steps(tokens, 1, prompt) if tokens else 0.0
-
-
-def _prefill_s(cost: CostConfig, tokens: int) -> float:
-    return tokens * cost.prefill_s_per_token + tokens * tokens * cost.prefill_s_per_pair
+    decode = DecodeCost.of(cost)
+    return decode.prefill(prompt) + decode.steps(tokens, 1, prompt) if tokens else 0.0
 
 
 def _train_s(cost: CostConfig, draws: Draws, rows: int, ranks: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from harness.predict.generation import batch_seconds
 from harness.predict.lengths import lognormal
 from harness.predict.phases import UPDATE, Scaling
 from harness.predict.settings import factors_of
-from harness.predict.table import Row
+from harness.predict.table import Row, nearest
 from harness.simulator.layout import Layout
 from harness.simulator.lengths import Lengths
 from harness.simulator.roofline import roofline
@@ -60,7 +60,7 @@ class Fit:
 
     def nearest(self, row: Row) -> Row:
         """The synchronous row that is nearest in devices."""
-        return min(self.rows, key=lambda its: max(its.gpus / row.gpus, row.gpus / its.gpus))
+        return nearest(self.rows, row.gpus, lambda its: its.gpus)
 
 
 def fit(rows: Sequence[Row], config: JobConfig, sync: Mapping[str, Scaling], *, batches: int) -> Fit:
@@ -75,12 +75,13 @@ def fit(rows: Sequence[Row], config: JobConfig, sync: Mapping[str, Scaling], *, 
     """
     factors = factors_of(config)
     tokens, tokens_from = _tokens(rows[0], config, sync)
-    mean, cap = tokens / samples_of(config) - factors.prompt_tokens, factors.lengths.cap
+    mean, cap = tokens / config.algorithm.batch_samples - factors.prompt_tokens, factors.lengths.cap
     if not 1 <= mean < cap:
         raise ConfigError(
             f"line {rows[0].number}, {rows[0]}: {tokens_from} speaks for responses of {mean:,.0f} tokens in the mean, "
-            f"in {samples_of(config)} samples with prompts of {factors.prompt_tokens}; check cost.lengths.cap={cap}, "
-            "cost.prompt_tokens, algorithm.batch_groups, algorithm.group_size, model and device"
+            f"in {config.algorithm.batch_samples} samples with prompts of {factors.prompt_tokens}; "
+            f"check cost.lengths.cap={cap}, cost.prompt_tokens, algorithm.batch_groups, algorithm.group_size, model "
+            "and device"
         )
     start = Fit(tuple(rows), tokens, tokens_from, lognormal(mean, factors.lengths.sigma, cap, factors.lengths.common))
     timed = {row: seconds for row in rows if (seconds := generated_s(row))}
@@ -101,16 +102,10 @@ def engines_of(row: Row, config: JobConfig) -> int:
     return row.rollout_gpus // together
 
 
-def samples_of(config: JobConfig) -> int:
-    """Of a batch."""
-    return config.algorithm.batch_groups * config.algorithm.group_size
-
-
 def drawn(lengths: LengthsConfig, config: JobConfig, batches: int) -> np.ndarray:
     """Lengths of the responses of the batches that figures are a mean over: int64 [batches, samples]."""
-    samples = samples_of(config)
-    ids = np.arange(WARMUP * samples, (WARMUP + batches) * samples)
-    return Lengths(lengths, 0, config.algorithm.group_size).of(ids).reshape(batches, samples)
+    algorithm = config.algorithm
+    return Lengths(lengths, 0, algorithm.group_size).batches(WARMUP, batches, algorithm.batch_samples)
 
 
 def _tokens(anchor: Row, config: JobConfig, sync: Mapping[str, Scaling]) -> tuple[float, str]:
@@ -123,7 +118,7 @@ def _tokens(anchor: Row, config: JobConfig, sync: Mapping[str, Scaling]) -> tupl
         return sync[UPDATE].device_s * config.device.flops * share / (3 * operations), UPDATE
     if factors.lengths.mean is None:
         raise ConfigError(f"line {anchor.number}, {anchor} has no phase to read tokens off; set cost.lengths.mean")
-    return samples_of(config) * (factors.prompt_tokens + factors.lengths.mean), "settings"
+    return config.algorithm.batch_samples * (factors.prompt_tokens + factors.lengths.mean), "settings"
 
 
 def generated_s(row: Row) -> float | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.config import ConfigError
 from harness.predict.settings import TableSettings
-from harness.predict.table import Row
+from harness.predict.table import Row, nearest
 from harness.simulator.fitting import not_negative
 
 UPDATE = "update_actor_s"
@@ -82,7 +82,7 @@ def training_phases(
 
 
 def _from_nearest(row: Row, having: Sequence[Row], settings: TableSettings) -> float:
-    near = min(having, key=lambda other: max(other.train_gpus / row.train_gpus, row.train_gpus / other.train_gpus))
+    near = nearest(having, row.train_gpus, lambda other: other.train_gpus)
     fixed = min(settings.optimizer_steps * settings.optimizer_step_s, near.phases[UPDATE])
     return fixed + (near.phases[UPDATE] - fixed) * near.train_gpus / row.train_gpus
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.metrics.intervals import Interval, clip, length
 from harness.metrics.timeline import Timeline
-from harness.predict.fit import WARMUP, Fit, around_s, drawn, engine_cost, engines_of, host_s, samples_of
+from harness.predict.fit import WARMUP, Fit, around_s, drawn, engine_cost, engines_of, host_s
 from harness.predict.phases import UPDATE
 from harness.predict.settings import TableSettings, factors_of
 from harness.predict.table import Row
@@ -72,7 +72,7 @@ class Case:
     @property
     def fetch_s(self) -> float:
         """Of a batch: what the trainer spends on taking its samples from the queue, and waits meanwhile."""
-        return self.settings.fetch_s_per_sample.get(self.row.mode, 0.0) * samples_of(self.config)
+        return self.settings.fetch_s_per_sample.get(self.row.mode, 0.0) * self.config.algorithm.batch_samples
 
 
 def predict(case: Case) -> Prediction:
@@ -131,7 +131,8 @@ def cost(case: Case) -> CostConfig:
     old, reference = phases.get("old_log_prob_s"), phases.get("ref_log_prob_s")
     scoring = [seconds for seconds in (old, reference) if seconds is not None]
     responses = drawn(fit.lengths, case.config, case.settings.batches)
-    tokens = responses.sum() / len(responses) + samples_of(case.config) * factors_of(case.config).prompt_tokens
+    prompts = case.config.algorithm.batch_samples * factors_of(case.config).prompt_tokens
+    tokens = responses.sum() / len(responses) + prompts
     return replace(
         fit.applied(engine_cost(case.config, colocated=False)),
         log_prob_s_per_token=sum(scoring) / max(1, len(scoring)) / tokens,  # they share one setting
@@ -142,7 +143,7 @@ def cost(case: Case) -> CostConfig:
         train_call_s=0.0,
         train_step_s=0.0,
         call_s=0.0,
-        reward_s_per_sample=host_s(like) / samples_of(case.config),
+        reward_s_per_sample=host_s(like) / case.config.algorithm.batch_samples,
         generate_s=around_s(like),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config import ConfigError
-from harness.predict.fit import Fit, fit, samples_of
+from harness.predict.fit import Fit, fit
 from harness.predict.phases import Given, Scaling, scalings, training_phases
 from harness.predict.prediction import Case, Prediction, predict
 from harness.predict.settings import TableSettings, read_table_settings
@@ -48,7 +48,7 @@ def predict_table(
         alike = [row for row in synchronous if row.engine == engine]
         progress(f"fitting {', '.join(map(str, alike))}")
         config = settings.job(alike[0], arguments)
-        sync = scalings(alike, settings.scoring_fixed_s_per_sample * samples_of(config))
+        sync = scalings(alike, settings.scoring_fixed_s_per_sample * config.algorithm.batch_samples)
         by_engine[engine] = fit(alike, config, sync, batches=settings.batches), sync
     progress(f"simulating {len(others)} rows")
     cases = [_case(row, others, by_engine, settings, given, arguments) for row in others]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +60,11 @@ class Row:
         pools = f"{self.gpus}" if self.colocated else f"{self.rollout_gpus}+{self.train_gpus}"
         options = " ".join(f"{name}={value}" for name, value in self.options.items())
         return " ".join(part for part in (self.mode, options, self.engine, f"on {pools}") if part)
+
+
+def nearest(rows: Iterable[Row], devices: int, count: Callable[[Row], int]) -> Row:
+    """The row whose number of devices, as `count` counts them, is nearest to `devices`: by their ratio."""
+    return min(rows, key=lambda row: max(count(row) / devices, devices / count(row)))
 
 
 def read_table(path: Path) -> list[Row]:

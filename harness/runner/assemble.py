@@ -161,4 +161,4 @@ def capacity_rows(config: JobConfig, schedule: Schedule) -> int:
     algorithm = config.algorithm
     ahead = Capacity(algorithm.batch_groups, schedule.eta).worst_lag
     batches = ahead + 1 if schedule.order == "fifo" else 3 * ahead + 3
-    return algorithm.batch_groups * algorithm.group_size * batches
+    return algorithm.batch_samples * batches

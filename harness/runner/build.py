@@ -90,7 +90,7 @@ def build_reward(recipe: Recipe, number: int) -> Any:
     from harness.roles.reward import RewardStage
 
     algorithm = recipe.config.algorithm
-    rows = algorithm.batch_groups * algorithm.group_size
+    rows = algorithm.batch_samples
     return RewardStage(make_task(recipe.config), name=str(number), rows=rows, minimum=1, **recipe.stage)
 
 
@@ -102,7 +102,7 @@ def build_advantages(recipe: Recipe, number: int) -> Any:
         group_size=algorithm.group_size,
         divide_by_std=algorithm.normalise_std,
         name=str(number),
-        rows=algorithm.batch_groups * algorithm.group_size,
+        rows=algorithm.batch_samples,
         minimum=algorithm.group_size,
         **recipe.stage,
     )

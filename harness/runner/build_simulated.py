@@ -50,7 +50,7 @@ class SimulatedRecipe:
 
     @property
     def batch_rows(self) -> int:
-        return self.config.algorithm.batch_groups * self.config.algorithm.group_size
+        return self.config.algorithm.batch_samples
 
     @property
     def stage(self) -> dict[str, Any]:

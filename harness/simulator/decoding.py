@@ -14,6 +14,7 @@ that were admitted last lose their cache and wait before all others, until their
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -218,3 +219,11 @@ class Decoding:
         """What it sampled since it got its slot, a run for each version in that time."""
         for version, tokens in self._versions.between(sample.start, self._count):
             sample.add_run(version, tokens)
+
+
+def decoded_s(cost: DecodeCost, lengths: Iterable[int], *, prompt: int, slots: int) -> float:
+    """Seconds that one engine takes for responses of these lengths to prompts of `prompt` tokens, all there at once."""
+    decoding = Decoding(cost, slots=slots)
+    decoding.submit([SimulatedSample(number, prompt, length) for number, length in enumerate(lengths)], 0.0)
+    decoding.advance(math.inf)
+    return max(at for _, at in decoding.finished)

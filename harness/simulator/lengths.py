@@ -36,6 +36,10 @@ class Lengths:
         tokens = self._scaled(_draw(self._seed, _SAMPLES, ids), ids // self._group_size)
         return np.clip(np.rint(tokens), 1, self.cap).astype(np.int64)
 
+    def batches(self, first: int, count: int, samples: int) -> np.ndarray:
+        """Tokens of so many batches from one on: int64 [count, samples], of batches of `samples` samples."""
+        return self.of(np.arange(first * samples, (first + count) * samples)).reshape(count, samples)
+
     def _scaled(self, uniform: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Uniform numbers in (0, 1), [n, 2], and group numbers, [n], as tokens, [n], before rounding."""
         if self._kind == "constant":
