@@ -107,6 +107,7 @@ class TrainingConfig:
     recompute_activations: Switch = False  # keep no activations inside of layers; costs another forward pass
     tensor_parallel: Count = 1  # ranks that share each layer, and each micro-batch
     pipeline_parallel: Count = 1  # parts that the layers are cut into; simulated training only
+    expert_parallel: Count = 1  # data-parallel ranks over which experts are spread; simulated training only
 
 
 @dataclass(frozen=True, config=STRICT)

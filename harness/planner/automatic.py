@@ -23,7 +23,13 @@ beside their rollout on devices of 80 GB."""
 
 EFFORT = Effort(samples=25_000, trials=6)
 
-_CHOSEN = ("schedule.split", "engine.tensor_parallel", "training.tensor_parallel", "training.pipeline_parallel")
+_CHOSEN = (
+    "schedule.split",
+    "engine.tensor_parallel",
+    "training.tensor_parallel",
+    "training.pipeline_parallel",
+    "training.expert_parallel",
+)
 _SEARCHED = "algorithm.micro_batch_groups"
 _MAX_STALENESS = "schedule.max_staleness"  # decides what is learnt: a plan of one schedule leaves it
 

@@ -25,6 +25,7 @@ class Candidate:
     pipeline_parallel: int
     recompute: bool
     micro_groups: int
+    expert_parallel: int = 1
     options: tuple[tuple[str, float], ...] = ()
 
     @property
@@ -66,6 +67,7 @@ class Candidate:
             "engine.tensor_parallel": self.engine_parallel,
             "training.tensor_parallel": self.tensor_parallel,
             "training.pipeline_parallel": self.pipeline_parallel,
+            "training.expert_parallel": self.expert_parallel,
             "training.recompute_activations": self.recompute,
             "algorithm.micro_batch_groups": self.micro_groups,
         }
@@ -81,6 +83,7 @@ class Candidate:
                 config.training,
                 tensor_parallel=self.tensor_parallel,
                 pipeline_parallel=self.pipeline_parallel,
+                expert_parallel=self.expert_parallel,
                 recompute_activations=self.recompute,
             ),
             algorithm=replace(config.algorithm, micro_batch_groups=self.micro_groups),
@@ -92,5 +95,6 @@ class Candidate:
         parts += [f"{self.scoring} scoring"] if self.scoring else []
         train = f"TP{self.tensor_parallel}"
         train += f" PP{self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
+        train += f" EP{self.expert_parallel}" if self.expert_parallel > 1 else ""
         train += " recompute" if self.recompute else ""
         return " + ".join(parts), f"{self.engines} engines TP{self.engine_parallel}, {self.ranks} ranks {train}"

@@ -11,7 +11,7 @@ from harness.planner.candidate import Candidate
 from schedules import Schedule
 
 PARALLEL = (1, 2, 4, 8)
-"""Devices of an engine; and ranks that share a layer, or parts that the layers are cut into."""
+"""Devices of an engine; ranks that share a layer, parts that the layers are cut into, ranks that share experts."""
 
 MICRO_GROUPS = (1, 2, 4, 8)
 STALENESS = (0.5, 1.0, 2.0, 4.0)
@@ -32,9 +32,10 @@ def grid(config: JobConfig, schedule: Schedule, scored: bool, fixed: Collection[
     """
     shared = schedule.transport == "ipc"
     found = [
-        Candidate(rollout, actor, scoring, shared, engine, tensor, pipeline, recompute, micro)
+        Candidate(rollout, actor, scoring, shared, engine, tensor, pipeline, recompute, micro, experts)
         for (tensor, pipeline, recompute), micro in product(_layouts(config, fixed), _micro_groups(config, fixed))
         for actor in _actors(config, tensor * pipeline, micro)
+        for experts in _experts(config, actor // (tensor * pipeline), fixed)
         for scoring in _scoring(actor, tensor * pipeline, scored and not shared)
         for engine in _engines(config, fixed)
         for rollout in _rollout(config, actor, scoring, engine, shared)
@@ -67,6 +68,13 @@ def _actors(config: JobConfig, rank_devices: int, micro: int) -> Iterator[int]:
         if batch % (ranks * micro) == 0 and ranks >= last * _STEP:
             last = ranks
             yield ranks * rank_devices
+
+
+def _experts(config: JobConfig, ranks: int, fixed: Collection[str]) -> Iterator[int]:
+    """Ranks over which experts are spread: dividing both."""
+    training, model = config.training, config.model
+    spread = (training.expert_parallel,) if "training.expert_parallel" in fixed else PARALLEL
+    yield from (size for size in spread if size == 1 or (model.experts and model.experts % size == ranks % size == 0))
 
 
 def _scoring(actor: int, rank_devices: int, scored: bool) -> set[int]:

@@ -141,7 +141,14 @@ def explore_all(
     return [found[number] for number in range(len(tasks))]
 
 
-_GIVEN = frozenset({"engine.tensor_parallel", "training.tensor_parallel", "training.pipeline_parallel"})
+_GIVEN = frozenset(
+    {
+        "engine.tensor_parallel",
+        "training.tensor_parallel",
+        "training.pipeline_parallel",
+        "training.expert_parallel",
+    }
+)
 """Costs that are given are those of one layout: no other is searched."""
 
 _Task = tuple[JobConfig, frozenset[str], int, Effort]

@@ -111,7 +111,7 @@ def job(case: Case) -> JobConfig:
         schedule=replace(config.schedule, split=split),
         cluster=replace(config.cluster, devices=engines + 1),
         engine=replace(config.engine, tensor_parallel=1),  # an engine is one device of the simulation
-        training=replace(config.training, tensor_parallel=1, pipeline_parallel=1),
+        training=replace(config.training, tensor_parallel=1, pipeline_parallel=1, expert_parallel=1),
         algorithm=replace(
             algorithm,
             micro_batch_groups=algorithm.batch_groups // chunks,

@@ -11,6 +11,7 @@ def check_layout(config: JobConfig, schedule: Schedule, placement: Placement) ->
     """Devices divide into engines and ranks, and layers over devices."""
     _check_engines(config, schedule, placement)
     _check_ranks(config, placement)
+    _check_expert_ranks(config, placement)
 
 
 def training_ranks(config: JobConfig, placement: Placement) -> int:
@@ -31,6 +32,7 @@ def only_simulated(config: JobConfig) -> str | None:
     settings = {
         "engine.tensor_parallel": (config.engine.tensor_parallel, 1),
         "training.pipeline_parallel": (config.training.pipeline_parallel, 1),
+        "training.expert_parallel": (config.training.expert_parallel, 1),
         "model.experts": (config.model.experts, 0),
     }
     for setting, (value, most) in settings.items():
@@ -88,6 +90,16 @@ def _check_ranks(config: JobConfig, placement: Placement) -> None:
                 f"{len(devices)} device{'' if len(devices) == 1 else 's'} of {role}; set schedule.split.{role} to a "
                 f"multiple of {together}"
             )
+
+
+def _check_expert_ranks(config: JobConfig, placement: Placement) -> None:
+    spread, model = config.training.expert_parallel, config.model
+    if spread == 1:
+        return
+    if not model.experts:
+        raise ConfigError(f"training.expert_parallel={spread}: model={model.name} has no experts; set it to 1")
+    shared = {"data-parallel ranks": training_ranks(config, placement), "model.experts": model.experts}
+    _check_divides("training.expert_parallel", spread, shared)
 
 
 def _check_divides(setting: str, together: int, shared: dict[str, int]) -> None:

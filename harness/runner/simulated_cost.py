@@ -26,6 +26,7 @@ def layout_of(config: JobConfig, placement: Placement) -> Layout:
         train_ranks=len(placement.devices["actor"]) // train_devices,
         colocated=len(placement.roles_on(placement.devices["rollout"][0])) > 1,
         pipeline=training.pipeline_parallel,
+        expert_ranks=training.expert_parallel,
         samples_per_call=algorithm.micro_batch_groups * algorithm.group_size,
         recompute=training.recompute_activations,
         one_node=placement.total <= config.device.per_node,
@@ -56,6 +57,7 @@ def check_given(config: JobConfig) -> None:
         "engine.tensor_parallel": config.engine.tensor_parallel,
         "training.tensor_parallel": config.training.tensor_parallel,
         "training.pipeline_parallel": config.training.pipeline_parallel,
+        "training.expert_parallel": config.training.expert_parallel,
     }
     for setting, number in parallel.items():
         if number > 1 and isinstance(config.cost, CostConfig):

@@ -14,6 +14,7 @@ class Layout:
     train_ranks: int = 1  # data-parallel ranks; they share weights, gradients and optimizer (FSDP, ZeRO-3)
     colocated: bool = False  # rollout takes turns with training on the same devices
     pipeline: int = 1  # of train_devices: stages that the layers are cut into
+    expert_ranks: int = 1  # of train_ranks: those over which the experts of each layer are spread
     samples_per_call: int = 1  # of a rank's micro-batch: they go through the pipeline one after another
     recompute: bool = False  # activations inside of layers are computed again for the backward pass
     one_node: bool = False  # all devices of the job stand in one node

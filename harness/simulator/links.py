@@ -27,6 +27,18 @@ def gather_s(number: float, devices: int, bytes_per_s: float) -> float:
     return (devices - 1) / devices * number / bytes_per_s
 
 
+def all_to_all_s(
+    number: float, devices: int, device: DeviceConfig, factors: RooflineConfig, *, apart: int = 1
+) -> float:
+    """Seconds until each of `devices` devices, `apart` from the next, has sent `number` bytes in equal parts to all of
+    them, itself included: by the link to those in its node, and by its own network to the others meanwhile (GShard:
+    Lepikhin et al., arXiv 2006.16668, section 3.3)."""
+    near = min(devices, max(1, device.per_node // apart))
+    by_link = (near - 1) / devices * number / device.link_bytes_per_s
+    by_network = (devices - near) / devices * number / device.network_bytes_per_s
+    return max(by_link, by_network) / factors.network_share
+
+
 def all_reduce_s(number: float, devices: int, bytes_per_s: float) -> float:
     """Seconds until every device has the sum of all devices' `number` bytes."""
     return 2 * gather_s(number, devices, bytes_per_s)

@@ -31,8 +31,8 @@ def state_bytes(model: ModelConfig, layout: Layout) -> float:
 
 def gathered_bytes(model: ModelConfig, layout: Layout) -> float:
     """Weights that stand whole on a device for a while: the layer at work, the one that is fetched ahead, both tables
-    of embeddings."""
-    layer = layer_parameters(model, max(1, model.experts))
+    of embeddings. Of experts that are spread over ranks, each gathers its own."""
+    layer = layer_parameters(model, max(1, model.experts // layout.expert_ranks))
     embeddings = head_parameters(model) * (1 if model.tied_embeddings else 2)
     return bytes_per_number(model) * (2 * layer + embeddings) / layout.tensor
 

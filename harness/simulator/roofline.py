@@ -11,7 +11,7 @@ from __future__ import annotations
 from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig
 from harness.simulator import shape
 from harness.simulator.layout import Layout
-from harness.simulator.links import all_reduce_s, gather_s, ring_bytes_per_s
+from harness.simulator.links import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s
 from harness.simulator.memory import kv_bytes_per_device, kv_tokens, state_bytes
 
 __all__ = ["Layout", "roofline"]
@@ -90,7 +90,7 @@ def prefill_s_per_token(model: ModelConfig, device: DeviceConfig, factors: Roofl
 
 
 def log_prob_s_per_token(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
-    """A forward pass with the head; two all-reduces in each layer."""
+    """A forward pass with the head; two all-reduces in each layer, and two all-to-alls where experts are spread."""
     products = shape.forward_flops_per_token(model) / _flops(device, factors.forward_share, layout.tensor)
     return _in_stages(products + 2 * _exposed_s_per_token(model, device, factors, layout), layout)
 
@@ -103,15 +103,15 @@ def log_prob_s_per_pair(model: ModelConfig, device: DeviceConfig, factors: Roofl
 
 def log_prob_call_s(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
     """Shards are gathered once."""
-    return _communication_s(model, device, factors, layout, gathers=1, scatters=0, all_reduces=2)
+    return _communication_s(model, device, factors, layout, gathers=1, scatters=0, in_layers=2)
 
 
 def train_s_per_token(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
     """Forward, backward as two of it, and once more forward with recomputation. Each pass forward or backward has two
-    all-reduces in each layer (Shoeybi et al., section 3)."""
+    all-reduces in each layer (Shoeybi et al., section 3), and as many all-to-alls where experts are spread."""
     passes = shape.train_passes(layout.recompute)
     products = passes * shape.forward_flops_per_token(model) / _flops(device, factors.train_share, layout.tensor)
-    return _in_stages(products + _all_reduces(layout) * _exposed_s_per_token(model, device, factors, layout), layout)
+    return _in_stages(products + _collectives(layout) * _exposed_s_per_token(model, device, factors, layout), layout)
 
 
 def train_s_per_pair(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
@@ -124,7 +124,7 @@ def train_s_per_pair(model: ModelConfig, device: DeviceConfig, factors: Roofline
 def train_call_s(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
     """Shards are gathered for the forward pass and for the backward pass, and gradients reduced (ZeRO-3: Rajbhandari et
     al., arXiv 1910.02054, section 7.2.2), in float32, once for each micro-batch."""
-    return _communication_s(model, device, factors, layout, gathers=2, scatters=1, all_reduces=_all_reduces(layout))
+    return _communication_s(model, device, factors, layout, gathers=2, scatters=1, in_layers=_collectives(layout))
 
 
 def optimizer_s(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
@@ -162,7 +162,7 @@ def _in_stages(seconds: float, layout: Layout) -> float:
     return seconds / stages * (samples + stages - 1) / samples
 
 
-def _all_reduces(layout: Layout) -> int:
+def _collectives(layout: Layout) -> int:
     """In each layer: two forward, two backward, and two of the second pass forward."""
     return 6 if layout.recompute else 4
 
@@ -174,8 +174,17 @@ def _all_reduce_s_per_token(model: ModelConfig, device: DeviceConfig, factors: R
     return all_reduce_s(number, devices, ring_bytes_per_s(devices, device, factors))
 
 
+def _all_to_all_s_per_token(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
+    """A token's activations go to each of its experts, or come back, in every layer; each of a rank's devices
+    that share a layer sends its part (GShard: Lepikhin et al., arXiv 2006.16668, section 3.2)."""
+    sent = model.layers * model.hidden * shape.bytes_per_number(model) * model.active_experts / layout.tensor
+    return all_to_all_s(sent, layout.expert_ranks, device, factors, apart=layout.train_devices)
+
+
 def _exposed_s_per_token(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
-    return (1.0 - factors.overlap) * _all_reduce_s_per_token(model, device, factors, layout.tensor)
+    """One of both in every layer, less what hides behind computing."""
+    reduce_s = _all_reduce_s_per_token(model, device, factors, layout.tensor)
+    return (1.0 - factors.overlap) * (reduce_s + _all_to_all_s_per_token(model, device, factors, layout))
 
 
 def _communication_s(
@@ -186,13 +195,20 @@ def _communication_s(
     *,
     gathers: int,
     scatters: int,
-    all_reduces: int,
+    in_layers: int,
 ) -> float:
     """Of one call: bytes between data-parallel ranks, each of a rank's devices its part, and the latency of every
-    collective in every layer; less what hides behind computing."""
-    part, ranks = shape.parameters(model) / layout.train_devices, layout.train_ranks
-    speed = ring_bytes_per_s(ranks, device, factors, apart=layout.train_devices)
-    sent = part * (gathers * shape.bytes_per_number(model) + scatters * 4)
-    collectives = (gathers + scatters) * (ranks > 1) + all_reduces * (layout.tensor > 1)
+    collective in every layer; less what hides behind computing. Experts that are spread are gathered by the ranks that
+    have the same ones. in_layers: all-reduces of each layer, and all-to-alls."""
+    ranks, spread = layout.train_ranks, layout.expert_ranks
+    number = (gathers * shape.bytes_per_number(model) + scatters * 4) / layout.train_devices
+    experts = shape.expert_parameters(model)
+
+    def moved_s(weights: float, ranks: int, apart: int) -> float:
+        return gather_s(weights * number, ranks, ring_bytes_per_s(ranks, device, factors, apart=apart))
+
+    bytes_s = moved_s(shape.parameters(model) - experts, ranks, layout.train_devices)
+    bytes_s += moved_s(experts / spread, ranks // spread, layout.train_devices * spread)
+    collectives = (gathers + scatters) * (ranks > 1) + in_layers * ((layout.tensor > 1) + (spread > 1))
     latency_s = collectives * model.layers / layout.pipeline * factors.latency_s
-    return (1.0 - factors.overlap) * (gather_s(sent, ranks, speed) + latency_s)
+    return (1.0 - factors.overlap) * (bytes_s + latency_s)

@@ -35,6 +35,11 @@ def layer_parameters(model: ModelConfig, experts: int) -> int:
     return model.hidden * (2 * query + 2 * key_value + model.experts + 3 * model.ff * experts)
 
 
+def expert_parameters(model: ModelConfig) -> int:
+    """Weights of all experts of all layers, the router's not."""
+    return model.layers * model.hidden * 3 * model.ff * model.experts
+
+
 def head_parameters(model: ModelConfig) -> int:
     """The matrix that makes logits; as large as the table of embeddings."""
     return model.vocabulary * model.hidden

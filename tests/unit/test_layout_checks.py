@@ -51,6 +51,14 @@ def plan(*settings: str) -> Plan:
             ["training.tensor_parallel=2", "schedule.split.reference=1", "schedule.split.actor=4"],
             "training.tensor_parallel=2 times training.pipeline_parallel=1 does not divide the 1 device of reference",
         ),
+        (
+            ["training.expert_parallel=2"],
+            "training.expert_parallel=2: model=qwen7b has no experts; set it to 1",
+        ),
+        (
+            ["model=qwen3-30b-a3b", "training.expert_parallel=5"],
+            "training.expert_parallel=5 does not divide the 8 data-parallel ranks; set it to 1 or 2 or 4 or 8",
+        ),
         (["+model.experts=4"], "model.active_experts=0 cannot be chosen of model.experts=4; use 1 to 4"),
         (["+model.active_experts=4"], "model.active_experts=4 cannot be chosen of model.experts=0; set it to 0"),
         (

@@ -13,9 +13,16 @@ from rooflines import DEVICE, FACTORS, MODEL
 from harness.config import CostConfig, DeviceConfig, RooflineConfig
 from harness.runner.compose import EXPERIMENTS, choices, compose_job
 from harness.simulator.layout import Layout
-from harness.simulator.links import all_reduce_s, gather_s, ring_bytes_per_s
+from harness.simulator.links import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s
+from harness.simulator.memory import gathered_bytes
 from harness.simulator.roofline import roofline
-from harness.simulator.shape import active_parameters, forward_flops_per_pair, parameters, weight_bytes
+from harness.simulator.shape import (
+    active_parameters,
+    expert_parameters,
+    forward_flops_per_pair,
+    parameters,
+    weight_bytes,
+)
 
 ACTIVE, ALL = active_parameters(MODEL), parameters(MODEL)
 HEAD = 8 * 10
@@ -100,6 +107,33 @@ def test_experts_are_read_whole_and_multiplied_with_in_part() -> None:
     assert mixed.decode_weights_s - dense.decode_weights_s == pytest.approx(2 * (router + 3 * network) / 50.0)
     assert mixed.train_s_per_token - dense.train_s_per_token == pytest.approx(6 * (router + network) / 250.0)
     assert mixed.weight_bytes == weight_bytes(mixture) == 2 * (ALL + router + 3 * network)
+
+
+def test_experts_that_are_spread_are_gathered_by_fewer_and_reached_by_all_to_alls() -> None:
+    mixture = replace(MODEL, experts=4, active_experts=2)
+    whole, spread = (roofline(mixture, DEVICE, FACTORS, Layout(train_ranks=4, expert_ranks=n)) for n in (1, 2))
+    experts = expert_parameters(mixture)
+    assert experts == 2 * 4 * 3 * 8 * 16
+    dense_s = 0.75 * 2 * (parameters(mixture) - experts) / 25.0
+    assert whole.log_prob_call_s == pytest.approx(dense_s + 0.75 * 2 * experts / 25.0)
+    half_s = 0.5 * 2 * (experts / 2) / 25.0  # two ranks have the same half
+    assert spread.log_prob_call_s == pytest.approx(dense_s + half_s)
+    sent_s = 0.5 * (2 * 8 * 2 * 2) / 25.0  # layers x hidden x bytes to each of two experts, half of them elsewhere
+    assert spread.log_prob_s_per_token == pytest.approx(whole.log_prob_s_per_token + 2 * sent_s)
+    assert spread.train_s_per_token == pytest.approx(whole.train_s_per_token + 4 * sent_s)
+    assert spread.decode_step_s_per_sample == whole.decode_step_s_per_sample
+    network = 3 * 8 * 16
+    less = gathered_bytes(mixture, Layout(train_ranks=4)) - gathered_bytes(
+        mixture, Layout(train_ranks=4, expert_ranks=2)
+    )
+    assert less == 2 * 2 * 2 * network, "two layers without two experts each"
+
+
+def test_an_all_to_all_uses_the_link_inside_of_a_node_and_the_network_beyond() -> None:
+    assert all_to_all_s(8.0, 1, DEVICE, FACTORS) == 0.0
+    assert all_to_all_s(8.0, 4, DEVICE, FACTORS) == pytest.approx(6.0 / 25.0)
+    assert all_to_all_s(8.0, 8, DEVICE, FACTORS) == pytest.approx(max(3.0 / 25.0, 4.0 / 2.5))
+    assert all_to_all_s(8.0, 4, DEVICE, FACTORS, apart=2) == pytest.approx(max(2.0 / 25.0, 4.0 / 2.5))
 
 
 def test_a_ring_across_nodes_has_the_networks_of_all_its_members_in_a_node() -> None:
