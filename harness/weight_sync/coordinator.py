@@ -104,7 +104,8 @@ class Coordinator:
         await self.fleet.turn()
         taking_part = self.fleet.receivers
         await self._settle(version, await self._delivery.link([*taking_part, *self.scorers]))
-        taking_part = [engine for engine in taking_part if engine in self.fleet.receivers]
+        left = self.fleet.receivers
+        taking_part = [engine for engine in taking_part if engine in left]
         # The copy travels as soon as it is there.
         self._record(await call_all(self.trainers, "publish", version))
         self._transfer = asyncio.create_task(self._carry(version, taking_part))
@@ -179,7 +180,8 @@ class Coordinator:
 
     async def _swap(self, handles: Sequence[Handle], version: int) -> None:
         """Everything is there: what fails now, but for who dies, is no matter of transport."""
-        swapped = await ask([handle for handle in handles if handle in self.fleet.receivers], "swap", version)
+        receivers = self.fleet.receivers
+        swapped = await ask([handle for handle in handles if handle in receivers], "swap", version)
         self._record(swapped.spans)
         self._note(swapped.fine(handles), version)
         deaths = {name: death for name, error in swapped.failed.items() if (death := death_in(error))}

@@ -55,7 +55,8 @@ class Fleet:
     @property
     def receivers(self) -> list[Handle]:
         """Those that take part in the next transfer: who works, and who will once it has the weights."""
-        return [handle for name, handle in self._handles.items() if name in self.membership.ranks]
+        ranks = self.membership.ranks
+        return [handle for name, handle in self._handles.items() if name in ranks]
 
     def add(self, engine: Handle, version: int = 0) -> None:
         """Another engine, which holds `version`: it works, and takes part from the next transfer on."""
