@@ -102,6 +102,7 @@ def crew_of(config: JobConfig, schedule: Schedule, candidate: Candidate, stages:
         stages=stages,
         apart=candidate.scoring > 0,
         fresh_from=_fresh_from(algorithm.batch_groups, schedule.eta),
+        together=schedule.k if isinstance(schedule, KStepOff) else 1,
         transport=schedule.transport,
     )
 

@@ -20,7 +20,7 @@ SIZES = (32, 64, 128, 256, 512, 1024)
 STALENESS = "schedule.max_staleness"
 """Of fully_async it is as in its file: the study compares schedules, and another staleness is another schedule."""
 
-EFFORT = Effort(samples=45_000, trials=2)
+EFFORT = Effort(samples=10**6, trials=2)  # two trials of each schedule, however many iterations they take
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 

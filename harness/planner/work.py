@@ -22,6 +22,7 @@ class Crew:
     on all ranks, and on all scorers; stages: of scoring; apart: these have a pool of their own.
 
     fresh_from: groups of a batch from this one on lag by floor(eta) iterations at most, those before by ceil(eta).
+    together: batches that are generated as one.
     """
 
     engines: int
@@ -33,6 +34,7 @@ class Crew:
     stages: int
     apart: bool
     fresh_from: int
+    together: int
     transport: Transport
 
 
@@ -116,7 +118,7 @@ def likely_work(cost: CostConfig, crew: Crew, draws: Draws, *, streaming: bool) 
     """As it will probably be. streaming: engines are refilled from the next batch, else they run empty between two."""
     work = least_work(cost, crew, draws)
     if not streaming:
-        mean_s, last_s = _decoded(DecodeCost.of(cost), crew.engines, crew.running, draws)
+        mean_s, last_s = _decoded(DecodeCost.of(cost), crew.engines, crew.running, crew.together, draws)
         return replace(work, generate_s=mean_s, batch_s=max(work.batch_s, cost.generate_s + last_s))
     context = draws.cached_steps / draws.tokens
     running = crew.running if cost.kv_tokens is None else min(crew.running, cost.kv_tokens / (context + 1))
@@ -131,17 +133,17 @@ def likely_work(cost: CostConfig, crew: Crew, draws: Draws, *, streaming: bool) 
 
 
 @lru_cache(maxsize=4096)
-def _decoded(cost: DecodeCost, engines: int, running: int, draws: Draws) -> tuple[float, float]:
-    """Seconds until an engine has done its share of a batch, groups dealt out in turn: a mean over some engines, and of
-    the last one among them, that with the longest response included."""
-    groups = draws.lengths[0].reshape(-1, draws.group_size)
+def _decoded(cost: DecodeCost, engines: int, running: int, together: int, draws: Draws) -> tuple[float, float]:
+    """Seconds for each batch until an engine has done its share of so many as one, groups dealt out in turn: a mean
+    over some engines, and of the last one among them, that with the longest response included."""
+    groups = draws.lengths[:together].reshape(-1, draws.group_size)
     longest = int(groups.max(axis=1).argmax()) % engines
     looked_at = {longest, *range(min(engines, len(groups), _LOOKED_AT))}
     ends = []
     for engine in looked_at:
         its = groups[engine::engines].ravel().tolist()
         ends.append(decoded_s(cost, its, prompt=draws.prompt, slots=running))
-    return float(np.mean(ends)) * min(1.0, len(groups) / engines), max(ends)
+    return float(np.mean(ends)) * min(1.0, len(groups) / engines) / together, max(ends) / together
 
 
 def _alone_s(cost: CostConfig, prompt: int, tokens: int) -> float:

@@ -15,7 +15,7 @@ from harness.planner.explore import Effort, cost_of, crew_of, explore, scoring_r
 from harness.planner.grid import grid
 from harness.planner.period import period
 from harness.planner.trial import trial, window
-from harness.planner.work import least_work
+from harness.planner.work import least_work, likely_work
 from harness.runner.checks import device_roles
 from harness.runner.compose import compose_job, make_schedule
 from harness.runner.simulate import simulate
@@ -88,6 +88,19 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
     ]
     assert len(times) == len(found.tried) + found.pruned
     assert found.tried[0][1].seconds == min(times)
+
+
+def test_batches_that_are_generated_as_one_wait_for_their_longest_responses_together() -> None:
+    config = compose_job(["schedule=k_step_off", "schedule.k=2", *SMALL])
+    candidate = candidates(config)[0]
+    cost = cost_of(config, candidate, device_roles(config))
+    assert cost is not None
+    crew = crew_of(config, make_schedule(config), candidate, stages=2)
+    as_one, apart = (
+        likely_work(cost, replace(crew, together=batches), Draws.of(config, 0, 4), streaming=False).generate_s
+        for batches in (crew.together, 1)
+    )
+    assert crew.together == 2 and as_one < 0.9 * apart
 
 
 def test_a_candidate_uses_no_more_devices_than_there_are_and_the_batch_divides() -> None:
