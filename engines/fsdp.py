@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +20,10 @@ from engines.tensor_parallel import share_layers
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import TrainBatch
 from harness.rl.diagnostics import diagnostics
-from harness.rl.losses import CORRECTIONS, k3
+from harness.rl.losses import k3, policy_loss
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
-
-CORRECTION_OPTIONS = {"none": (), "clip": ("clip_low", "clip_high"), "tis": ("cap",)}
 
 
 def init_world(
@@ -78,9 +75,7 @@ class FSDPEngine:
             fully_shard(layer, mesh=self._mesh, mp_policy=policy)
         fully_shard(scorer, mesh=self._mesh, mp_policy=policy)
         self._scorer, self._device, self._algorithm = scorer, device, algorithm
-        options = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high, "cap": algorithm.tis_cap}
-        wanted = {name: options[name] for name in CORRECTION_OPTIONS[algorithm.correction]}
-        self._policy_loss = partial(CORRECTIONS[algorithm.correction], **wanted)
+        self._policy_loss = policy_loss(algorithm)
         self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._optimizer = torch.optim.AdamW(
             self.masters.values(),
@@ -97,15 +92,16 @@ class FSDPEngine:
         mask = torch.ones_like(log_probs, dtype=torch.bool)
         behaviour = self._there(batch.behaviour_log_probs.values)
         advantages = self._there(np.repeat(batch.advantages, lengths))
-        loss = self._policy_loss(log_probs, behaviour, advantages, mask).sum()
+        old = None if batch.old_log_probs is None else self._there(batch.old_log_probs.values)
+        proximal = {"proximal_log_probs": old} if algorithm.train_on_old_log_probs else {}
+        loss = self._policy_loss(log_probs, behaviour, advantages, mask, **proximal).sum()
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
         if algorithm.kl_coef > 0 and reference is not None:
             loss = loss + algorithm.kl_coef * k3(log_probs, reference, mask).sum()
         loss.backward()
         self._tokens += len(batch.responses.values)
-        same_version = old = None
-        if batch.old_log_probs is not None and batch.old_versions is not None:
-            old = self._there(batch.old_log_probs.values)
+        same_version = None
+        if batch.old_versions is not None:
             same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
         return diagnostics(
             log_probs.detach(),

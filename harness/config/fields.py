@@ -33,6 +33,8 @@ NotNegative = Annotated[float, Strict(), Field(ge=0)]
 Fraction = Annotated[float, Strict(), Field(gt=0, le=1)]
 Part = Annotated[float, Strict(), Field(ge=0, le=1)]
 Decay = Annotated[float, Strict(), Field(ge=0, lt=1)]
+Below1 = Decay
+Above1 = Annotated[float, Strict(), Field(gt=1)]
 Switch = Annotated[bool, Strict()]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$")]
 """Names a folder."""

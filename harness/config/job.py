@@ -10,6 +10,8 @@ from pydantic.dataclasses import dataclass
 
 from harness.config.fields import (
     STRICT,
+    Above1,
+    Below1,
     ConfigError,
     Count,
     CountFromZero,
@@ -65,6 +67,9 @@ class TaskConfig:
     path: str | None = None
 
 
+Correction = Literal["none", "clip", "decoupled", "tis", "mis"]
+
+
 @dataclass(frozen=True, config=STRICT)
 class AlgorithmConfig:
     """GRPO and its optimizer."""
@@ -80,18 +85,27 @@ class AlgorithmConfig:
     temperature: Positive = 1.0
     top_p: Fraction = 1.0
     normalise_std: Switch = True  # divide advantages by the group's standard deviation
-    correction: Literal["none", "clip", "tis"] = "clip"  # how off-policy samples are treated, see docs/algorithms.md
-    clip_low: NotNegative = 0.2
+    correction: Correction = "clip"  # how off-policy samples are treated, see docs/algorithms.md
+    clip_low: NotNegative = 0.2  # of clip and decoupled
     clip_high: NotNegative = 0.2
+    proximal: Literal["actor_fwd", "trainer"] = "actor_fwd"  # whose log-probs decoupled clips against
+    decoupled_cap: Above1 | None = 5.0  # tokens with a larger weight are left out; None leaves out none
     tis_cap: Positive = 2.0
+    mis_low: Below1 = 0.5  # tokens whose ratio is outside of [mis_low, mis_high] are left out
+    mis_high: Above1 = 5.0
     kl_coef: NotNegative = 0.0
     reference: Switch = True  # run the reference model, for policy/kl_ref and the KL term
-    recompute_log_probs: Switch = True  # run actor_fwd, for policy/mismatch_kl
+    recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
 
     @property
     def batch_samples(self) -> int:
         """Samples trained in one iteration."""
         return self.batch_groups * self.group_size
+
+    @property
+    def train_on_old_log_probs(self) -> bool:
+        """Whether the loss is made of what actor_fwd computes."""
+        return self.correction == "decoupled" and self.proximal == "actor_fwd"
 
 
 Layout = Literal["padded", "packed"]

@@ -34,6 +34,7 @@ METRIC_NAMES = frozenset(
         "policy/clip_fraction",
         "policy/ratio_max",
         "policy/mismatch_kl",
+        "policy/proximal_lag",
         "queue/depth_samples",
         "ledger/admitted",
         "ledger/trained",

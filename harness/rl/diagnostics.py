@@ -59,7 +59,11 @@ def add_diagnostics(one: dict[str, float], other: dict[str, float]) -> dict[str,
 
 
 def policy_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """The `policy/*` metrics of everything added up; means are over tokens, KL and entropy in nats."""
+    """The `policy/*` metrics of everything added up; means are over tokens, KL and entropy in nats.
+
+    `scored` and `scored_lag`, where the actor adds them, are samples with recomputed log-probs and the iterations by
+    which these are behind the trainer's weights.
+    """
     metrics = {
         "policy/clip_fraction": sums["clipped"] / max(1.0, sums["tokens"]),
         "policy/ratio_max": sums["ratio_max"],
@@ -69,4 +73,6 @@ def policy_metrics(sums: dict[str, float]) -> dict[str, float]:
             metrics[f"policy/{key}"] = sums[key] / max(1.0, sums["tokens"])
     if sums.get("mismatch_tokens"):
         metrics["policy/mismatch_kl"] = sums["mismatch"] / sums["mismatch_tokens"]
+    if sums.get("scored"):
+        metrics["policy/proximal_lag"] = sums["scored_lag"] / sums["scored"]
     return metrics

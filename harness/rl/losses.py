@@ -11,8 +11,12 @@ ratio = pi(token) / mu(token): the policy in training over the behaviour policy 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
+
+from harness.config import AlgorithmConfig
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut off here, so that no ratio overflows float32."""
@@ -44,6 +48,32 @@ def clip(
     return -torch.minimum(ratio * advantages, clipped * advantages).masked_fill(~mask, 0.0)
 
 
+def decoupled(
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    proximal_log_probs: torch.Tensor | None = None,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    cap: float | None = 5.0,
+) -> torch.Tensor:
+    """-w min(r A, clamp(r, 1 - clip_low, 1 + clip_high) A), r = pi / prox, w = prox / mu detached: decoupled PPO.
+
+    The weight answers for who sampled the token, the clip for how far one update goes from the proximal policy: Hilton
+    et al., "Batch size-invariance for policy optimization" (arXiv 2110.00641), section 3; AReaL (arXiv 2505.24298),
+    section 5.2. Tokens with w > cap are left out, as AReaL's code does; None is the papers' formula.
+
+    proximal_log_probs: float32 [B, T], of the policy to stay near. None: pi as it is now, which r cannot leave; then
+    this is `masked_importance` between 0 and cap, and the clip idles.
+    """
+    if proximal_log_probs is None:
+        proximal_log_probs = log_probs.detach()
+    weight = _within(policy_ratio(proximal_log_probs, behaviour_log_probs, mask), 0.0, cap)
+    return weight * clip(log_probs, proximal_log_probs, advantages, mask, clip_low=clip_low, clip_high=clip_high)
+
+
 def truncated_importance(
     log_probs: torch.Tensor,
     behaviour_log_probs: torch.Tensor,
@@ -61,18 +91,57 @@ def truncated_importance(
     return -(weight * advantages * log_probs.masked_fill(~mask, 0.0)).masked_fill(~mask, 0.0)
 
 
+def masked_importance(
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    low: float = 0.5,
+    high: float = 5.0,
+) -> torch.Tensor:
+    """-ratio A log pi where low <= ratio <= high, else 0; the weight detached: importance sampling, outliers left out.
+
+    IcePop ("Small leak can sink a great ship", Ling team 2025; its mask and bounds); slime and verl call it masked
+    importance sampling (MIS). A token that is left out still counts in the batch's tokens, as in IcePop's objective.
+    """
+    weight = _within(policy_ratio(log_probs.detach(), behaviour_log_probs, mask), low, high)
+    return -(weight * advantages * log_probs.masked_fill(~mask, 0.0)).masked_fill(~mask, 0.0)
+
+
 CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "none": no_correction,
     "clip": clip,
+    "decoupled": decoupled,
     "tis": truncated_importance,
+    "mis": masked_importance,
 }
 """Every off-policy correction by name; its options are the function's keyword arguments."""
+
+
+def policy_loss(algorithm: AlgorithmConfig) -> Callable[..., torch.Tensor]:
+    """The correction that the settings name, with its options. Where the settings `train_on_old_log_probs`, each call
+    wants them as `proximal_log_probs`."""
+    bounds = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    options: dict[str, dict[str, Any]] = {
+        "clip": bounds,
+        "decoupled": bounds | {"cap": algorithm.decoupled_cap},
+        "tis": {"cap": algorithm.tis_cap},
+        "mis": {"low": algorithm.mis_low, "high": algorithm.mis_high},
+    }
+    return partial(CORRECTIONS[algorithm.correction], **options.get(algorithm.correction, {}))
 
 
 def policy_ratio(log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """pi / mu per token, float32 [B, T]; 1 where mask is False. Differentiable in both."""
     log_ratio = log_probs.masked_fill(~mask, 0.0) - behaviour_log_probs.masked_fill(~mask, 0.0)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def _within(weight: torch.Tensor, low: float, high: float | None) -> torch.Tensor:
+    """Weights outside of [low, high] set to 0; high None is no bound."""
+    outside = weight < low if high is None else (weight < low) | (weight > high)
+    return weight.masked_fill(outside, 0.0)
 
 
 def k3(log_probs: torch.Tensor, other_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

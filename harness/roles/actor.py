@@ -92,7 +92,7 @@ class ActorRole:
             fetch = self._fetch(share, iteration)
             await asyncio.sleep(0)  # lets the request leave before the computation takes the process
             sums = await self.engine.accumulate(train_batch(batch))
-            report.sums = add_diagnostics(report.sums, sums)
+            report.sums = add_diagnostics(report.sums, sums | _scored_ago(batch, iteration))
             self._note(report, "update_actor", start, self.clock.now(), iteration)
             report.trained.append(_trained_rows(batch, self.clock.now()))
             receipts.append(asyncio.create_task(self.queue.acknowledge(batch.lease)))
@@ -205,6 +205,15 @@ def train_batch(batch: Batch) -> TrainBatch:
         old_log_probs=columns.get("old_log_probs"),
         old_versions=columns.get("old_version"),
     )
+
+
+def _scored_ago(batch: Batch, iteration: int) -> dict[str, float]:
+    """How many versions the policy behind `old_log_probs` is behind the trainer's, summed over samples."""
+    old = batch.columns.get("old_version")
+    if old is None:
+        return {}
+    assert isinstance(old, np.ndarray)
+    return {"scored": float(len(old)), "scored_lag": float((iteration - old).sum())}
 
 
 def _trained_rows(batch: Batch, at: float) -> TrainedRows:

@@ -117,6 +117,11 @@ def _check_names(config: JobConfig) -> None:
         raise ConfigError(
             f"algorithm.kl_coef={config.algorithm.kl_coef} needs the reference role; set algorithm.reference=true"
         )
+    if config.algorithm.train_on_old_log_probs and not config.algorithm.recompute_log_probs:
+        raise ConfigError(
+            "algorithm.correction=decoupled needs the actor_fwd role, which scores samples under the proximal policy; "
+            "set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer"
+        )
 
 
 def _check_packages(engine: str) -> None:

@@ -14,7 +14,7 @@ from engines.fsdp import FSDPEngine, init_world
 from engines.model import build_model
 from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
 from harness.protocols import TrainBatch
-from harness.rl.losses import CORRECTIONS
+from harness.rl.losses import policy_loss
 from harness.transfer_queue import Ragged
 
 SMALL = ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64)
@@ -31,12 +31,19 @@ FREE = AlgorithmConfig(
     betas=(0.0, 0.95),
     grad_clip=1e9,
     kl_coef=0.1,
+    # Some of the tokens below are outside of these.
+    decoupled_cap=1.2,
+    tis_cap=1.2,
+    mis_low=0.8,
+    mis_high=1.2,
 )
 
 
 def batch_of(samples: Sequence[int]) -> TrainBatch:
     """Samples of different lengths by their numbers; the same number is the same sample in any batch."""
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("prompt", "response", "behaviour", "reference")}
+    columns: dict[str, list[np.ndarray]] = {
+        name: [] for name in ("prompt", "response", "behaviour", "reference", "proximal")
+    }
     advantages = []
     for number in samples:
         rng = np.random.default_rng(number)
@@ -46,6 +53,7 @@ def batch_of(samples: Sequence[int]) -> TrainBatch:
         columns["behaviour"].append((-3.4 + 0.2 * rng.standard_normal(length)).astype(np.float32))
         columns["reference"].append((-3.4 + 0.2 * rng.standard_normal(length)).astype(np.float32))
         advantages.append(rng.standard_normal())
+        columns["proximal"].append((-3.4 + 0.2 * rng.standard_normal(length)).astype(np.float32))
     ragged = {name: Ragged.from_rows(rows) for name, rows in columns.items()}
     return TrainBatch(
         prompts=ragged["prompt"],
@@ -54,6 +62,7 @@ def batch_of(samples: Sequence[int]) -> TrainBatch:
         versions=Ragged(np.zeros(len(ragged["response"].values), np.int32), ragged["response"].lengths),
         advantages=np.array(advantages, np.float32),
         ref_log_probs=ragged["reference"],
+        old_log_probs=ragged["proximal"],
     )
 
 
@@ -135,14 +144,18 @@ def plain_gradients(
     model = build_model(config).to(dtype).train()
     batch = batch_of(samples)
     loss = torch.zeros((), dtype=dtype)
-    correction = CORRECTIONS[algorithm.correction]
+    correction = policy_loss(algorithm)
     for i, (prompt, response) in enumerate(zip(batch.prompts.rows(), batch.responses.rows(), strict=True)):
         sequence = torch.from_numpy(np.concatenate([prompt, response]))
         logits = model(sequence[None]).logits[0, len(prompt) - 1 : -1] / algorithm.temperature
         log_probs = torch.log_softmax(logits, -1).gather(-1, sequence[len(prompt) :, None])[:, 0]
         behaviour = torch.from_numpy(batch.behaviour_log_probs.row(i)).to(dtype)
         advantage = torch.full_like(behaviour, float(batch.advantages[i]))
-        loss = loss + correction(log_probs, behaviour, advantage, torch.ones(len(response), dtype=torch.bool)).sum()
+        inputs = (log_probs, behaviour, advantage, torch.ones(len(response), dtype=torch.bool))
+        more = {}
+        if algorithm.train_on_old_log_probs and batch.old_log_probs is not None:
+            more["proximal_log_probs"] = torch.from_numpy(batch.old_log_probs.row(i)).to(dtype)
+        loss = loss + correction(*inputs, **more).sum()
         if algorithm.kl_coef and batch.ref_log_probs is not None:
             difference = torch.from_numpy(batch.ref_log_probs.row(i)).to(dtype) - log_probs
             loss = loss + algorithm.kl_coef * (difference.exp() - difference - 1).sum()

@@ -208,6 +208,14 @@ def test_a_penalty_needs_the_model_that_it_is_measured_against() -> None:
     assert told == "algorithm.kl_coef=0.1 needs the reference role; set algorithm.reference=true"
 
 
+def test_a_proximal_policy_needs_the_role_that_scores_under_it() -> None:
+    settings = ("algorithm.correction=decoupled", "algorithm.recompute_log_probs=false")
+    for told in (refused(*settings), refused("backend=virtual", *settings)):
+        assert told.startswith("algorithm.correction=decoupled needs the actor_fwd role")
+        assert told.endswith("set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer")
+    plan(*settings, "algorithm.proximal=trainer")
+
+
 def test_an_engine_holds_at_least_one_group() -> None:
     assert refused("engine.slots=7").endswith("set engine.slots=8 or more")
 

@@ -23,6 +23,7 @@ from engines.model import build_model, parameter_count
 from engines.torch_rollout import TorchRollout
 from harness.config import TrainingConfig
 from harness.protocols import Sampling, TrainEngine
+from harness.rl.losses import CORRECTIONS
 from harness.runtime.clock import RealClock
 from harness.weight_sync.plan import pack, plan_transfer, unpack
 
@@ -36,19 +37,32 @@ def world() -> Iterator[World]:
         yield world
 
 
-@pytest.mark.parametrize("correction", ["none", "clip", "tis"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_gradients_are_those_of_the_token_mean_of_samples_taken_alone(
-    world: World, correction: str, temperature: float
+    world: World, correction: str, layout: str
 ) -> None:
-    algorithm = replace(FREE, correction=correction, temperature=temperature)
-    engine = world.engine(algorithm)
+    algorithm = replace(FREE, correction=correction, temperature=0.7)
+    engine = world.engine(algorithm, TrainingConfig(layout=layout))
     _: TrainEngine = engine
     norm = train(engine, [ALL[:8], ALL[8:]])
     model, _loss = plain_gradients(ALL, algorithm)
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert_close(gradients(engine), expected, rtol=1e-5)
     assert norm == pytest.approx(float(torch.nn.utils.get_total_norm(expected.values())), rel=1e-5)
+
+
+def test_with_the_trainer_as_the_proximal_policy_recomputed_log_probs_do_not_matter(world: World) -> None:
+    algorithm = replace(FREE, correction="decoupled", proximal="trainer", recompute_log_probs=False)
+    batch = batch_of(ALL)
+    without = replace(batch, old_log_probs=None)
+    masked = replace(FREE, correction="mis", mis_low=0.0, mis_high=FREE.decoupled_cap)
+    norms = []
+    for settings, given in ((algorithm, batch), (algorithm, without), (masked, without)):
+        engine = world.engine(settings)
+        computed(engine.accumulate(given))
+        norms.append(computed(engine.step())["grad_norm"])
+    assert norms[0] == norms[1] == pytest.approx(norms[2], rel=1e-6)
 
 
 def test_a_step_is_that_of_plain_adamw_after_clipping(world: World) -> None:

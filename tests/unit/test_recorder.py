@@ -99,7 +99,11 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     play(recorder, 1, version=0)
     first, second = load_metrics(run.path)
     idle = {f"idle/{role}" for role in (*PLACEMENT.devices, *HOST_ROLES)}
-    absent = {"policy/kl_ref", "policy/mismatch_kl"}  # no reference, no recomputed log-probs in these reports
+    absent = {
+        "policy/kl_ref",
+        "policy/mismatch_kl",
+        "policy/proximal_lag",
+    }  # no reference, no recomputed log-probs in these reports
     phases = {name for name in METRIC_NAMES if name.startswith("time/")}
     assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
     assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)

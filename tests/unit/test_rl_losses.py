@@ -1,9 +1,21 @@
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from harness.rl.losses import CORRECTIONS, clip, k3, no_correction, policy_ratio, truncated_importance
+from harness.config import AlgorithmConfig
+from harness.rl.losses import (
+    CORRECTIONS,
+    clip,
+    decoupled,
+    k3,
+    masked_importance,
+    no_correction,
+    policy_loss,
+    policy_ratio,
+    truncated_importance,
+)
 
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -17,7 +29,7 @@ def case(rows: int = 6, columns: int = 7) -> Case:
     return log_probs.requires_grad_(), behaviour, advantages, torch.rand(rows, columns, generator=random) < 0.7
 
 
-def gradient(loss: Callable[..., torch.Tensor], inputs: Case, **options: float) -> torch.Tensor:
+def gradient(loss: Callable[..., torch.Tensor], inputs: Case, **options: Any) -> torch.Tensor:
     log_probs = inputs[0].detach().clone().requires_grad_()
     loss(log_probs, *inputs[1:], **options).sum().backward()
     assert log_probs.grad is not None
@@ -59,6 +71,122 @@ def test_without_a_cap_truncated_importance_is_importance_weighting() -> None:
         return -((log_probs - behaviour).exp() * advantages)[mask]
 
     torch.testing.assert_close(gradient(truncated_importance, inputs, cap=float("inf")), gradient(importance, inputs))
+
+
+def proximal_case() -> tuple[Case, torch.Tensor]:
+    """A case, and log-probs of a policy between the one that sampled and the one in training."""
+    inputs = case()
+    noise = torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1)) * 0.2
+    return inputs, (inputs[0].detach() + inputs[1]) / 2 + noise
+
+
+def test_the_decoupled_gradient_by_hand() -> None:
+    inputs, proximal = proximal_case()
+    log_probs, behaviour, advantages, mask = inputs
+    ratio, weight = (log_probs.detach() - proximal).exp(), (proximal - behaviour).exp()
+    cut_off = ((advantages > 0) & (ratio > 1.3)) | ((advantages < 0) & (ratio < 0.9))
+    left_out = weight > 1.5
+    assert (cut_off & mask).any() and (left_out & mask).any() and (~cut_off & ~left_out & mask).any()
+    expected = torch.where(mask & ~cut_off & ~left_out, -weight * ratio * advantages, 0.0)
+    found = gradient(decoupled, inputs, proximal_log_probs=proximal, clip_low=0.1, clip_high=0.3, cap=1.5)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_decoupled_loss_is_the_published_objective() -> None:
+    """AReaL, arXiv 2505.24298, equation of J, written out for each token; autograd of it with the weight held."""
+    inputs, proximal = proximal_case()
+    log_probs, behaviour, advantages, mask = inputs
+
+    def objective(log_probs: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        probability, near, sampled = log_probs.exp(), proximal.exp(), behaviour.exp()
+        u = probability / near
+        limited = torch.where(u > 1.2, 1.2, torch.where(u < 0.8, 0.8, u))
+        return -(near / sampled * torch.min(u * advantages, limited * advantages))[mask]
+
+    values = decoupled(*inputs, proximal_log_probs=proximal, cap=None)
+    torch.testing.assert_close(values[mask], objective(log_probs))
+    found = gradient(decoupled, inputs, proximal_log_probs=proximal, cap=None)
+    torch.testing.assert_close(found, gradient(objective, inputs))
+
+
+def test_a_proximal_policy_that_is_the_behaviour_policy_makes_decoupled_the_clip() -> None:
+    inputs = case()
+    found = gradient(decoupled, inputs, proximal_log_probs=inputs[1].clone())
+    assert torch.equal(found, gradient(clip, inputs))
+
+
+def test_a_proximal_policy_that_is_the_one_in_training_makes_decoupled_importance_weighting() -> None:
+    inputs = case()
+    plain = gradient(decoupled, inputs, cap=1.5)
+    assert torch.equal(plain, gradient(decoupled, inputs, proximal_log_probs=inputs[0].detach().clone(), cap=1.5))
+    torch.testing.assert_close(plain, gradient(masked_importance, inputs, low=0.0, high=1.5))
+    uncapped = gradient(truncated_importance, inputs, cap=float("inf"))
+    torch.testing.assert_close(gradient(decoupled, inputs, cap=None), uncapped)
+
+
+def test_masked_importance_leaves_out_exactly_what_is_outside_of_its_bounds() -> None:
+    inputs = case()
+    log_probs, behaviour, advantages, mask = inputs
+    ratio = (log_probs - behaviour).exp().detach()
+    inside = (ratio >= 0.8) & (ratio <= 1.25)
+    assert (inside & mask).any() and ((ratio < 0.8) & mask).any() and ((ratio > 1.25) & mask).any()
+    losses = masked_importance(*inputs, low=0.8, high=1.25)
+    found = gradient(masked_importance, inputs, low=0.8, high=1.25)
+    assert losses[~(inside & mask)].eq(0).all() and found[~(inside & mask)].eq(0).all()
+    torch.testing.assert_close(found, torch.where(inside & mask, -ratio * advantages, 0.0))
+
+
+def test_the_bounds_of_masked_importance_belong_to_it() -> None:
+    behaviour, mask = torch.tensor([[-2.0, -1.0, -1.0]]), torch.ones(1, 3, dtype=torch.bool)
+    ratios = torch.tensor([[2.0, 0.5, 1.0]])
+    inputs = (behaviour + ratios.log(), behaviour, torch.ones(1, 3), mask)
+    high, low, _ = policy_ratio(*inputs[:2], mask)[0].tolist()
+    assert gradient(masked_importance, inputs, low=low, high=high).ne(0).all()
+    assert gradient(masked_importance, inputs, low=low * 1.001, high=high * 0.999).ne(0).tolist() == [
+        [False, False, True]
+    ]
+
+
+def test_wider_bounds_never_leave_out_more_and_no_bounds_leave_out_nothing() -> None:
+    inputs = case()
+    bounds = [(0.95, 1.05), (0.8, 1.25), (0.5, 2.0), (0.0, float("inf"))]
+    kept = [gradient(masked_importance, inputs, low=low, high=high).ne(0) for low, high in bounds]
+    assert all((narrow <= wide).all() for narrow, wide in zip(kept, kept[1:], strict=False))
+    uncapped = gradient(truncated_importance, inputs, cap=float("inf"))
+    torch.testing.assert_close(gradient(masked_importance, inputs, low=0.0, high=float("inf")), uncapped)
+
+
+def test_a_higher_cap_never_weighs_a_token_less() -> None:
+    inputs, proximal = proximal_case()
+    for loss, options in ((truncated_importance, {}), (decoupled, {"proximal_log_probs": proximal})):
+        weights = [gradient(loss, inputs, cap=cap, **options).abs() for cap in (1.1, 1.5, 3.0)]
+        assert all((less <= more).all() for less, more in zip(weights, weights[1:], strict=False))
+
+
+def test_settings_reach_the_correction_that_they_name() -> None:
+    inputs, proximal = proximal_case()
+    options = {
+        "clip_low": 0.1,
+        "clip_high": 0.3,
+        "decoupled_cap": 1.5,
+        "tis_cap": 1.2,
+        "mis_low": 0.8,
+        "mis_high": 1.25,
+    }
+    wanted = {
+        "none": {},
+        "clip": {"clip_low": 0.1, "clip_high": 0.3},
+        "decoupled": {"clip_low": 0.1, "clip_high": 0.3, "cap": 1.5},
+        "tis": {"cap": 1.2},
+        "mis": {"low": 0.8, "high": 1.25},
+    }
+    assert wanted.keys() == CORRECTIONS.keys()
+    for name, own in wanted.items():
+        algorithm = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction=name, **options)
+        more = {"proximal_log_probs": proximal} if name == "decoupled" else {}
+        expected = gradient(CORRECTIONS[name], inputs, **own, **more)
+        assert torch.equal(gradient(policy_loss(algorithm), inputs, **more), expected)
+        assert not torch.equal(expected, gradient(CORRECTIONS[name], inputs, **more)) or name == "none"
 
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS))
