@@ -23,6 +23,9 @@ from harness.metrics.timeline import Timeline
 from harness.metrics.trace import chrome_trace, timeline_of
 
 _LOCK = ".lock"
+WEIGHTS = "weights.safetensors"
+INCOMPLETE = "mlflow-incomplete.txt"
+"""There while MLflow lacks something of a finished run, and says why."""
 
 
 class RunDirectory:
@@ -40,6 +43,7 @@ class RunDirectory:
         self.path = Path(root) / experiment / cell / f"seed={seed}"
         self._lock: Lock | None = None
         self._metrics: TextIO | None = None
+        self._system: TextIO | None = None
 
     @property
     def done(self) -> bool:
@@ -61,6 +65,7 @@ class RunDirectory:
             elif left.name != _LOCK:
                 left.unlink()
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._system = (self.path / "system.jsonl").open("a", encoding="utf-8")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """config.yaml: the resolved configuration as nested mappings of plain values."""
@@ -84,6 +89,16 @@ class RunDirectory:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._metrics.write(json.dumps(finite) + "\n")
         self._metrics.flush()
+
+    def append_system(self, sample: Mapping[str, float]) -> None:
+        """Add what `SystemSampler` found to system.jsonl and flush it."""
+        assert self._system is not None, "start comes first"
+        self._system.write(json.dumps(dict(sample)) + "\n")
+        self._system.flush()
+
+    def mirror_is_incomplete(self, why: str) -> None:
+        """mlflow-incomplete.txt: MLflow does not have all of this run. `make mlflow-sync` takes it away."""
+        write_text(self.path / INCOMPLETE, f"{why}\n")
 
     def write_samples(self, records: Iterable[SampleRecord]) -> None:
         """samples.parquet: one row per sample ever admitted."""
@@ -113,9 +128,10 @@ class RunDirectory:
 
     def close(self) -> None:
         """Let go of the folder; without `finish` before, the run stays unfinished."""
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        for file in (self._metrics, self._system):
+            if file is not None:
+                file.close()
+        self._metrics = self._system = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -136,6 +152,13 @@ def is_done(path: Path) -> bool:
     return (path / "DONE").exists()
 
 
+def load_config(path: Path) -> dict[str, Any]:
+    """config.yaml of the run in folder `path`, as nested mappings of plain values."""
+    config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
+    assert isinstance(config, dict), f"{path / 'config.yaml'} holds no settings"
+    return {str(name): its for name, its in config.items()}
+
+
 def load_manifest(path: Path) -> dict[str, Any]:
     """manifest.json of the run in folder `path`."""
     return json.loads((path / "manifest.json").read_text(encoding="utf-8"))
@@ -146,15 +169,34 @@ def load_metrics(path: Path) -> list[dict[str, Any]]:
 
     A last line that was cut off when its writer died is left out; any other broken line raises ValueError.
     """
-    iterations = []
-    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+    return [
+        {name: math.nan if value is None else value for name, value in values.items()}
+        for values in _lines(path / "metrics.jsonl")
+    ]
+
+
+def load_system(path: Path) -> list[dict[str, float]]:
+    """How busy the machine was during the run in folder `path`: `time` (seconds since 1970) and `system/...`. Empty for
+    a run that was made before this was sampled."""
+    return _lines(path / "system.jsonl") if (path / "system.jsonl").exists() else []
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    objects = []
+    lines = file.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or cut off
         try:
-            values = json.loads(line)
+            objects.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path / 'metrics.jsonl'}, line {number} is not JSON: {error}") from error
-        iterations.append({name: math.nan if value is None else value for name, value in values.items()})
-    return iterations
+            raise ValueError(f"{file}, line {number} is not JSON: {error}") from error
+    return objects
+
+
+def mirrored_files(path: Path) -> list[Path]:
+    """The files of the run in folder `path` that MLflow gets: all but the weights and what only the folder needs."""
+    left_out = {WEIGHTS, INCOMPLETE, "DONE"}
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    return [file for file in files if file.name not in left_out and not file.name.startswith(".")]
 
 
 def load_samples(path: Path) -> pa.Table:

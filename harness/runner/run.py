@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from harness.config import JobConfig, ModelConfig
+from harness.metrics.load import LoadWatch
 from harness.metrics.manifest import RunIdentity, build_manifest
-from harness.metrics.run_files import RunDirectory
+from harness.metrics.run_files import WEIGHTS, RunDirectory
 from harness.metrics.safe_files import replacing
 from harness.report.titles import HOW_TIMED
 from harness.runner.backends import Wanted, clock_of, event_loop
@@ -28,9 +29,8 @@ from harness.runner.session import Session
 from harness.runtime.handles import Handle, call_all
 
 if TYPE_CHECKING:
-    from harness.metrics.tracking import Tracker
+    from harness.runner.mirror import Mirror
 
-WEIGHTS = "weights.safetensors"
 MEMBERSHIP = "membership.json"
 
 
@@ -52,6 +52,7 @@ def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: C
         smoke=config.smoke,
     )
     with run_directory(config, seed, results) as folder, ExitStack() as stack:
+        load = LoadWatch()
         manifest = build_manifest(identity, {"run": seed, "warm_start": 0, "weights": 0})
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
@@ -60,17 +61,20 @@ def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: C
         session = Session(wanted, clock_of(plan, runner.get_loop()))
         session.recorder.listeners.append(folder.append_metrics)
         session.told_where = partial(_tell_where, folder)
-        tracker = _start(stack, runner, session, identity, manifest, results, console)
-        session.recorder.listeners.append(tracker.log)
+        open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)
+        mirror = _start(stack, runner, session, open_mirror, console)
+        session.recorder.listeners.append(mirror.log)
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
             session.recorder.listeners.append(display.iteration)
             session.recorder.on_doing = display.doing
             runner.run(session.measure())
+        folder.write_manifest(manifest | {"load": load.so_far()})
         with console.status("writing results"):
             if config.save_weights and plan.backend == "real":
                 runner.run(_save_weights(session.trainers, folder))
             session.recorder.write(folder)
-            tracker.finish(artifacts=_draw(folder))
+            _draw(folder)
+            mirror.finish()
         folder.finish()
     return folder.path
 
@@ -104,24 +108,28 @@ def _start(
     stack: ExitStack,
     runner: asyncio.Runner,
     session: Session,
-    identity: RunIdentity,
-    manifest: dict[str, Any],
-    results: Path,
+    open_mirror: Callable[[], Mirror],
     console: Console,
-) -> Tracker:
+) -> Mirror:
     """Bring everything up. MLflow takes seconds to load and to make its database: the roles start meanwhile."""
     with console.status("starting the roles"), ThreadPoolExecutor(1) as background:
-        config = session.wanted.config
-        tracking = background.submit(_open_tracker, results, identity, config, manifest)
+        mirror = background.submit(open_mirror)
         session.start(stack)
         runner.run(session.connect())
-        return stack.enter_context(tracking.result())
+        return stack.enter_context(mirror.result())
 
 
-def _open_tracker(results: Path, identity: RunIdentity, config: JobConfig, manifest: dict[str, Any]) -> Tracker:
-    from harness.metrics.tracking import Tracker
+def _mirror(
+    folder: RunDirectory,
+    results: Path,
+    identity: RunIdentity,
+    config: JobConfig,
+    manifest: dict[str, Any],
+    console: Console,
+) -> Mirror:
+    from harness.runner.mirror import Mirror
 
-    return Tracker(results, identity, plain(config), (manifest["git"] or {}).get("commit"))
+    return Mirror(folder, results, identity, plain(config), manifest, console)
 
 
 async def _save_weights(trainers: Sequence[Handle], folder: RunDirectory) -> None:
@@ -132,10 +140,7 @@ async def _save_weights(trainers: Sequence[Handle], folder: RunDirectory) -> Non
         save_file(weights[0], path)
 
 
-def _draw(folder: RunDirectory) -> list[Path]:
-    """Plots, and with them everything that MLflow gets as a file."""
+def _draw(folder: RunDirectory) -> None:
     from harness.report.plots import draw_run
 
     draw_run(folder.path)
-    files = sorted(path for path in folder.path.iterdir() if path.is_file())
-    return [path for path in files if path.name != WEIGHTS and not path.name.startswith(".")]

@@ -49,7 +49,7 @@ def test_starting_again_wipes_the_seed_folder_and_nothing_else(tmp_path: Path) -
     (run.path / "DONE").write_text("")
     run.start()
     run.close()
-    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "metrics.jsonl"]
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "metrics.jsonl", "system.jsonl"]
     assert (outside / "kept").exists()
     assert len(load_metrics(other.path)) == 1
 
