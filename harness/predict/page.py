@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -46,27 +47,33 @@ def print_fits(fits: Iterable[Fit], console: Console) -> None:
 
 
 def print_predictions(predictions: Sequence[Prediction], given: Given, console: Console) -> None:
-    table = Table(title=f"simulated; given: {READ[given]}", title_justify="left")
-    for name in ("row", "step s", "published", "error", "wait s", "published", "error s", "generation s", "published"):
-        table.add_column(name, justify="left" if name == "row" else "right")
-    table.add_column("speed-up", justify="right")
-    table.add_column("published", justify="right")
+    """A row for each prediction, its figures above what was published: narrow enough for 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, show_lines=True, pad_edge=False, title_justify="left")
+    table.title = f"simulated; given: {READ[given]}"
+    table.add_column("row")
+    for heading in (
+        "step s\npublished\nerror",
+        "wait s\npublished\nerror s",
+        "generation s\npublished",
+        "speed-up\npublished",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
     for its in predictions:
         row = its.row
+        error, error_s = its.step_error, its.wait_error_s
         table.add_row(
             str(row),
-            f"{its.step_s:.1f}",
-            _text(row.step_s),
-            "" if its.step_error is None else f"{its.step_error:+.1%}",
-            f"{its.wait_s:.1f}",
-            _text(row.wait_s),
-            "" if its.wait_error_s is None else f"{its.wait_error_s:+.1f}",
-            f"{its.generation_s:.1f}",
-            _text(row.generate_sequences_s),
-            "" if its.speedup is None else f"{its.speedup:.2f}",
-            "" if its.published_speedup is None else f"{its.published_speedup:.2f}",
+            _beside(its.step_s, row.step_s) + ("" if error is None else f"\n{error:+.1%}"),
+            _beside(its.wait_s, row.wait_s) + ("" if error_s is None else f"\n{error_s:+.1f}"),
+            _beside(its.generation_s, row.generate_sequences_s),
+            _beside(its.speedup, its.published_speedup, digits=2),
         )
     console.print(table)
+
+
+def _beside(predicted: float | None, published: float | None, digits: int = 1) -> str:
+    """One above the other; a dash for what is not known."""
+    return "\n".join("-" if value is None else f"{value:,.{digits}f}" for value in (predicted, published))
 
 
 def write_csv(path: Path, predictions: Sequence[Prediction], given: Given) -> None:
