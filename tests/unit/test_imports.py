@@ -33,7 +33,7 @@ def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> 
     assert brought_along(together, GPU_MACHINE) == []
 
 
-@pytest.mark.parametrize("folder", ["harness/metrics", "harness/report"])
+@pytest.mark.parametrize("folder", ["harness/metrics", "harness/report", "harness/statistics", "harness/comparison"])
 def test_metrics_and_reports_load_without_torch_ray_or_vllm(folder: str) -> None:
     assert brought_along(", ".join(modules(folder)), HEAVY) == []
 

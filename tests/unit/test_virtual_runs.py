@@ -243,8 +243,8 @@ def test_a_virtual_run_leaves_what_a_run_leaves_but_nothing_of_a_model(
     assert said.count("simulated") == 3, "the title and both tables say so"
     (folder,) = (results / "virtual").glob("half_step-tiny-reverse-*/seed=0")
     left = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    files = {"config.yaml", "manifest.json", "metrics.jsonl", "samples.parquet", "trace.json", "ledger.json", "DONE"}
-    assert left == files | {"staleness.png", "gantt.png", "idle.png"}
+    files = {"config.yaml", "manifest.json", "metrics.jsonl", "system.jsonl", "samples.parquet", "trace.json"}
+    assert left == files | {"ledger.json", "DONE", "staleness.png", "gantt.png", "idle.png"}
     assert load_manifest(folder)["backend"] == "virtual"
     assert len(load_metrics(folder)) == 4
     assert not [name for metrics in load_metrics(folder) for name in metrics if name.startswith(("reward", "policy"))]

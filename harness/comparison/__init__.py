@@ -1,0 +1,1 @@
+"""Finished runs side by side: cells that are run or resumed, what may be compared, and what comes out."""

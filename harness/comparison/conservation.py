@@ -1,0 +1,112 @@
+"""Whether every sample of finished runs is accounted for: ledger, samples, responses and metrics say the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow.parquet as pq
+
+from harness.comparison.runs import Run
+from harness.metrics.samples import FATES
+
+_RESPONSES = "responses.parquet"
+
+
+@dataclass(frozen=True)
+class Conservation:
+    """What the check of some runs found. problems: one line each, with the run's folder; empty where all close."""
+
+    runs: int
+    admitted: int
+    trained: int
+    problems: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+    def told(self) -> str:
+        """One line for people."""
+        if self.problems:
+            return f"conservation FAILED: {len(self.problems)} contradictions in the ledgers of {self.runs} runs"
+        return (
+            f"conservation passed: {self.runs} ledgers close ({self.admitted:,} samples admitted, {self.trained:,} "
+            "trained) and agree with samples, responses and metrics"
+        )
+
+
+def check_conservation(runs: Iterable[Run]) -> Conservation:
+    """Hold the files of every run against each other."""
+    listed = list(runs)
+    return Conservation(
+        runs=len(listed),
+        admitted=sum(run.ledger["admitted"] for run in listed),
+        trained=sum(run.ledger["trained"] for run in listed),
+        problems=tuple(f"{run.path}: {problem}" for run in listed for problem in _problems(run)),
+    )
+
+
+def _problems(run: Run) -> Iterator[str]:
+    yield from _of_ledger(run)
+    yield from _of_samples(run)
+    yield from _of_metrics(run)
+
+
+def _of_ledger(run: Run) -> Iterator[str]:
+    ledger = run.ledger
+    accounted = sum(ledger[fate] for fate in FATES)
+    if accounted != ledger["admitted"]:
+        yield f"ledger.json admitted {ledger['admitted']} samples and accounts for {accounted}"
+    listed = {"in_flight": ledger["in_flight_ids"]}
+    listed |= {f"dropped_{reason}": ids for reason, ids in ledger["dropped_ids"].items()}
+    for fate, ids in listed.items():
+        if len(set(ids)) != ledger[fate]:
+            yield f"ledger.json counts {ledger[fate]} {fate} and names {len(set(ids))}"
+    by_iteration = ledger["trained_by_iteration"]
+    if sum(by_iteration.values()) != ledger["trained"]:
+        yield f"ledger.json counts {ledger['trained']} trained, and {sum(by_iteration.values())} over its iterations"
+    algorithm = run.config["algorithm"]
+    batch = algorithm["batch_groups"] * algorithm["group_size"]
+    wanted = {str(iteration): batch for iteration in range(run.config["iterations"])}
+    if by_iteration != wanted:
+        off = sorted(i for i in {*wanted, *by_iteration} if by_iteration.get(i) != wanted.get(i))
+        yield f"iteration {off[0]} trained {by_iteration.get(off[0], 0)} samples, its batch has {wanted.get(off[0], 0)}"
+
+
+def _of_samples(run: Run) -> Iterator[str]:
+    ledger, samples = run.ledger, run.samples.select(["sample_id", "fate", "trained_iteration"]).to_pydict()
+    ids = samples["sample_id"]
+    if len(ids) != ledger["admitted"] or len(set(ids)) != len(ids):
+        yield (
+            f"samples.parquet has {len(ids)} rows of {len(set(ids))} samples, the ledger admitted {ledger['admitted']}"
+        )
+    by_fate: dict[str, set[int]] = {fate: set() for fate in FATES}
+    for sample, fate in zip(ids, samples["fate"], strict=True):
+        by_fate[fate].add(sample)
+    named = {"in_flight": ledger["in_flight_ids"]}
+    named |= {f"dropped_{reason}": its for reason, its in ledger["dropped_ids"].items()}
+    for fate, its in named.items():
+        if by_fate[fate] != set(its):
+            yield f"samples.parquet and the ledger differ in {len(by_fate[fate] ^ set(its))} samples {fate}"
+    by_iteration = Counter(str(iteration) for iteration in samples["trained_iteration"] if iteration is not None)
+    if dict(by_iteration) != ledger["trained_by_iteration"]:
+        yield "samples.parquet and the ledger differ in how many samples each iteration trained"
+    if (run.path / _RESPONSES).exists():
+        answered = set(pq.read_table(run.path / _RESPONSES, columns=["sample_id"]).column(0).to_pylist())
+        if answered != by_fate["trained"]:
+            yield f"{_RESPONSES} and samples.parquet differ in {len(answered ^ by_fate['trained'])} trained samples"
+
+
+def _of_metrics(run: Run) -> Iterator[str]:
+    """Counts of the ledger after each iteration close, and end where ledger.json ends."""
+    for metrics in run.metrics:
+        accounted = sum(metrics[f"ledger/{fate}"] for fate in FATES)
+        if accounted != metrics["ledger/admitted"] or metrics["samples"] != metrics["ledger/trained"]:
+            yield f"metrics.jsonl does not close in iteration {metrics['iteration']}"
+            return
+    last = run.metrics[-1]
+    for name in ("trained", "dropped_stale", "dropped_filtered"):
+        if last[f"ledger/{name}"] > run.ledger[name] or (name == "trained" and last["samples"] != run.ledger[name]):
+            yield f"metrics.jsonl ends with {last[f'ledger/{name}']:.0f} {name}, the ledger with {run.ledger[name]}"

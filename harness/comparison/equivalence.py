@@ -1,0 +1,113 @@
+"""Whether two runs are the same to the bit (docs/equivalence.md), and what a gate made of such pairs found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.metrics.responses import read_responses
+from harness.metrics.run_files import load_metrics, load_samples
+
+GATE = "gate.json"
+"""In an experiment's folder."""
+
+GATE_RUNS = "-gate"
+"""Ends the name of the experiment that the gate's own runs are in, beside the one it is for."""
+
+LEARNT = ("reward/", "response_length/", "policy/", "staleness/", "ledger/")
+"""Metrics that say nothing of time."""
+
+_SAMPLES = ["sample_id", "group_id", "response_tokens", "reward", "exact_match", "lag_worst", "version_first"]
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What differs between the runs in two folders, time aside; empty where they are equal to the bit.
+
+    Compared are samples with their rewards and lags, tokens and log-probs of every response, what was learnt in each
+    iteration, and the final weights.
+    """
+    ours, theirs = (read_responses(folder / "responses.parquet") for folder in (one, other))
+    equal = {
+        "samples, rewards and lags": load_samples(one).select(_SAMPLES).equals(load_samples(other).select(_SAMPLES)),
+        "tokens of responses": ours.column("response").equals(theirs.column("response")),
+        "log-probs of responses": ours.column("log_probs").equals(theirs.column("log_probs")),
+        "metrics of what was learnt": _learnt(one) == _learnt(other),
+        "final weights": _weights(one) == _weights(other),
+    }
+    return [what for what, same in equal.items() if not same]
+
+
+def _learnt(folder: Path) -> list[dict[str, float]]:
+    return [
+        {name: value for name, value in metrics.items() if name.startswith(LEARNT)} for metrics in load_metrics(folder)
+    ]
+
+
+def _weights(folder: Path) -> bytes:
+    return (folder / "weights.safetensors").read_bytes()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A schedule that may not lag, held against the synchronous one. path: of its run, in the results folder;
+    differing: what of it was not equal."""
+
+    name: str
+    path: str
+    differing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the equivalence gate found. made_from: settings and digest of the sources, by which it is found again."""
+
+    baseline: str
+    baseline_path: str
+    pairs: tuple[Pair, ...]
+    samples: int
+    iterations: int
+    model: str
+    note: str
+    failure: str
+    made_from: dict[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failure and not any(pair.differing for pair in self.pairs)
+
+    def told(self) -> list[str]:
+        """Lines for people: the verdict, then whatever explains it."""
+        names = " and ".join(pair.name for pair in self.pairs)
+        job = f"{self.iterations} iterations and {self.samples} samples of {self.model} on the real backend"
+        if self.failure:
+            return [f"equivalence gate FAILED: {self.failure}"]
+        if self.passed:
+            lines = [
+                f"equivalence gate passed: {names} equal {self.baseline} bit for bit in tokens, log-probs, rewards "
+                f"and weights ({job})"
+            ]
+        else:
+            lines = [f"equivalence gate FAILED ({job})"]
+            lines += [
+                f"  {pair.name} differs from {self.baseline} in {', '.join(pair.differing)}: {pair.path}"
+                for pair in self.pairs
+                if pair.differing
+            ]
+        return [*lines, self.note] if self.note else lines
+
+
+def as_json(gate: Gate) -> str:
+    return json.dumps({"passed": gate.passed, **asdict(gate)}, indent=1) + "\n"
+
+
+def read_gate(folder: Path) -> Gate | None:
+    """What the gate of the experiment in `folder` found; None where it has not run."""
+    path = folder / GATE
+    if not path.exists():
+        return None
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    tree.pop("passed")
+    pairs = tuple(Pair(pair["name"], pair["path"], tuple(pair["differing"])) for pair in tree.pop("pairs"))
+    return Gate(pairs=pairs, **tree)

@@ -1,0 +1,131 @@
+"""Whether runs may be compared: everything that differs must differ on purpose (DESIGN section 8)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.comparison.runs import Run
+from harness.config import ConfigError
+
+_LAYOUT = frozenset(
+    {
+        "schedule.split",
+        "engine.tensor_parallel",
+        "training.tensor_parallel",
+        "training.pipeline_parallel",
+        "training.expert_parallel",
+        "algorithm.micro_batch_groups",
+    }
+)
+"""How a job lies on its devices: the user's choice or the planner's, one per cell. It stands in the table instead."""
+
+_CLUSTER = ("devices", "kind", "threads_per_device", "oversubscribe")
+"""Settings of the cluster that decide how fast a run can be; the others are limits on waiting."""
+
+_WHOLE = ("schedule", "model", "engine", "task", "algorithm", "training")
+_SIMULATED = ("cost", "device")
+
+
+def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable[str] = ()) -> dict[str, Any]:
+    """What has to be equal in two cells, by the path of its setting: schedule, model, engine, task, algorithm with its
+    sampling parameters, training, devices in all, samples, seeds, backend; without the axes, which differ on purpose.
+
+    config: config.yaml, or `plain(config)`. An axis is a setting's path, or a group: `schedule` is all of its options.
+    How a job is laid out over its devices is not in the key. Costs are, where the run is simulated.
+    """
+    groups = _WHOLE if config["backend"] == "real" else (*_WHOLE, *_SIMULATED)
+    algorithm = config["algorithm"]
+    key = {
+        "backend": config["backend"],
+        "seeds": sorted(seeds),
+        "samples": config["iterations"] * algorithm["batch_groups"] * algorithm["group_size"],
+        "warmup_iterations": config["warmup_iterations"],
+        "max_tokens": config["max_tokens"],
+        **{f"cluster.{name}": config["cluster"][name] for name in _CLUSTER},
+    }
+    for group in groups:
+        key |= _flat(group, config[group])
+    free = {*_LAYOUT, *axes} | ({"samples"} if "iterations" in axes else set())
+    return {name: value for name, value in key.items() if not any(_within(name, axis) for axis in free)}
+
+
+def refuse_unfair(cells: Mapping[str, Sequence[Run]], axes: Iterable[str] = ()) -> None:
+    """Raise ConfigError, naming both cells, the setting and its two values, where these cells may not be compared.
+
+    cells: runs by the label of their cell. Runs of a cell may differ in nothing but their seed.
+    """
+    for label, runs in cells.items():
+        smoke = next((run for run in runs if run.identity.smoke), None)
+        if smoke is not None:
+            raise ConfigError(f"{label}: {smoke.path} is a smoke run, which is no result; run it without smoke=true")
+        for run in runs[1:]:
+            _refuse(
+                (str(runs[0].path), fairness_key(runs[0].config, ())),
+                (str(run.path), fairness_key(run.config, ())),
+            )
+    refuse_unequal(
+        {
+            label: fairness_key(runs[0].config, [run.identity.seed for run in runs], axes)
+            for label, runs in cells.items()
+            if runs
+        }
+    )
+
+
+def refuse_unequal(keys: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError where two of these fairness keys, by the label of their cell, differ."""
+    first, *others = keys.items()
+    for other in others:
+        _refuse(first, other)
+
+
+def first_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The most telling setting that two fairness keys differ in, and its two values; None where they are equal."""
+    for name in sorted({*ours, *theirs}, key=_telling):
+        if ours.get(name) != theirs.get(name):
+            return name, _told(ours.get(name)), _told(theirs.get(name))
+    return None
+
+
+def _refuse(one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> None:
+    (our_name, ours), (their_name, theirs) = one, other
+    differing = first_difference(ours, theirs)
+    if differing is not None:
+        name, here, there = differing
+        raise ConfigError(
+            f"{our_name} and {their_name} cannot be compared: {name}={here} in the first, {there} in the second; "
+            f"{_fix(name)}"
+        )
+
+
+def _telling(name: str) -> tuple[int, str]:
+    """The backend and names first: who compares two models wants to hear that, not of their hidden sizes. What follows
+    from other settings comes last."""
+    if name in ("seeds", "samples"):
+        return 3, name
+    return 0 if name == "backend" else 1 if name.endswith(".name") else 2, name
+
+
+def _fix(name: str) -> str:
+    if name == "seeds":
+        return "run both with the same seeds"
+    if name == "samples":
+        return "make iterations x algorithm.batch_groups x algorithm.group_size the same in both"
+    return f"run both with the same {name}, or compare along it with `make sweep`"
+
+
+def _told(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """Leaves of nested mappings by their path; lists are leaves."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {path: leaf for key, its in value.items() for path, leaf in _flat(f"{name}.{key}", its).items()}
+
+
+def _within(name: str, axis: str) -> bool:
+    return name == axis or name.startswith(f"{axis}.")

@@ -1,0 +1,59 @@
+"""Finished runs, read from their folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from omegaconf import OmegaConf
+
+from harness.metrics.manifest import RunIdentity, identity_of
+from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_samples, load_timeline
+from harness.metrics.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of one run. config: config.yaml as nested mappings; metrics: one mapping per iteration."""
+
+    path: Path
+    manifest: dict[str, Any]
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    ledger: dict[str, Any]
+
+    @cached_property
+    def identity(self) -> RunIdentity:
+        return identity_of(self.manifest)
+
+    @cached_property
+    def samples(self) -> pa.Table:
+        """samples.parquet: a row per sample ever admitted."""
+        return load_samples(self.path)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return load_timeline(self.path)
+
+
+def read_run(path: Path) -> Run:
+    """The finished run in folder `path`. Raises FileNotFoundError if it is not finished."""
+    if not is_done(path):
+        raise FileNotFoundError(f"{path} has no finished run: there is no DONE in it")
+    config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
+    assert isinstance(config, dict)
+    return Run(
+        path,
+        load_manifest(path),
+        {str(name): its for name, its in config.items()},
+        load_metrics(path),
+        load_ledger(path),
+    )
+
+
+def runs_in(folder: Path) -> list[Run]:
+    """Every finished run below `folder`: an experiment's, a cell's, or several experiments'. By path."""
+    return [read_run(done.parent) for done in sorted(folder.rglob("seed=*/DONE"))]

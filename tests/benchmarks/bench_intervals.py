@@ -1,0 +1,136 @@
+"""How often intervals of few runs hold the truth, by simulation: the tables of docs/statistics.md.
+
+python -m tests.benchmarks.bench_intervals
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+
+from harness.statistics.families import holm
+from harness.statistics.interquartile import bootstrap_iqm
+from harness.statistics.means import t_bounds
+from harness.statistics.shares import share_bounds
+from harness.statistics.student import two_sided_p
+
+SEEDS = (2, 3, 4, 5, 10)
+REPEATS = 20_000
+SLOW_REPEATS = 2_000
+DRAWS = 1_000
+
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+DISTRIBUTIONS: dict[str, tuple[Draw, float]] = {
+    "normal": (lambda rng, shape: rng.standard_normal(shape), 0.0),
+    "uniform": (lambda rng, shape: rng.uniform(-1, 1, shape), 0.0),
+    "heavy tails (t, 3)": (lambda rng, shape: rng.standard_t(3, shape), 0.0),
+    "one in ten five times as wide": (
+        lambda rng, shape: rng.standard_normal(shape) * np.where(rng.random(shape) < 0.1, 5.0, 1.0),
+        0.0,
+    ),
+    "skewed (lognormal, 0.5)": (lambda rng, shape: rng.lognormal(0, 0.5, shape), math.exp(0.125)),
+    "very skewed (exponential)": (lambda rng, shape: rng.exponential(1.0, shape), 1.0),
+}
+
+
+def percentile(values: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile bootstrap of the mean, values [repeats, n]."""
+    drawn = _resampled(values, rng).mean(axis=-1)
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=1)
+    return low, high
+
+
+def studentized(values: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Studentized bootstrap of the mean; draws without any scatter are left out."""
+    drawn = _resampled(values, rng)
+    mean, error = values.mean(axis=1), values.std(axis=1, ddof=1) / math.sqrt(values.shape[1])
+    scatter = drawn.std(axis=-1, ddof=1) / math.sqrt(values.shape[1])
+    scatter[scatter < 1e-12] = math.nan
+    low, high = np.nanquantile((drawn.mean(axis=-1) - mean[:, None]) / scatter, [0.025, 0.975], axis=1)
+    return mean - high * error, mean - low * error
+
+
+def _resampled(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    repeats, count = values.shape
+    chosen = rng.integers(0, count, (repeats, DRAWS, count))
+    return values[np.arange(repeats)[:, None, None], chosen]
+
+
+def means() -> None:
+    """Coverage of the mean by t, percentile and studentized bootstrap."""
+    print("| distribution | " + " | ".join(f"{n} seeds" for n in SEEDS) + " |")
+    for name, (draw, truth) in DISTRIBUTIONS.items():
+        cells = []
+        for count in SEEDS:
+            rng = np.random.default_rng(count)
+            values = draw(rng, (REPEATS, count))
+            _, low, high = t_bounds(values)
+            rates = [_rate(low, high, truth)]
+            for method in (percentile, studentized) if count > 2 else (percentile,):
+                rates.append(_rate(*method(values[:SLOW_REPEATS], rng), truth))
+            cells.append(" / ".join(f"{rate:.3f}" for rate in rates))
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def interquartile() -> None:
+    """Coverage of the bootstrapped IQM of normal scores, whose true value is 0."""
+    print("\n| strata | 5 seeds | 10 seeds | 20 seeds |")
+    for strata in (1, 5):
+        rates = []
+        for count in (5, 10, 20):
+            rng = np.random.default_rng(count)
+            found = [bootstrap_iqm(rng.standard_normal((strata, count)), draws=DRAWS) for _ in range(SLOW_REPEATS)]
+            rates.append(float(np.mean([not its.excludes(0.0) for its in found])))
+        print(f"| {strata} | " + " | ".join(f"{rate:.3f}" for rate in rates) + " |")
+
+
+def improvement() -> None:
+    """Coverage of the probability of improvement: Newcombe's interval / percentile bootstrap."""
+    print("\n| truth | 3 and 3 seeds | 5 and 5 | 10 and 10 |")
+    for truth in (0.5, 0.7, 0.9, 0.98):
+        cells = []
+        for count in (3, 5, 10):
+            rng = np.random.default_rng(count)
+            shift = NormalDist().inv_cdf(truth) * math.sqrt(2)
+            ours = shift + rng.standard_normal((SLOW_REPEATS, count))
+            theirs = rng.standard_normal((SLOW_REPEATS, count))
+            low, high = share_bounds(_wins(ours, theirs), count, count)
+            picks = [rng.integers(0, count, (SLOW_REPEATS, 400, count)) for _ in range(2)]
+            rows = np.arange(SLOW_REPEATS)[:, None, None]
+            drawn = _wins(ours[rows, picks[0]], theirs[rows, picks[1]])
+            boot = np.quantile(drawn, [0.025, 0.975], axis=1)
+            cells.append(f"{_rate(low, high, truth):.3f} / {_rate(boot[0], boot[1], truth):.3f}")
+        print(f"| {truth} | " + " | ".join(cells) + " |")
+
+
+def families() -> None:
+    """How often anything is called different where nothing is: cells that share a baseline."""
+    print("\n| cells besides the baseline | each by itself | Holm |")
+    for others in (1, 3, 7):
+        rng = np.random.default_rng(others)
+        wrong = np.zeros(2)
+        for _ in range(SLOW_REPEATS):
+            cells = rng.standard_normal((others + 1, 5)) + rng.standard_normal(5)  # what a seed does to all
+            pairs = cells[1:] - cells[0]
+            t = pairs.mean(axis=1) / (pairs.std(axis=1, ddof=1) / math.sqrt(5))
+            p = [two_sided_p(float(its), 4) for its in t]
+            wrong += np.array([min(p) < 0.05, min(holm(p)) < 0.05])
+        print(f"| {others} | {wrong[0] / SLOW_REPEATS:.3f} | {wrong[1] / SLOW_REPEATS:.3f} |")
+
+
+def _wins(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    return (ours[..., :, None] > theirs[..., None, :]).mean(axis=(-2, -1))
+
+
+def _rate(low: np.ndarray, high: np.ndarray, truth: float) -> float:
+    return float(np.mean((low <= truth) & (truth <= high)))
+
+
+if __name__ == "__main__":
+    means()
+    interquartile()
+    improvement()
+    families()

@@ -1,0 +1,132 @@
+"""Cells of made-up runs, written with the product's own writers: how fast they are and what they learn is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.comparison.parts import Cell
+from harness.comparison.runs import read_run
+from harness.metrics.iteration import iteration_metrics, throughput_metrics
+from harness.metrics.ledger import Ledger
+from harness.metrics.manifest import Backend, RunIdentity, build_manifest
+from harness.metrics.run_files import RunDirectory
+from harness.metrics.samples import length_metrics, sample_record, staleness_metrics
+from harness.metrics.timeline import Place, Timeline
+from harness.protocols import Span
+from harness.runner.compose import compose_job, plain
+
+PLACEMENT = {
+    ("rollout", "0"): Place("rollout", ("device 0",)),
+    ("reward", "0"): Place("host reward", ("host reward",)),
+    ("actor", "0"): Place("actor", ("device 1",)),
+}
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Made:
+    """A cell to be made up. step_s: of an iteration, first_s: of the first; exact_match: at the end, None where nothing
+    is rewarded; noise: relative, of steps, and absolute, of exact matches, from run to run; settings: of its job."""
+
+    schedule: str = "fully_async"
+    step_s: float = 1.0
+    first_s: float = 5.0
+    exact_match: float | None = 0.9
+    noise: tuple[float, float] = (0.02, 0.01)
+    lag: int = 1
+    backend: Backend = "real"
+    iterations: int = 20
+    settings: tuple[str, ...] = ()
+    draw: int = 0  # another draw of everything that is random
+
+
+@cache
+def _config(schedule: str, backend: str, iterations: int, settings: tuple[str, ...]) -> dict[str, Any]:
+    sizes = ("algorithm.batch_groups=2", "algorithm.group_size=4", f"iterations={iterations}", f"backend={backend}")
+    return plain(compose_job([f"schedule={schedule}", *sizes, *settings]))
+
+
+@cache
+def _manifest() -> dict[str, Any]:
+    """What no run says of itself; finding it out takes long."""
+    return build_manifest(RunIdentity("", "", 0, "", "", "", "real"), {})
+
+
+def make_cell(root: Path, label: str, made: Made, seeds: Sequence[int] = range(5)) -> Cell:
+    """Write finished runs of these seeds below `root`, and read them as a cell."""
+    return Cell(label, label, tuple(read_run(make_run(root, label, made, seed).path) for seed in seeds))
+
+
+def make_run(
+    root: Path, label: str, made: Made, seed: int, *, slower: float = 1.0, manifest: dict[str, Any] | None = None
+) -> RunDirectory:
+    """One finished run; manifest: what its manifest says otherwise."""
+    rng = np.random.default_rng([made.draw, seed])
+    speed = slower * np.exp(made.noise[0] * rng.standard_normal())
+    learnt = made.noise[1] * rng.standard_normal()
+    run = RunDirectory(root, "made_up", label, seed)
+    run.start()
+    run.write_config(_config(made.schedule, made.backend, made.iterations, made.settings))
+    identity = RunIdentity("made_up", label, seed, made.schedule, "tiny", "torch", made.backend)
+    when = {"started_at": f"2026-01-01T{seed:02d}:00:00+00:00", "git": {"commit": "a" * 40, "dirty": False}}
+    run.write_manifest(_manifest() | asdict(identity) | when | (manifest or {}))
+    timeline, ledger, records, now = Timeline(PLACEMENT), Ledger(), [], 0.0
+    for iteration in range(made.iterations):
+        step = (made.step_s if iteration else made.first_s) * speed * np.exp(0.05 * rng.standard_normal())
+        spans = [
+            Span("rollout", "0", "generate", now, now + 0.6 * step, iteration, iteration),
+            Span("actor", "0", "update_actor", now + 0.2 * step, now + step, iteration, iteration),
+        ]
+        timeline.add(spans)
+        start, now = now, now + step
+        timeline.end_iteration(iteration, now)
+        batch = [
+            sample_record(
+                sample_id=row,
+                group_id=row // 4,
+                fate="trained",
+                admitted_at=max(0.0, start - step),
+                prompt_tokens=5,
+                versions=[max(0, iteration - made.lag)] * 5,
+                engine="0",
+                trainer_version=iteration,
+                trained_iteration=iteration,
+                started_at=start,
+                finished_at=start + 0.1 * step,
+                trained_at=start + 0.2 * step,
+            )
+            for row in range(BATCH * iteration, BATCH * (iteration + 1))
+        ]
+        ids = [record.sample_id for record in batch]
+        ledger.admit(ids)
+        ledger.trained(ids, iteration)
+        records += batch
+        rewards = {}
+        if made.exact_match is not None:
+            share = 1 - np.exp(-5 * (iteration + 1) / made.iterations)
+            right = 0.4 + (made.exact_match + learnt - 0.4) * share + 0.002 * rng.standard_normal()
+            rewards = {"reward/exact_match": float(right), "reward/mean": float(0.5 + 0.5 * right)}
+        run.append_metrics(
+            iteration_metrics(
+                iteration,
+                BATCH * (iteration + 1),
+                now,
+                timeline.iteration_metrics(iteration),
+                throughput_metrics(BATCH, 10 * BATCH, step, devices=2),
+                staleness_metrics(batch),
+                length_metrics(batch),
+                rewards,
+                ledger.metrics(),
+            )
+        )
+    run.write_samples(records)
+    run.write_trace(timeline)
+    run.write_ledger(ledger)
+    run.finish()
+    return run

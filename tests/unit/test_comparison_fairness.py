@@ -1,0 +1,147 @@
+"""Which runs may be compared, and whether all of their samples are accounted for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from harness.comparison.conservation import check_conservation
+from harness.comparison.fairness import fairness_key, refuse_unfair
+from harness.comparison.runs import Run, read_run
+from harness.config import ConfigError
+from harness.metrics.manifest import RunIdentity, build_manifest
+from harness.metrics.run_files import RunDirectory
+from harness.runner.compose import compose_job, plain
+from harness.runner.simulate import simulate
+
+SMALL = ("backend=virtual", "cost=tiny_cpu", "iterations=3", "algorithm.batch_groups=4", "algorithm.group_size=4")
+SMALLER = ("algorithm.micro_batch_groups=2",)
+
+
+def config(*settings: str) -> dict[str, Any]:
+    return plain(compose_job([*SMALL, *SMALLER, *settings]))
+
+
+def run(*settings: str, seed: int = 0, smoke: bool = False) -> Run:
+    """What a comparison looks at before it looks at figures."""
+    its = config(*settings)
+    identity = RunIdentity("e", "c", seed, its["schedule"]["name"], "tiny", "torch", its["backend"], smoke)
+    return Run(Path(f"e/c/seed={seed}"), dataclasses.asdict(identity), its, [], {})
+
+
+def test_schedules_on_the_same_devices_are_fair_however_they_are_split() -> None:
+    refuse_unfair(
+        {
+            "colocated": [run("schedule=colocate_sync", seed=seed) for seed in (0, 1)],
+            "async": [run("schedule=fully_async", "schedule.split.rollout=1", seed=seed) for seed in (0, 1)],
+        },
+        axes=("schedule",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["cluster.devices=3"], "cluster.devices=2 in the first, 3 in the second"),
+        (["task=copy"], "task.name=reverse in the first, copy in the second"),
+        (["model.hidden=128"], "model.hidden=64 in the first, 128 in the second"),
+        (["algorithm.temperature=0.5"], "algorithm.temperature=1.0 in the first, 0.5 in the second"),
+        (["iterations=4"], "samples=48 in the first, 64 in the second; make iterations x algorithm.batch_groups"),
+        (["backend=real"], "backend=virtual in the first, real in the second"),
+        (["cost.train_step_s=1"], "cost.train_step_s="),
+        (["schedule=one_step_off"], "schedule.name=fully_async in the first, one_step_off in the second"),
+    ],
+)
+def test_an_unfair_pair_is_refused_with_both_names_the_setting_and_its_values(settings: list[str], told: str) -> None:
+    cells = {"one": [run("algorithm.correction=none")], "other": [run("algorithm.correction=tis", *settings)]}
+    with pytest.raises(ConfigError) as refused:
+        refuse_unfair(cells, axes=("algorithm.correction",))
+    assert str(refused.value).startswith("one and other cannot be compared: ") and told in str(refused.value)
+
+
+def test_other_seeds_and_smoke_runs_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"seeds=\[0\] in the first, \[1\] in the second; run both with the same"):
+        refuse_unfair({"one": [run()], "other": [run(seed=1)]})
+    with pytest.raises(ConfigError, match="one: e/c/seed=0 is a smoke run"):
+        refuse_unfair({"one": [run(smoke=True)]})
+    with pytest.raises(ConfigError, match="e/c/seed=0 and e/c/seed=1 cannot be compared: engine.slots"):
+        refuse_unfair({"one": [run(), run("engine.slots=3", seed=1)]})
+
+
+def test_costs_count_where_time_is_simulated_only() -> None:
+    assert "cost.train_step_s" in fairness_key(config(), [0])
+    assert "cost.train_step_s" not in fairness_key(config("backend=real"), [0])
+
+
+def test_an_axis_is_a_setting_or_a_whole_group() -> None:
+    key = fairness_key(config(), [0], ["algorithm.correction", "schedule"])
+    assert "algorithm.correction" not in key and "algorithm.clip_low" in key
+    assert not [name for name in key if name.startswith("schedule")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A simulated run that ends with samples in flight and has dropped some."""
+    job = compose_job([*SMALL, *SMALLER, "schedule=fully_async", "schedule.order=completion", "schedule.on_stale=drop"])
+    recorder_metrics: list[dict[str, float]] = []
+    recorder = simulate(job, 0, lambda session: session.recorder.listeners.append(recorder_metrics.append))
+    with RunDirectory(tmp_path_factory.mktemp("results"), "e", "c", 0) as folder:
+        identity = RunIdentity("e", "c", 0, "fully_async", "tiny", "torch", "virtual")
+        folder.write_config(plain(job))
+        folder.write_manifest(build_manifest(identity, {"run": 0}))
+        for metrics in recorder_metrics:
+            folder.append_metrics(metrics)
+        recorder.write(folder)
+        folder.finish()
+    return read_run(folder.path)
+
+
+def test_a_run_that_is_whole_conserves_its_samples(finished: Run) -> None:
+    found = check_conservation([finished, finished])
+    assert found.passed and (found.runs, found.trained) == (2, 2 * 48) and found.admitted >= found.trained
+    assert found.told().startswith("conservation passed: 2 ledgers close")
+
+
+def less_trained(run: Run) -> Run:
+    return dataclasses.replace(run, ledger=run.ledger | {"trained": run.ledger["trained"] - 1})
+
+
+def one_more_in_flight(run: Run) -> Run:
+    ids = [*run.ledger["in_flight_ids"], 10_000]
+    flying = {"in_flight": run.ledger["in_flight"] + 1, "admitted": run.ledger["admitted"] + 1, "in_flight_ids": ids}
+    return dataclasses.replace(run, ledger=run.ledger | flying)
+
+
+def an_uneven_iteration(run: Run) -> Run:
+    return dataclasses.replace(run, ledger=run.ledger | {"trained_by_iteration": {"0": 17, "1": 15, "2": 16}})
+
+
+def metrics_that_lost_some(run: Run) -> Run:
+    return dataclasses.replace(run, metrics=[m | {"ledger/trained": m["ledger/trained"] - 1} for m in run.metrics])
+
+
+def a_sample_twice(run: Run) -> Run:
+    damaged = dataclasses.replace(run)
+    damaged.__dict__["samples"] = pa.concat_tables([run.samples, run.samples.slice(0, 1)])
+    return damaged
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (less_trained, "and accounts for"),
+        (one_more_in_flight, "samples.parquet has "),
+        (an_uneven_iteration, "iteration 0 trained 17 samples, its batch has 16"),
+        (metrics_that_lost_some, "metrics.jsonl does not close in iteration 0"),
+        (a_sample_twice, "samples.parquet has "),
+    ],
+)
+def test_every_contradiction_between_files_is_found(damage: Callable[[Run], Run], told: str, finished: Run) -> None:
+    found = check_conservation([damage(finished)])
+    assert not found.passed and told in " ".join(found.problems)
+    assert all(problem.startswith(f"{finished.path}: ") for problem in found.problems)
