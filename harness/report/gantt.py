@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,10 +36,15 @@ _SMALLEST_LABEL = 0.006  # of the width, per character: text in a narrower bar w
 def draw_gantt(figure: Figure, timeline: Timeline, iterations: int = _ITERATIONS) -> None:
     """Draw the first iterations of `timeline`; numbers are iterations, `v` the weight version that samples or moves."""
     shown, window = first_window(timeline, iterations)
-    spans = [s for s in timeline.spans if s.end > window[0] and s.start < window[1]]
+    figure.set_size_inches(13, 1.9 + 0.5 * len(timeline.placement))
+    draw_lanes(figure.subplots(), timeline, shown, window)
+    legend(figure, [timeline], window)
+
+
+def draw_lanes(axes: Axes, timeline: Timeline, shown: list[int], window: Interval) -> None:
+    """A lane for every engine, over this window; the iterations `shown` are marked above."""
+    spans = _within(timeline, window)
     engines = list(timeline.placement)
-    figure.set_size_inches(13, 1.9 + 0.5 * len(engines))
-    axes = figure.subplots()
     for row, owner in enumerate(engines):
         stacked = lanes(s for s in spans if (s.role, s.engine) == owner)
         height = 0.8 / max(1, len(stacked))
@@ -49,7 +56,11 @@ def draw_gantt(figure: Figure, timeline: Timeline, iterations: int = _ITERATIONS
     axes.set_yticks(range(len(engines)), [role if role in alone else f"{role} {engine}" for role, engine in engines])
     axes.set(xlim=window, ylim=(len(engines) - 0.4, -0.6), xlabel="time since the run began (s)")
     axes.grid(visible=False)
-    present = {s.kind for s in spans}
+
+
+def legend(figure: Figure, timelines: Sequence[Timeline], window: Interval = (0.0, float("inf"))) -> None:
+    """Below everything: a colour for each kind of work that is in the window of one of these."""
+    present = {span.kind for timeline in timelines for span in _within(timeline, window)}
     handles = [
         Patch(facecolor=color, edgecolor="0.6" if kind == "wait_for_samples" else color, label=kind.replace("_", " "))
         for kind, color in KIND_COLORS.items()
@@ -57,6 +68,10 @@ def draw_gantt(figure: Figure, timeline: Timeline, iterations: int = _ITERATIONS
     ]
     handles.append(Patch(fill=False, edgecolor="none", label="in bars: iteration, or v = weight version"))
     figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // 2))
+
+
+def _within(timeline: Timeline, window: Interval) -> list[Span]:
+    return [span for span in timeline.spans if span.end > window[0] and span.start < window[1]]
 
 
 def first_window(timeline: Timeline, iterations: int) -> tuple[list[int], Interval]:

@@ -1,0 +1,62 @@
+"""The matrix of schedules and corrections as a heat map, with the interval in every cell."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import seaborn as sns
+from matplotlib.figure import Figure
+
+from harness.comparison.matrix import Entry, Matrix, lags, short
+from harness.report.plots import save_figure
+
+_COLORS = "viridis"  # readable for everyone, and in grey
+_CELL = (1.55, 0.85)  # inches
+_LEAST = (9.0, 3.2)  # inches: the title's width, the scale's height
+_NOTE = "in brackets the 95 % interval of the mean; *: differs from the baseline, by seed"
+
+
+def draw_matrix(folder: Path, matrix: Matrix) -> Path:
+    """Draw matrix.png into `folder`; returns its path."""
+    return save_figure(
+        folder / "matrix.png",
+        f"{matrix.what} · {matrix.about} · measured",
+        lambda figure: _draw(figure, matrix),
+    )
+
+
+def _draw(figure: Figure, matrix: Matrix) -> None:
+    rows, columns = len(matrix.rows), len(matrix.columns)
+    figure.set_size_inches(max(_LEAST[0], 3.6 + _CELL[0] * columns), max(_LEAST[1], 1.9 + _CELL[1] * rows))
+    places = [[matrix.entries.get((row, column)) for column in matrix.columns] for row in matrix.rows]
+    values = np.array([[math.nan if entry is None else entry.measured.value for entry in row] for row in places])
+    axes = figure.subplots()
+    sns.heatmap(
+        values,
+        mask=~np.isfinite(values),
+        annot=np.array([[_told(entry) for entry in row] for row in places]),
+        fmt="",
+        annot_kws={"fontsize": 9, "linespacing": 1.35},
+        cmap=_COLORS,
+        linewidths=1.5,
+        cbar_kws={"label": "mean over seeds"},
+        ax=axes,
+    )
+    for row, column in np.argwhere(~np.isfinite(values)):  # which the heat map leaves white and without a word
+        axes.text(column + 0.5, row + 0.5, _told(places[row][column]), ha="center", va="center", fontsize=9)
+    axes.set_yticks(np.arange(rows) + 0.5, [f"{row}\nmean lag {lags(matrix, row)}" for row in matrix.rows], rotation=0)
+    axes.set_xticks(np.arange(columns) + 0.5, list(matrix.columns))
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.set(xlabel=f"off-policy correction\n\n{_NOTE}")
+
+
+def _told(entry: Entry | None) -> str:
+    if entry is None:
+        return "not run"
+    interval = entry.measured.interval
+    bounds = f"\n[{short(interval.low)}, {short(interval.high)}]" if interval is not None and interval.bounded else ""
+    mark = " (baseline)" if entry.baseline else " *" if entry.distinguishable else ""
+    return f"{short(entry.measured.value)}{mark}{bounds}"

@@ -1,0 +1,1 @@
+"""The report of a comparison: one HTML page that needs nothing else, and the same in Markdown."""

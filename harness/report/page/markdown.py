@@ -1,0 +1,115 @@
+"""report.md: what the page says, without what needs a hand on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.comparison.parts import Measure
+from harness.comparison.result import Comparison
+from harness.report.page.accounts import checks, commands, equal_settings, made_with
+from harness.report.page.devices import pools, role_times
+from harness.report.page.numbers import figure, percent
+from harness.report.page.told import against, headlines, scale_of, seeds_told
+from harness.report.page.words import RESULTS, Words, histogram_told, lag_told, measures_caption
+
+_SIGNS = {"better": "better", "worse": "worse", "differs": "differs", "same": "not told apart"}
+
+
+def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
+    """The whole file; `pictures` are names of files beside it."""
+    words = Words(comparison)
+    mark = " (simulated)" if comparison.simulated else ""
+    cells = comparison.cells
+    parts = [
+        f"# {_safe(words.heading)}{mark}",
+        f"**{_safe(comparison.verdict)}**",
+        "; ".join(f"{name}: {_safe(value)}" for name, value in words.facts.items()) + ".",
+        "The timeline, and every figure with its dots, are in `report.html`.",
+    ]
+    if comparison.warnings:
+        parts += ["## To mind", "\n".join(f"- {_safe(warning)}" for warning in comparison.warnings)]
+    parts += [f"## Results{mark}", RESULTS, _headlines(comparison)]
+    parts += [f"![{name.removesuffix('.png')}{mark}]({name})" for name in pictures]
+    parts.append(f"## Staleness{mark}")
+    parts.append(
+        "\n".join(
+            f"- {_safe(cell.label)}: {histogram_told(its)}. {lag_told(cell)}"
+            for cell, its in zip(cells, comparison.staleness, strict=True)
+        )
+    )
+    idle = [
+        [cell.label, time.role, percent(time.own, 1), percent(time.others, 1), percent(time.idle, 1)]
+        for cell in cells
+        for time in role_times(cell)
+    ]
+    parts += [f"## Idle time{mark}", table(["cell", "role", "own work", "other roles on its devices", "idle"], idle)]
+    parts += [f"## Every measure, every seed{mark}", measures_caption(comparison)]
+    for measure in comparison.measures:
+        parts += [f"### {_safe(measure.title)}{_unit(measure)}{mark}", _measure(comparison, measure)]
+    parts += ["## Accounts", *_accounts(comparison)]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is left, the others right."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *[[_safe(value) for value in row] for row in rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _headlines(comparison: Comparison) -> str:
+    measures = headlines(comparison)
+    rows = []
+    for number, cell in enumerate(comparison.cells):
+        row = [cell.label, pools(cell.runs[0])]
+        for measure in measures:
+            its, scale, told = measure.cells[number], scale_of(measure), against(comparison, measure, number)
+            against_it = f", {told.value} ({_SIGNS[told.verdict]})" if told else ""
+            row.append(f"{scale.value(its.value)} {scale.bounds(its.interval)}{against_it}")
+        rows.append(row)
+    return table(["cell", "devices", *(f"{m.title}{_unit(m)}" for m in measures)], rows)
+
+
+def _measure(comparison: Comparison, measure: Measure) -> str:
+    scale = scale_of(measure)
+    rows = []
+    for number, (cell, its) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
+        told = against(comparison, measure, number)
+        base = "baseline" if number == comparison.baseline else "–"
+        rows.append(
+            [
+                cell.label,
+                scale.value(its.value),
+                scale.bounds(its.interval),
+                f"{scale.value(its.iqm.value)} {scale.bounds(its.iqm)}" if its.iqm else "–",
+                f"{told.value} {told.bounds} ({_SIGNS[told.verdict]})" if told else base,
+                figure(its.better.value, 2) if its.better else "–",
+                seeds_told(its, scale),
+            ]
+        )
+    heads = ["cell", "mean", "95 % interval", "interquartile mean", "against the baseline", "P(better)", "every seed"]
+    return table(heads, rows)
+
+
+def _accounts(comparison: Comparison) -> list[str]:
+    words = {True: "passed", False: "FAILED", None: "not run"}
+    parts = [f"{name}: {words[passed]}. {' '.join(map(_safe, lines))}" for name, passed, lines in checks(comparison)]
+    equal = ", ".join(f"`{name}={value}`" for name, value in equal_settings(comparison).items())
+    parts += [f"Held equal in all cells: {equal}.", f"Differing on purpose: {', '.join(comparison.axes)}."]
+    heads = ["cell", "seed", "began", "folder", "command"]
+    rows = [
+        [cell, str(seed), began, f"`{folder}`", f"`{line}`"] for cell, seed, began, folder, line in commands(comparison)
+    ]
+    made = ", ".join(f"{name} {' / '.join(values)}" for name, values in made_with(comparison).items())
+    return [*parts, table(heads, rows), f"Made with {made}."]
+
+
+def _unit(measure: Measure) -> str:
+    unit = "" if "per second" in measure.title else scale_of(measure).unit
+    return f" ({unit})" if unit else ""
+
+
+def _safe(text: str) -> str:
+    """Text that begins no column, no link and no markup."""
+    for character in "\\|<*[":
+        text = text.replace(character, f"\\{character}")
+    return text

@@ -1,0 +1,32 @@
+"""Colours that people with any colour vision can tell apart, the same in the page and in its pictures."""
+
+from __future__ import annotations
+
+CELLS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D", "#8C6BB1")
+"""Of cells, in their order, again from the first where there are more. Okabe and Ito (2008), without the yellow that
+vanishes on white; the last two are of equal distance to the others."""
+
+DASHES = ("", "7 3", "2 3", "10 3 2 3")
+"""Of lines, likewise: they can be told apart in grey, too."""
+
+VERSIONS = ("#46237A", "#3B528B", "#23808D", "#27AD81", "#84D44B", "#F6E620")
+"""Of policy versions 0, 1, ...: six steps of viridis, then again from the first; bars carry the number besides."""
+
+KINDS = {
+    "generate": "#0173B2",
+    "load_weights": "#D55E00",
+    "reward": "#ECE133",
+    "reference": "#CC78BC",
+    "old_log_prob": "#56B4E9",
+    "advantages": "#CA9161",
+    "update_actor": "#029E73",
+    "publish_weights": "#DE8F05",
+    "stage_weights": "#FBAFE4",
+    "wait_for_samples": "#EDEDED",
+}
+"""Of kinds of work, as the Gantt charts of runs have them (seaborn's colorblind palette)."""
+
+
+def of_cell(number: int) -> str:
+    """The colour of the cell with this number."""
+    return CELLS[number % len(CELLS)]

@@ -1,0 +1,108 @@
+"""The pictures of report.md: curves, staleness, idle time. Colours and words are the page's."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from harness.comparison.result import Comparison
+from harness.report.page.curves_data import AXES, REWARDS, TITLES
+from harness.report.page.devices import role_times
+from harness.report.page.palette import DASHES, of_cell
+from harness.report.page.svg import grouped
+from harness.report.page.words import Words
+from harness.report.plots import save_figure
+
+_PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
+_BAND_FROM = 3  # seeds
+
+
+def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
+    """curves.png, staleness.png and idle.png in `folder`."""
+    words = Words(comparison)
+    title = f"{words.curves_title} · {words.on} · {words.how_word}"
+    drawings = {
+        "curves.png": (title, draw_curves),
+        "staleness.png": (f"Staleness · {words.on} · {words.how_word}", draw_staleness),
+        "idle.png": (f"Idle time · {words.on} · {words.how_word}", draw_idle),
+    }
+    return [save_figure(folder / name, told, partial(draw, comparison)) for name, (told, draw) in drawings.items()]
+
+
+def draw_curves(comparison: Comparison, figure: Figure) -> None:
+    """Exact match, or response length where nothing is rewarded, against samples, tokens and seconds: a panel each."""
+    present = [curve.key for curve in comparison.curves]
+    key = next((key for key in REWARDS if key in present), present[0])
+    figure.set_size_inches(13, 4.4)
+    panels = figure.subplots(1, len(AXES), sharey=True)
+    for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
+        for curve in comparison.curves:
+            if (curve.key, curve.axis) != (key, axis):
+                continue
+            color = of_cell(curve.cell)
+            if len(curve.per_seed) >= _BAND_FROM:
+                panel.fill_between(curve.grid, curve.low, curve.high, color=color, alpha=0.12, linewidth=0)
+            for values in curve.per_seed.values():
+                panel.plot(curve.grid, values, color=color, linewidth=0.7, alpha=0.4)
+            dash = DASHES[curve.cell % len(DASHES)]
+            style = (0, tuple(float(part) / 2 for part in dash.split())) if dash else "-"
+            name = comparison.cells[curve.cell].label
+            panel.plot(curve.grid, curve.mean, color=color, linewidth=2.2, linestyle=style, label=name)
+        simulated = "simulated " if comparison.simulated and axis == "seconds" else ""
+        panel.set(xlabel=f"{simulated}{label}", xlim=(0, None), ylim=(0, 1.02 if key == "reward/exact_match" else None))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    panels[0].set_ylabel(TITLES.get(key, key))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(handles), 6))
+
+
+def draw_staleness(comparison: Comparison, figure: Figure) -> None:
+    """A histogram of worst lags per cell, all on one scale."""
+    number = len(comparison.cells)
+    columns = min(number, 4)
+    rows = -(-number // columns)
+    figure.set_size_inches(3.3 * columns, 0.5 + 2.6 * rows)
+    panels = np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel()
+    for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.staleness, strict=False)):
+        shares, names = grouped(its)
+        bars = panel.bar(names, shares, width=0.8, color=of_cell(index))
+        panel.bar_label(bars, [f"{share:.0%}" if share else "" for share in shares], padding=2, fontsize="small")
+        panel.set(title=cell.label, xlabel="worst lag (iterations)", ylim=(0, 1.12))
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panel.grid(axis="x", visible=False)
+    for panel in panels[number:]:
+        panel.set_visible(False)
+
+
+def draw_idle(comparison: Comparison, figure: Figure) -> None:
+    """Per cell and role: own work, work of other roles on the same devices, idle."""
+    times = [(cell.label, time) for cell in comparison.cells for time in role_times(cell)]
+    figure.set_size_inches(9, 1.4 + 0.28 * len(times) + 0.2 * len(comparison.cells))
+    axes = figure.subplots()
+    at, labels, before = 0.0, [], None
+    for label, time in times:
+        at += 1.0 if label == before else 1.7
+        name = time.role.replace("_", " ")
+        labels.append((at, name if label == before else f"$\\bf{{{_bold(label)}}}$   {name}"))
+        left = 0.0
+        for share, (_, color) in zip((time.own, time.others, time.idle), _PARTS, strict=True):
+            axes.barh(at, share, left=left, color=color, height=0.72)
+            left += share
+        axes.annotate(f"{time.idle:.0%} idle", (1.0, at), (6, 0), textcoords="offset points", va="center")
+        before = label
+    axes.set_yticks([place for place, _ in labels], [text for _, text in labels])
+    axes.set(xlim=(0, 1), ylim=(at + 0.7, 1.0), xlabel="share of the time after warm-up, mean over devices and seeds")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.grid(axis="y", visible=False)
+    handles = [Patch(facecolor=color, label=name) for name, color in _PARTS]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+
+
+def _bold(label: str) -> str:
+    """A label in matplotlib's mathematics, where some characters mean something."""
+    return "".join(f"\\{character}" if character in "_#%&${}" else character for character in label).replace(" ", "\\ ")

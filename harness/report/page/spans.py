@@ -1,0 +1,145 @@
+"""What the page's timeline draws: spans by lane, weight transfers as arrows, and what was left out of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from harness.metrics.intervals import Interval
+from harness.metrics.timeline import TRAINING_ROLE, Timeline
+from harness.metrics.trace import lanes
+from harness.protocols import Span
+from harness.report.page.palette import KINDS
+
+MOST_SPANS = 60_000
+"""In one page, over all its runs: some two megabytes."""
+MOST_ENGINES = 16
+"""Of one role; more lanes than that nobody reads."""
+_FIRST_ITERATIONS = 6
+_KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
+
+Owner = tuple[str, str]
+
+
+def timeline_data(timeline: Timeline, title: str, most: int = MOST_SPANS) -> dict[str, Any]:
+    """One run's timeline as plain JSON values, times in microseconds on the run's clock.
+
+    rows: an engine each, with one list of numbers per lane: start, duration, kind, version, iteration, and again.
+    arrows: row of the trainer, row of the engine, when the trainer began to publish, when the engine had loaded, the
+    version. ends: iteration and end. window: what to show at first. left_out: sentences on what is not here.
+    most: spans at most; what comes after them is left out, by whole iterations.
+    """
+    owners = _shown_owners(timeline)
+    spans = [span for span in timeline.spans if (span.role, span.engine) in owners]
+    until = _until(timeline, spans, most)
+    kept = [span for span in spans if span.start < until]
+    by_owner: dict[Owner, list[Span]] = defaultdict(list)
+    for span in kept:
+        by_owner[span.role, span.engine].append(span)
+    first, last = first_window(timeline)
+    return {
+        "title": title,
+        "warmup": timeline.warmup,
+        "start": _microseconds(timeline.started_at),
+        "end": _microseconds(min(until, timeline.elapsed_window()[1])),
+        "window": [_microseconds(first), _microseconds(min(last, until))],
+        "ends": [[i, _microseconds(at)] for i, at in sorted(timeline.iteration_ends.items()) if at <= until],
+        "rows": [
+            {
+                "role": role,
+                "engine": engine,
+                "pool": timeline.placement[role, engine].pool,
+                "lanes": [_numbers(lane) for lane in lanes(by_owner[role, engine])],
+            }
+            for role, engine in owners
+        ],
+        "arrows": _arrows(kept, owners),
+        "left_out": [*_left_out_owners(timeline, owners), *_left_out_time(timeline, len(spans) - len(kept), until)],
+    }
+
+
+def first_window(timeline: Timeline, iterations: int = _FIRST_ITERATIONS) -> Interval:
+    """Some iterations to begin with: those after the warm-up, as far as there are so many, else from the first on."""
+    order = sorted(timeline.iteration_ends)
+    if not order:
+        return timeline.elapsed_window()
+    start = timeline.warmup if len(order) >= timeline.warmup + iterations else 0
+    shown = order[start : start + iterations]
+    return timeline.window(shown[0])[0], timeline.window(shown[-1])[1]
+
+
+def _shown_owners(timeline: Timeline) -> dict[Owner, int]:
+    """Which engines have a row, and its number."""
+    seen: dict[str, int] = defaultdict(int)
+    shown: dict[Owner, int] = {}
+    for role, engine in timeline.placement:
+        seen[role] += 1
+        if seen[role] <= MOST_ENGINES:
+            shown[role, engine] = len(shown)
+    return shown
+
+
+def _until(timeline: Timeline, spans: list[Span], most: int) -> float:
+    """The end of the last iteration up to which there are no more than `most` spans; of the first if it has more."""
+    if len(spans) <= most:
+        return float("inf")
+    ends = sorted(timeline.iteration_ends.values())
+    whole = [end for end in ends if end <= spans[most].start]
+    return whole[-1] if whole else ends[0]
+
+
+def _arrows(spans: Iterable[Span], owners: dict[Owner, int]) -> list[list[int]]:
+    """To each engine that loads a version, from the trainer's first engine as it last published it."""
+    published: dict[int, Span] = {}
+    arrows = []
+    for span in sorted(spans, key=lambda span: span.start if span.kind == "publish_weights" else span.end):
+        row = owners[span.role, span.engine]
+        if span.kind == "publish_weights" and span.role == TRAINING_ROLE:
+            kept = published.get(span.version)
+            if kept is None or row <= owners[kept.role, kept.engine]:
+                published[span.version] = span
+        elif span.kind == "load_weights" and span.version in published:
+            source = published[span.version]
+            ends = (_microseconds(source.start), _microseconds(span.end))
+            arrows.append([owners[source.role, source.engine], row, *ends, span.version])
+    return arrows
+
+
+def _numbers(lane: Iterable[Span]) -> list[int]:
+    return [
+        number
+        for span in lane
+        for number in (
+            _microseconds(span.start),
+            _microseconds(span.end - span.start),
+            _KIND_NUMBERS[span.kind],
+            span.version,
+            span.iteration,
+        )
+    ]
+
+
+def _left_out_owners(timeline: Timeline, shown: dict[Owner, int]) -> list[str]:
+    engines: dict[str, int] = defaultdict(int)
+    for role, _ in timeline.placement:
+        engines[role] += 1
+    return [
+        f"{role}: {MOST_ENGINES} of {number:,} engines have a row."
+        for role, number in engines.items()
+        if number > MOST_ENGINES
+    ]
+
+
+def _left_out_time(timeline: Timeline, spans: int, until: float) -> list[str]:
+    if not spans:
+        return []
+    shown = sum(end <= until for end in timeline.iteration_ends.values())
+    return [
+        f"Only the first {shown:,} of {len(timeline.iteration_ends):,} iterations are here; {spans:,} later spans "
+        "stand in the run's trace.json."
+    ]
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)

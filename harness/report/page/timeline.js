@@ -1,0 +1,208 @@
+// The interactive timeline: which run, which part of it, and what is under the pointer or the keyboard's cursor.
+
+class Timeline {
+  constructor(section, data) {
+    this.section = section;
+    this.data = data;
+    this.find = (name) => section.querySelector(name);
+    this.canvas = this.find(".spans");
+    this.overview = this.find(".overview");
+    this.tooltip = this.find(".tooltip");
+    this.status = this.find(".status");
+    this.colourBy = "version";
+    this.chosen = null; // the span that is pointed at
+    this.dragged = null; // [x where it began, x now]
+    this.listen();
+    this.show(0);
+    new ResizeObserver(() => this.draw()).observe(section);
+  }
+
+  show(number) {
+    this.run = this.data.runs[number];
+    const alone = (role) => this.run.rows.filter((row) => row.role === role).length === 1;
+    for (const row of this.run.rows) {
+      row.name = alone(row.role) ? row.role : `${row.role} ${row.engine}`;
+      row.name = row.name.replaceAll("_", " ");
+    }
+    this.layout = layOut(this.run);
+    this.find(".left-out").textContent = this.run.left_out.join(" ");
+    this.find(".run-title").textContent = this.run.title;
+    this.choose(null);
+    this.look(...this.run.window);
+  }
+
+  // Look at a part of the run, no less than ten microseconds and no more than all of it.
+  look(from, to) {
+    const { start, end } = this.run;
+    const length = Math.min(Math.max(to - from, 10), end - start);
+    this.from = Math.min(Math.max((from + to - length) / 2, start), end - length);
+    this.to = this.from + length;
+    this.section.dataset.from = this.from;
+    this.section.dataset.to = this.to;
+    this.draw();
+  }
+
+  zoom(factor, x = (GUTTER + this.width) / 2) {
+    const fixed = this.time(x);
+    this.look(fixed - (fixed - this.from) * factor, fixed + (this.to - fixed) * factor);
+  }
+
+  pan(share) {
+    const by = (this.to - this.from) * share;
+    const { start, end } = this.run;
+    const bounded = Math.min(Math.max(by, start - this.from), end - this.to);
+    this.look(this.from + bounded, this.to + bounded);
+  }
+
+  whole() {
+    this.look(this.run.start, this.run.end);
+  }
+
+  x(time) {
+    return GUTTER + ((time - this.from) / (this.to - this.from)) * (this.width - GUTTER);
+  }
+
+  time(x) {
+    return this.from + ((x - GUTTER) / (this.width - GUTTER)) * (this.to - this.from);
+  }
+
+  draw() {
+    if (this.asked) return;
+    this.asked = true;
+    requestAnimationFrame(() => {
+      this.asked = false;
+      this.paint();
+    });
+  }
+
+  paint() {
+    this.width = this.canvas.parentElement.clientWidth;
+    if (!this.width) return;
+    const context = scaled(this.canvas, this.width, this.layout.height);
+    context.font = `12px ${FONT}`;
+    context.textBaseline = "middle";
+    const paint = painter(this.data, this.colourBy);
+    drawRails(context, this, this.run);
+    drawLanes(context, this, this.data, paint);
+    drawIterations(context, this, this.run);
+    this.crowded = !drawArrows(context, this, this.run, this.chosen);
+    if (this.chosen) this.outline(context, this.chosen);
+    if (this.dragged) this.shade(context, ...this.dragged);
+    drawNames(context, this, this.run);
+    drawAxis(context, this);
+    this.paintOverview(paint);
+    this.paintLegend();
+    if (this.chosen) this.placeTooltip();
+  }
+
+  outline(context, span) {
+    const left = Math.max(this.x(span.start), GUTTER);
+    context.strokeStyle = "#000000";
+    context.lineWidth = 2;
+    context.strokeRect(left, span.lane.top, Math.max(this.x(span.end) - left, 2), span.lane.height - 0.7);
+  }
+
+  shade(context, begun, now) {
+    context.fillStyle = "rgba(0, 114, 178, 0.16)";
+    context.fillRect(Math.min(begun, now), HEAD, Math.abs(now - begun), this.layout.bottom - HEAD);
+  }
+
+  // All of the run, and which part of it is looked at.
+  paintOverview(paint) {
+    const context = scaled(this.overview, this.width, OVERVIEW);
+    const key = [this.data.runs.indexOf(this.run), this.colourBy, this.width, window.devicePixelRatio].join();
+    if (this.sketchKey !== key) {
+      this.sketch = document.createElement("canvas");
+      drawSketch(scaled(this.sketch, this.width, OVERVIEW), this, paint);
+      this.sketchKey = key;
+    }
+    context.drawImage(this.sketch, 0, 0, this.width, OVERVIEW);
+    const { start, end } = this.run;
+    const [left, right] = [this.from, this.to].map((time) => GUTTER + ((time - start) / (end - start)) * (this.width - GUTTER));
+    context.fillStyle = "rgba(255, 255, 255, 0.72)";
+    context.fillRect(GUTTER, 0, left - GUTTER, OVERVIEW);
+    context.fillRect(right, 0, this.width - right, OVERVIEW);
+    context.strokeStyle = INK;
+    context.lineWidth = 1.5;
+    context.strokeRect(left, 1, Math.max(right - left, 2), OVERVIEW - 2);
+  }
+
+  // What is in sight, by colour; rebuilt only if that changed.
+  paintLegend() {
+    const { kinds, colours } = this.data;
+    const seen = new Set();
+    for (const lane of this.layout.lanes) {
+      for (let n = firstEndingAfter(lane, this.from); n * FIELDS < lane.spans.length; n += 1) {
+        if (lane.spans[n * FIELDS] >= this.to) break;
+        const kind = lane.spans[n * FIELDS + 2];
+        if (this.colourBy === "kind") seen.add(kind);
+        else if (kinds[kind] !== "wait_for_samples") seen.add(lane.spans[n * FIELDS + 3]);
+      }
+    }
+    const shown = [...seen].sort((a, b) => a - b);
+    const steps = colours.versions.length;
+    let items;
+    if (this.colourBy === "kind") {
+      items = shown.map((kind) => [colours.kinds[kind], kinds[kind].replaceAll("_", " ")]);
+    } else if (shown.length <= steps) {
+      items = shown.map((version) => [colours.versions[version % steps], `v${version}`]);
+    } else {
+      items = colours.versions.map((colour, step) => [colour, `v${step}, v${step + steps}, …`]);
+    }
+    if (this.colourBy === "version") items.push([colours.kinds[kinds.indexOf("wait_for_samples")], "waits for samples"]);
+    const words = JSON.stringify([this.colourBy, items, this.crowded]);
+    if (words === this.legend) return;
+    this.legend = words;
+    const legend = this.find(".legend");
+    legend.replaceChildren(...items.map(([colour, text]) => swatch(colour, text)), arrowSample(this.crowded));
+  }
+
+  choose(span, from = "pointer") {
+    const same = span && this.chosen && span.lane === this.chosen.lane && span.number === this.chosen.number;
+    if (same || (!span && !this.chosen)) return;
+    this.chosen = span;
+    this.tooltip.hidden = !span;
+    if (span) {
+      span.kindName = this.data.kinds[span.kind];
+      const { role, engine, pool } = span.lane.row;
+      const told = [
+        ["role", role.replaceAll("_", " ")],
+        ["engine", `${engine} (pool ${pool})`],
+        ["kind", span.kindName.replaceAll("_", " ")],
+        ["version", `v${span.version}`],
+        ["iteration", `${span.iteration}`],
+        ["start", `${seconds(span.start / 1e6, 0.0001)} s`],
+        ["duration", duration(span.duration)],
+      ];
+      this.tooltip.replaceChildren(...told.flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
+      if (from === "keyboard") this.status.textContent = told.map((pair) => pair.join(" ")).join(", ");
+    }
+    this.draw();
+  }
+
+  placeTooltip() {
+    const { lane } = this.chosen;
+    const [left, right] = [Math.max(this.x(this.chosen.start), GUTTER), Math.min(this.x(this.chosen.end), this.width)];
+    const middle = this.pointed ?? (left + right) / 2;
+    const [width, height] = [this.tooltip.offsetWidth, this.tooltip.offsetHeight];
+    const below = lane.top + lane.height + 8;
+    const top = below + height > this.layout.height ? lane.top - height - 8 : below;
+    this.tooltip.style.left = `${Math.min(Math.max(middle - width / 2, 0), this.width - width)}px`;
+    this.tooltip.style.top = `${this.canvas.offsetTop + top}px`;
+  }
+
+  // The span under a point of the canvas, or none: a thin one counts as four pixels wide.
+  under(x, y) {
+    if (x < GUTTER || x > this.width) return null;
+    const lane = this.layout.lanes.find(({ top, height }) => y >= top && y < top + height);
+    if (!lane) return null;
+    const slack = ((this.to - this.from) / (this.width - GUTTER)) * 2;
+    const time = this.time(x);
+    const count = lane.spans.length / FIELDS;
+    for (const [at, leeway] of [[time, 0], [time - slack, slack]]) {
+      const number = firstEndingAfter(lane, at);
+      if (number < count && lane.spans[number * FIELDS] <= time + leeway) return spanAt(lane, number);
+    }
+    return null;
+  }
+}

@@ -1,0 +1,284 @@
+"""The report in a real browser, without its window: what is drawn, what hands do to it, and what a printer gets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from unit.fabricated_cells import Made, make_run
+
+from harness.comparison.parts import Cell
+from harness.comparison.result import compare
+from harness.comparison.runs import read_run
+from harness.metrics.timeline import Place, Timeline
+from harness.metrics.trace import chrome_trace
+from harness.protocols import Span
+from harness.report.page.document import document
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+TIMEOUT_MS = 60_000
+ITERATIONS = 12
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
+]
+
+
+def busy() -> Timeline:
+    """Two engines that generate and load, and a trainer that publishes, a second per iteration."""
+    placement = {("rollout", str(n)): Place("rollout", (f"device {n}",)) for n in range(2)}
+    placement |= {("actor", "0"): Place("actor", ("device 2",))}
+    timeline = Timeline(placement)
+    for i in range(ITERATIONS):
+        spans = [Span("rollout", str(n), "generate", i + 0.1 * n, i + 0.8, i, i) for n in range(2)]
+        spans += [Span("rollout", str(n), "load_weights", i + 0.85, i + 0.95, i + 1, i) for n in range(2)]
+        spans += [
+            Span("actor", "0", "wait_for_samples", i, i + 0.3, i, i),
+            Span("actor", "0", "update_actor", i + 0.3, i + 0.8, i, i),
+            Span("actor", "0", "publish_weights", i + 0.8, i + 0.9, i + 1, i),
+        ]
+        timeline.add(spans)
+        timeline.end_iteration(i, i + 1.0)
+    return timeline
+
+
+def cell(root: Path, label: str, made: Made) -> Cell:
+    folders = [make_run(root, label, made, seed).path for seed in range(3)]
+    for folder in folders:
+        (folder / "trace.json").write_text(json.dumps(chrome_trace(busy())), encoding="utf-8")
+    return Cell(label, f"{label}, algorithm.correction=decoupled", tuple(map(read_run, folders)))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("report")
+    first = cell(root, "synchronous", Made(schedule="colocate_sync", lag=0, iterations=ITERATIONS))
+    second = cell(root, "asynchronous", Made(step_s=0.5, iterations=ITERATIONS))
+    path = root / "report.html"
+    path.write_text(document(compare([first, second])), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=TIMEOUT_MS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, report: Path) -> Iterator[Page]:
+    """The report at 1280 pixels. At the end: nothing complained, and nothing but the file was asked for."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(TIMEOUT_MS)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: complaints.append(request.url) if "report.html" not in request.url else None)
+    page.goto(report.as_uri())
+    page.wait_for_function("document.querySelector('#timeline').dataset.from !== undefined")
+    yield page
+    page.close()
+    assert [its for its in complaints if not its.startswith("data:")] == []
+
+
+def window(page: Page) -> tuple[float, float]:
+    """Seconds that the timeline shows."""
+    data = page.evaluate("({...document.querySelector('#timeline').dataset})")
+    return float(data["from"]) / 1e6, float(data["to"]) / 1e6
+
+
+def place(page: Page, row: int, seconds: float) -> tuple[float, float]:
+    """Where on the screen a moment of a row is drawn."""
+    page.locator(".spans").scroll_into_view_if_needed()
+    x, y = page.evaluate(
+        """([row, seconds]) => {
+            const { live } = document.querySelector("#timeline");
+            const box = live.canvas.getBoundingClientRect();
+            return [box.x + live.x(seconds * 1e6), box.y + live.run.rows[row].top + live.run.rows[row].height / 2];
+        }""",
+        [row, seconds],
+    )
+    return x, y
+
+
+def colour(page: Page, row: int, seconds: float) -> list[int]:
+    """Red, green and blue of what is drawn there, near the lane's upper edge."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return page.evaluate(
+        """([row, seconds]) => {
+            const { live } = document.querySelector("#timeline");
+            const copy = new OffscreenCanvas(1, 1).getContext("2d");
+            copy.drawImage(live.canvas, -live.x(seconds * 1e6), -live.run.rows[row].top - 3);
+            return [...copy.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+        }""",
+        [row, seconds],
+    )
+
+
+def tooltip(page: Page) -> dict[str, str]:
+    names, values = (page.locator(f".tooltip {tag}").all_inner_texts() for tag in ("dt", "dd"))
+    return dict(zip(names, values, strict=True))
+
+
+@pytest.mark.parametrize("width", [800, 1280, 1600])
+def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_function(f"document.querySelector('.spans').clientWidth < {width}")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    clipped = page.evaluate(
+        "[...document.querySelectorAll('.wide')].filter((n) => n.scrollWidth > n.clientWidth).length"
+    )
+    assert clipped == 0
+
+
+def test_what_is_under_the_pointer_is_told(page: Page) -> None:
+    page.mouse.move(*place(page, 1, 3.4))
+    assert tooltip(page) == {
+        "role": "rollout",
+        "engine": "1 (pool rollout)",
+        "kind": "generate",
+        "version": "v3",
+        "iteration": "3",
+        "start": "3.1000 s",
+        "duration": "700 ms",
+    }
+    page.mouse.move(*place(page, 2, 4.85))
+    assert tooltip(page)["kind"] == "publish weights" and tooltip(page)["version"] == "v5"
+    page.mouse.move(*place(page, 0, 4.97))
+    assert page.locator(".tooltip").is_hidden()
+
+
+def test_spans_have_the_colour_of_their_version_or_of_their_kind(page: Page) -> None:
+    by_version = [colour(page, 0, second) for second in (3.4, 4.4)]
+    assert by_version[0] != by_version[1] == colour(page, 2, 4.6)
+    assert "v3" in page.locator("#timeline .legend").inner_text()
+    page.get_by_label("kind of work").check()
+    by_kind = [colour(page, 0, second) for second in (3.4, 4.4)]
+    assert by_kind[0] == by_kind[1] != colour(page, 2, 4.6)
+    assert "update actor" in page.locator("#timeline .legend").inner_text()
+
+
+def test_weights_are_drawn_as_arrows_between_rows(page: Page) -> None:
+    """Between two rows there is nothing else that is dark."""
+    count = """() => {
+        const { live } = document.querySelector("#timeline");
+        const [upper] = live.run.rows;
+        const [left, right] = [3.8e6, 3.97e6].map((time) => Math.round(live.x(time)));
+        const copy = new OffscreenCanvas(right - left, 1).getContext("2d");
+        copy.drawImage(live.canvas, -left, -upper.top - upper.height - 4);
+        return copy.getImageData(0, 0, right - left, 1).data.filter((value, at) => at % 4 === 0 && value < 160).length;
+    }"""
+    assert page.evaluate("document.querySelector('#timeline').live.run.arrows.length") == 2 * ITERATIONS
+    assert page.evaluate(count) > 0
+
+
+def test_the_wheel_zooms_once_the_chart_was_clicked_and_scrolls_the_page_before(page: Page) -> None:
+    before = window(page)
+    page.mouse.move(*place(page, 0, 4.5))
+    page.mouse.wheel(0, -200)
+    page.wait_for_function("scrollY < document.querySelector('#timeline').offsetTop")
+    assert window(page) == before
+    page.mouse.click(*place(page, 0, 4.5))
+    page.mouse.wheel(0, -200)
+    page.wait_for_function(f"Number(document.querySelector('#timeline').dataset.from) > {before[0] * 1e6}")
+    after = window(page)
+    assert after[1] - after[0] < before[1] - before[0]
+    share = (4.5 - before[0]) / (before[1] - before[0])
+    assert (4.5 - after[0]) / (after[1] - after[0]) == pytest.approx(share, abs=0.01)  # it stays under the pointer
+
+
+def test_dragging_zooms_into_what_was_dragged_over_and_shift_moves(page: Page) -> None:
+    y = place(page, 0, 4.0)[1]
+    page.mouse.move(place(page, 0, 4.0)[0], y)
+    page.mouse.down()
+    page.mouse.move(place(page, 0, 5.0)[0], y, steps=3)
+    page.mouse.up()
+    assert window(page) == pytest.approx((4.0, 5.0), abs=0.01)
+    page.keyboard.down("Shift")
+    page.mouse.move(place(page, 0, 4.6)[0], y)
+    page.mouse.down()
+    page.mouse.move(place(page, 0, 4.1)[0], y, steps=3)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    assert window(page) == pytest.approx((4.5, 5.5), abs=0.02)
+    page.mouse.dblclick(*place(page, 0, 5.0))
+    assert window(page) == (0, ITERATIONS)
+
+
+def test_keys_zoom_move_and_read_spans_aloud(page: Page) -> None:
+    page.locator(".spans").focus()
+    from_, to = window(page)
+    page.keyboard.press("+")
+    zoomed = window(page)
+    assert zoomed[1] - zoomed[0] == pytest.approx((to - from_) / 2)
+    page.keyboard.press("ArrowRight")
+    assert window(page)[0] > zoomed[0]
+    page.keyboard.press("0")
+    assert window(page) == (0, ITERATIONS)
+    page.keyboard.press("ArrowDown")
+    assert tooltip(page)["engine"] == "0 (pool rollout)"
+    page.keyboard.press("Shift+ArrowRight")
+    assert tooltip(page)["kind"] == "load weights"
+    assert "kind load weights, version v1" in page.locator(".status").inner_text()
+    page.keyboard.press("ArrowDown")
+    assert tooltip(page)["engine"] == "1 (pool rollout)"
+    page.keyboard.press("Escape")
+    assert page.locator(".tooltip").is_hidden()
+
+
+def test_buttons_and_the_strip_below_move_the_window(page: Page) -> None:
+    page.get_by_role("button", name="whole run").click()
+    assert window(page) == (0, ITERATIONS)
+    for _ in range(2):
+        page.get_by_role("button", name="Zoom in").click()
+    page.get_by_role("button", name="Later").click()
+    assert window(page) == pytest.approx((6.0, 9.0))
+    box = page.locator(".overview").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
+    assert window(page) == pytest.approx((9.0, 12.0))
+    page.locator(".which").select_option("1")
+    assert page.locator(".run-title").inner_text().startswith("fully_async")
+
+
+def test_switches_change_the_curves_and_the_pointer_reads_them(page: Page) -> None:
+    lines = page.locator(".mean-line")
+    before = lines.first.get_attribute("points")
+    page.get_by_label("time (s)").check()
+    assert lines.first.get_attribute("points") != before
+    assert page.locator(".curves svg").get_attribute("aria-label") == "exact match against time (s), a line per cell"
+    page.get_by_label("mean reward").check()
+    assert "mean reward" in page.locator(".curves").inner_text()
+    assert lines.count() == 2
+    page.get_by_role("button", name="asynchronous, algorithm.correction=decoupled", exact=True).click()
+    assert lines.count() == 1
+    page.locator(".curves").scroll_into_view_if_needed()
+    box = page.locator(".curves").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert "synchronous, algorithm.correction=decoupled 0." in page.locator(".readout").inner_text()
+
+
+def test_a_printer_gets_tables_and_charts_and_no_switches(page: Page) -> None:
+    opened: list[Any] = page.evaluate(
+        "() => { window.opened = []; addEventListener('beforeprint', () => "
+        "{ opened.push(document.querySelectorAll('details:not([open])').length) }); return window.opened; }"
+    )
+    assert opened == []
+    assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
+    assert page.evaluate("window.opened") == [0]  # everything was unfolded
+    assert page.locator("details:not([open])").count() > 0  # and folded again
+    page.emulate_media(media="print")
+    for hidden in (".controls", "nav", ".help", ".unfold", ".overview"):
+        assert page.locator(hidden).first.is_hidden()
+    for shown in (".verdict", ".headlines", ".curves svg", ".histogram", ".spans", "#timeline .legend"):
+        assert page.locator(shown).first.is_visible()
