@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.bench_convergence [--seeds 0 1 2] [setting=value ...]
 
-Runs `python -m harness bench` for one cell after another, the first seed of all cells before the others, and leaves out
-what is done already. A cell that fails is named at the end and stops no other. Then prints Markdown tables of exact
+Makes one run after another, the first seed of all cells before the others, and leaves out what is done already. A run
+that fails is named at the end and stops no other. Then prints Markdown tables of exact
 match beside the measured lag, and draws the curves into <results>/convergence.png.
 
 At lag 0 `tis` and `clip` are the same update, bit for bit, so the two schedules that have no lag run `tis` for the
@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import pandas as pd
@@ -29,13 +27,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
+from rich.console import Console
 
+from harness.campaign.cells import WantedCell, lay_out
+from harness.campaign.outlook import print_failures
+from harness.campaign.running import Runs, run_cells
 from harness.cli import RESULTS
 from harness.config import JobConfig
-from harness.metrics.run_files import is_done, load_metrics, load_samples
+from harness.metrics.run_files import WEIGHTS, is_done, load_metrics, load_samples
 from harness.report.plots import save_figure
 from harness.runner.compose import compose_job
-from harness.runner.run import WEIGHTS, run_directory
+from harness.runner.machine import this_machine
+from harness.runner.run import run_directory
 from tests.benchmarks.held_out import held_out_exact_match
 
 COMMON = (
@@ -65,7 +68,6 @@ _BLUE, _ORANGE, _GREEN, _RED, _PINK, *_, _CYAN = sns.color_palette("colorblind")
 COLORS = dict(zip(SCHEDULES, ["0.65", "0.1", _BLUE, _ORANGE, _GREEN, _RED, _PINK, _CYAN], strict=True))
 LAST = 10  # iterations that the second table averages over
 SMOOTH = 7  # iterations of the running mean in the figure
-TIMEOUT_S = 900  # of a run
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Run:
     correction: str
     seed: int
     more: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its cell."""
+        return f"{self.schedule}, {self.correction}"
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -120,30 +127,11 @@ def wanted_cells(schedules: Sequence[str], seeds: Sequence[int], more: tuple[str
 
 
 def run_all(cells: Sequence[list[Run]]) -> None:
-    """Every cell that is not done, one after another; one process starts all seeds of a cell."""
-    failed = {}
-    for number, runs in enumerate(cells, 1):
-        if all(is_done(run.folder) for run in runs):
-            continue
-        name = f"[{number}/{len(cells)}] {runs[0].schedule}, {runs[0].correction}, seeds {[run.seed for run in runs]}"
-        began = time.perf_counter()
-        failure = _failure(runs)
-        print(f"{name}: {'FAILED' if failure else 'done'} in {time.perf_counter() - began:.0f} s", flush=True)
-        if failure:
-            failed[name] = failure
-    for name, failure in failed.items():
-        print(f"\n{name} failed: {failure}", flush=True)
-
-
-def _failure(runs: Sequence[Run]) -> str:
-    """Runs them in processes of their own. Returns how that failed, or nothing."""
-    seeds = ",".join(str(run.seed) for run in runs)
-    command = [sys.executable, "-m", "harness", "bench", *runs[0].settings, f"seeds=[{seeds}]"]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S * len(runs))
-    except subprocess.TimeoutExpired as error:
-        return f"not done after {error.timeout:.0f} s"
-    return "" if ended.returncode == 0 else f"exit code {ended.returncode}: {ended.stderr.strip()[-2000:]}"
+    """Every run that is not done, one after another, each in a process of its own."""
+    machine, console = this_machine(), Console()
+    for seeds, some in groupby(cells, key=lambda runs: tuple(run.seed for run in runs)):
+        laid_out = tuple(lay_out(WantedCell(runs[0].name, runs[0].settings), machine) for runs in some)
+        print_failures(run_cells(Runs(laid_out, seeds, RESULTS), console).failed, console)
 
 
 def markdown(runs: Sequence[Run], value: Callable[[Run], float]) -> str:

@@ -1,0 +1,1 @@
+"""Comparisons carried out: cells from settings, runs in processes of their own, the equivalence gate, the verbs."""

@@ -1,0 +1,170 @@
+"""Runs of a campaign, played by a tiny script: their order, what fails, what is interrupted, what is done already."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from harness.campaign import child, running
+from harness.campaign.cells import JobCell, WantedCell, lay_out
+from harness.campaign.running import Command, Outcome, Runs, run_cells
+from harness.runner.machine import Machine
+
+PLAYED = """
+import json, os, pathlib, signal, subprocess, sys, time
+folder, what, log = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+with open(log, "a") as file:
+    file.write(f"{folder.parent.name.partition('-')[0]} {folder.name[-1]}\\n")
+if what == "fail":
+    print("a first line", "the last words", sep="\\n")
+    sys.exit(3)
+if what in ("SIGINT", "SIGTERM", "SIGKILL", "deaf"):
+    pids = [os.getpid()]
+    if what == "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if what != "SIGKILL":
+        pids.append(subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"]).pid)
+    with open(log, "a") as file:
+        file.write("".join(f"pid {pid}\\n" for pid in pids))
+    os.kill(os.getppid(), getattr(signal, what, signal.SIGTERM))
+if what not in ("done", "nothing"):
+    time.sleep(600)
+if what == "done":
+    folder.mkdir(parents=True)
+    manifest = {"started_at": "2026-01-01T00:00:00+00:00", "backend": "real", "smoke": True}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "DONE").write_text("2026-01-01T00:00:40+00:00\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def cells() -> tuple[JobCell, ...]:
+    """Two that would run for real, so that they run one after another."""
+    machine = Machine(cores=2, gpus=0, gpu_bytes=0)
+    names = ("one_step_off", "fully_async")
+    return tuple(lay_out(WantedCell(name, (f"schedule={name}", "backend=real")), machine) for name in names)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_LOOK_S", 0.01)
+
+
+class Played:
+    """What runs do, by label and seed, and what was begun in which order."""
+
+    def __init__(self, folder: Path, cells: tuple[JobCell, ...], **does: str) -> None:
+        self.results, self.log, self.cells, self.does = folder / "results", folder / "log", cells, does
+        self.said = io.StringIO()
+
+    def command(self, cell: JobCell, seed: int) -> list[str]:
+        what = self.does.get(f"{cell.label}_{seed}", "done")
+        return [sys.executable, "-S", "-c", PLAYED, str(cell.folder(seed, self.results)), what, str(self.log)]
+
+    def run(self, seeds: int = 2, force: bool = False) -> Outcome:
+        command: Command = self.command
+        self.log.write_text("")
+        runs = Runs(self.cells, tuple(range(seeds)), self.results, force)
+        return run_cells(runs, Console(file=self.said, width=200), command)
+
+    @property
+    def begun(self) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if not line.startswith("pid")]
+
+    @property
+    def left_alive(self) -> list[int]:
+        """Processes that the runs named, and that are still there."""
+        pids = [int(line.split()[1]) for line in self.log.read_text().splitlines() if line.startswith("pid")]
+        assert pids, "no run got that far"
+        there = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        _, left = psutil.wait_procs(there, timeout=20)
+        return [process.pid for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+ALL = [("one_step_off", 0), ("fully_async", 0), ("one_step_off", 1), ("fully_async", 1)]
+ORDER = [f"{label} {seed}" for label, seed in ALL]
+
+
+def test_the_first_seed_of_all_cells_comes_before_the_second(tmp_path: Path, cells: tuple[JobCell, ...]) -> None:
+    played = Played(tmp_path, cells)
+    assert played.run() == Outcome(tuple(ALL), ())
+    assert played.begun == ORDER
+    lines = played.said.getvalue().splitlines()
+    assert lines[0].startswith("[1/4] one_step_off seed 0: done in ") and lines[0].endswith(" left")
+    assert lines[3].startswith("[4/4] fully_async seed 1: done in ") and "left" not in lines[3]
+
+
+def test_what_is_done_is_not_run_again_unless_forced(tmp_path: Path, cells: tuple[JobCell, ...]) -> None:
+    played = Played(tmp_path, cells)
+    played.run()
+    shutil.rmtree(cells[1].folder(0, played.results))
+    assert set(played.run().done) == set(ALL) and played.begun == ["fully_async 0"]
+    assert played.run(seeds=3).failed == () and played.begun == ["one_step_off 2", "fully_async 2"]
+    assert Runs(cells, (0,), played.results, force=True).to_do() == [(cell, 0) for cell in cells]
+
+
+def test_a_run_that_fails_is_named_with_its_last_words_and_stops_no_other(
+    tmp_path: Path, cells: tuple[JobCell, ...]
+) -> None:
+    played = Played(tmp_path, cells, one_step_off_0="fail", fully_async_1="nothing")
+    outcome = played.run()
+    assert played.begun == ORDER, "each once: nothing is tried again"
+    assert outcome.done == (("fully_async", 0), ("one_step_off", 1))
+    failed, silent = outcome.failed
+    assert (failed.label, failed.seed, failed.how) == ("one_step_off", 0, "FAILED with exit code 3")
+    assert failed.words.endswith("the last words") and failed.log.read_text().startswith("a first line")
+    assert failed.log == cells[0].folder(0, played.results).with_name("seed=0.log")
+    assert (silent.label, silent.seed, silent.how) == ("fully_async", 1, "FAILED, ended without DONE")
+    played.does.clear()
+    assert played.run().failed == () and played.begun == ["one_step_off 0", "fully_async 1"]
+
+
+@pytest.fixture
+def patient() -> Iterator[None]:
+    """Whoever runs the tests may ignore signals; what is here before must be here again."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "deaf"])
+def test_an_interrupt_ends_the_run_with_all_that_it_started(
+    how: str, tmp_path: Path, cells: tuple[JobCell, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "END_S", 1.0 if how == "deaf" else 60.0)
+    played = Played(tmp_path, cells, fully_async_0=how)
+    with pytest.raises(KeyboardInterrupt):
+        played.run()
+    assert played.begun == ORDER[:2] and not played.left_alive
+    played.does.clear()
+    assert set(played.run().done) == set(ALL) and played.begun == ORDER[1:], "the same again goes on"
+
+
+def test_a_run_that_lasts_longer_than_the_limit_is_ended_and_among_the_failed(
+    tmp_path: Path, cells: tuple[JobCell, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LIMIT_S", 0.5)
+    played = Played(tmp_path, cells[:1], one_step_off_0="hang")
+    (failed,) = played.run(seeds=1).failed
+    assert failed.how.startswith("FAILED, not done after ")
+
+
+def test_a_run_does_not_outlive_the_campaign_that_is_killed(tmp_path: Path, cells: tuple[JobCell, ...]) -> None:
+    """The run itself tells its parent's end here: it kills it."""
+    played = Played(tmp_path, cells[:1], one_step_off_0="SIGKILL")
+    pid = os.fork()
+    if pid == 0:
+        played.run(seeds=1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL and not played.left_alive
