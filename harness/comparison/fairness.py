@@ -33,9 +33,13 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
     sampling parameters, training, devices in all, samples, seeds, backend; without the axes, which differ on purpose.
 
     config: config.yaml, or `plain(config)`. An axis is a setting's path, or a group: `schedule` is all of its options.
-    How a job is laid out over its devices is not in the key. Costs are, where the run is simulated.
+    How a job is laid out over its devices is not in the key. Costs are, where the run is simulated. Raises ConfigError
+    for a run that an earlier version made.
     """
     groups = _WHOLE if config["backend"] == "real" else (*_WHOLE, *_SIMULATED)
+    unsaid = [group for group in groups if group not in config]
+    if unsaid:
+        raise ConfigError(f"a run says nothing of {', '.join(unsaid)}: an earlier version made it; run it again")
     algorithm = config["algorithm"]
     key = {
         "backend": config["backend"],

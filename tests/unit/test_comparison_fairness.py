@@ -73,6 +73,12 @@ def test_other_seeds_and_smoke_runs_are_refused() -> None:
         refuse_unfair({"one": [run(), run("engine.slots=3", seed=1)]})
 
 
+def test_a_run_of_an_earlier_version_is_refused_with_what_it_does_not_say() -> None:
+    old = {name: value for name, value in config().items() if name != "training"}
+    with pytest.raises(ConfigError, match="a run says nothing of training: an earlier version made it; run it again"):
+        fairness_key(old, [0])
+
+
 def test_costs_count_where_time_is_simulated_only() -> None:
     assert "cost.train_step_s" in fairness_key(config(), [0])
     assert "cost.train_step_s" not in fairness_key(config("backend=real"), [0])
