@@ -1,0 +1,107 @@
+"""A paper experiment as its YAML file says it: source, what is compared, and every setting with where it is from."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from harness.config import STRICT, ConfigError, first_line
+from harness.runner.compose import EXPERIMENTS, read_settings
+
+PAPERS = EXPERIMENTS / "papers"
+ENDING = ".paper.yaml"
+"""Of their files: tables to predict have settings of their own beside them."""
+
+Kind = Literal["fitted_ratio", "scaling", "calibrated", "predicted_table", "measured", "gantt"]
+
+_Text = Annotated[str, Field(min_length=1)]
+_Form = TypeVar("_Form")
+
+
+@dataclass(frozen=True, config=STRICT)
+class Setting:
+    """A value, and where it is from: a section of the source, a public file of the same authors, or "assumed: why"."""
+
+    value: Any
+    source: _Text
+
+
+@dataclass(frozen=True, config=STRICT)
+class PaperExperiment:
+    """One experiment. kind: the file of harness/papers/kinds/ that runs it; scale: what is computed, and how large;
+    job: settings of the job, by the names that `make bench` has; settings: of the kind; data: a CSV file beside it, of
+    published figures; missing: what the source does not say, or the simulation lacks."""
+
+    name: _Text
+    title: _Text
+    kind: Kind
+    source: _Text
+    compares: _Text
+    scale: _Text
+    settings: dict[str, Setting]
+    job: dict[str, Setting] = field(default_factory=dict)
+    data: str | None = None
+    missing: list[str] = field(default_factory=list)
+
+    def read(self, form: type[_Form]) -> _Form:
+        """The values of the settings, as `form`. Raises ConfigError, naming file and setting."""
+        values = {name: setting.value for name, setting in self.settings.items()}
+        try:
+            return TypeAdapter(form).validate_python(values)
+        except ValidationError as error:
+            raise ConfigError(f"{self.path}: settings.{first_line(error)}") from error
+
+    def overrides(self) -> list[str]:
+        """The settings of the job, as a command line gives them."""
+        return [f"{name}={_typed(setting.value)}" for name, setting in self.job.items()]
+
+    def published(self) -> list[Mapping[str, str]]:
+        """The rows of `data`, cells by the names of their columns. Raises ConfigError where there are none."""
+        if self.data is None:
+            raise ConfigError(f"{self.path} names no table; write data: <csv file in {PAPERS.name}/>")
+        return read_rows(PAPERS / self.data)
+
+    @property
+    def path(self) -> Path:
+        return PAPERS / f"{self.name}{ENDING}"
+
+
+def _typed(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def names() -> list[str]:
+    """Of all paper experiments."""
+    return sorted(path.name.removesuffix(ENDING) for path in PAPERS.glob(f"*{ENDING}"))
+
+
+def read_experiment(name: str) -> PaperExperiment:
+    """Raises ConfigError for a name that none has, listing those there are, and for a file that cannot be read."""
+    if name not in names():
+        raise ConfigError(f"PAPER={name} is unknown; choose all, or one of {', '.join(names())}")
+    return parse(read_settings(PAPERS / f"{name}{ENDING}") | {"name": name})
+
+
+def parse(tree: Mapping[str, Any]) -> PaperExperiment:
+    """An experiment from nested plain values. Raises ConfigError, naming the first that is off."""
+    try:
+        return TypeAdapter(PaperExperiment).validate_python(tree)
+    except ValidationError as error:
+        raise ConfigError(f"{tree.get('name')}{ENDING}: {first_line(error)}") from error
+
+
+def read_rows(path: Path) -> list[Mapping[str, str]]:
+    """Rows of a CSV file; lines that begin with # are remarks. Raises ConfigError where it has none."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; it holds the published figures")
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    rows: list[Mapping[str, str]] = [*csv.DictReader(lines, skipinitialspace=True)]
+    if not rows:
+        raise ConfigError(f"{path} has no rows")
+    return rows

@@ -1,0 +1,201 @@
+"""Paper experiments: their files, what is printed and written, and fits that see what they are fitted to, no more."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.config import ConfigError
+from harness.papers.experiment import PaperExperiment, names, parse, read_experiment
+from harness.papers.kinds import calibrated, fitted_ratio, gantt
+from harness.papers.modes import Mode, job_of, steps
+from harness.papers.page import show, write
+from harness.papers.pools import pooled
+from harness.papers.result import Line, Result
+from harness.papers.run import make
+from harness.papers.surroundings import Surroundings
+from harness.runner.compose import compose_job
+
+FORMS = {
+    "fitted_ratio": "FittedRatio",
+    "scaling": "Scaling",
+    "calibrated": "Calibrated",
+    "predicted_table": "PredictedTable",
+    "measured": "Measured",
+    "gantt": "Gantt",
+}
+SMALL = [
+    "model=qwen1.5b",
+    "algorithm.batch_groups=8",
+    "algorithm.group_size=4",
+    "algorithm.micro_batch_groups=1",
+    "cost.prompt_tokens=50",
+    "cost.lengths.mean=50.0",
+    "cost.lengths.cap=200",
+]
+"""A batch that is simulated in a moment."""
+
+
+@pytest.fixture(autouse=True)
+def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are means over 6 batches, however small, and fits are near enough sooner: it saves most of the time."""
+    monkeypatch.setattr("harness.papers.modes._LEAST_SAMPLES", 1)
+    monkeypatch.setattr("harness.papers.kinds.fitted_ratio._NEAR", 0.02)
+
+
+def around(folder: Path) -> Surroundings:
+    return Surroundings(folder, Console(file=io.StringIO(), width=200))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_experiment_can_be_read_and_says_where_each_setting_is_from(name: str) -> None:
+    its = read_experiment(name)
+    form = getattr(import_module(f"harness.papers.kinds.{its.kind}"), FORMS[its.kind])
+    assert its.read(form) and its.source and its.scale
+    assert all(setting.source for setting in (*its.job.values(), *its.settings.values()))
+    compose_job(its.overrides())
+
+
+def test_an_unknown_paper_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="PAPER=asyncflow is unknown; choose all, or one of .*asyncflow_ablation"):
+        make("asyncflow", around(tmp_path))
+
+
+def test_a_setting_that_no_kind_has_is_refused_by_its_name() -> None:
+    its = replace(read_experiment("asyncflow_gantt"), settings={})
+    with pytest.raises(ConfigError, match="asyncflow_gantt.paper.yaml: settings"):
+        its.read(gantt.Gantt)
+    with pytest.raises(ConfigError, match="new.paper.yaml: kind=guess"):
+        parse(
+            {"name": "new", "kind": "guess", "title": "t", "source": "s", "compares": "c", "scale": "s", "settings": {}}
+        )
+
+
+BASE = Mode("in sequence", ["schedule=separated_sync", "schedule.streaming=false"], "base")
+STREAMED = Mode("streamed", ["schedule=fully_async", "schedule.max_staleness=0", "schedule.order=completion"], "fitted")
+DELAYED = Mode("delayed", ["schedule=delayed_update"], "predicted")
+SETUP = fitted_ratio.Setup(tuple(SMALL), 2, 1.0, 1.0, 6.0, (BASE, STREAMED, DELAYED))
+
+
+def ablation(published: Mapping[str, float], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """The experiment on a small job, with these published figures."""
+    rows = "\n".join(f"ablation,7b,512,{label},{figure}" for label, figure in published.items())
+    (folder / "made.csv").write_text(f"experiment,model,npus,configuration,relative_throughput\n{rows}\n")
+    monkeypatch.setattr("harness.papers.experiment.PAPERS", folder)
+    settings = {
+        "table": "ablation",
+        "engines": 2,
+        "reference_share": 1.0,
+        "least": 1.0,
+        "most": 6.0,
+        "modes": [{"label": its.label, "job": its.job, "role": its.role} for its in (BASE, STREAMED, DELAYED)],
+    }
+    job = dict(line.split("=") for line in SMALL)
+    tree = {
+        **{"name": "made", "title": "t", "kind": "fitted_ratio", "source": "s", "compares": "c", "scale": "s"},
+        "data": "made.csv",
+        "job": {name: {"value": value, "source": "made"} for name, value in job.items()},
+        "settings": {name: {"value": value, "source": "made"} for name, value in settings.items()},
+    }
+    return fitted_ratio.run(parse(tree), around(folder))
+
+
+def test_the_fit_does_not_see_what_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another published figure for the predicted row changes its error, and nothing else."""
+    one = ablation({"in sequence": 1.0, "streamed": 1.8, "delayed": 2.74}, tmp_path, monkeypatch)
+    other = ablation({"in sequence": 1.0, "streamed": 1.8, "delayed": 1.37}, tmp_path, monkeypatch)
+    assert [line.simulated for line in one.lines] == [line.simulated for line in other.lines]
+    assert one.notes == other.notes
+    assert one.lines[1].simulated == pytest.approx(1.8, rel=0.03)
+    last, changed = one.lines[2], other.lines[2]
+    assert last.error is not None and changed.error is not None
+    assert changed.error == pytest.approx(2 * (1 + last.error) - 1)
+
+
+def test_a_ratio_is_found_again_from_the_speed_up_that_it_makes() -> None:
+    speedup = fitted_ratio.Simulation(SETUP).speedup(STREAMED, 2.0)
+    found = fitted_ratio.fit_and_predict(speedup, SETUP)
+    assert found.ratio == pytest.approx(2.0, rel=0.1)
+    assert fitted_ratio.fit_and_predict(5.0, SETUP).ratio is None
+
+
+def test_the_base_takes_what_its_tasks_take() -> None:
+    """So that it need not be simulated at every ratio."""
+    rollout_s = steps(fitted_ratio._job(SETUP, BASE, 0.0)).seconds
+    whole_s = steps(fitted_ratio._job(SETUP, BASE, 3.0)).seconds
+    assert whole_s == pytest.approx(rollout_s + 6.0, rel=0.01)
+
+
+def test_an_unknown_of_the_workload_is_found_again() -> None:
+    mode = Mode("in turn", ["schedule=colocate_sync"], "base")
+    job = [*SMALL, "cluster.devices=4", "training.recompute_activations=true"]
+    form = calibrated.Calibrated("cost.lengths.mean", 20.0, 160.0, [mode], 0.1)
+    wanted = steps(job_of(mode, [*job, "cost.lengths.mean=70.0"])).seconds
+    assert calibrated.fit(form, job, wanted) == pytest.approx(70.0, rel=0.1)
+    with pytest.raises(ConfigError, match="no cost.lengths.mean from 20 to 160"):
+        calibrated.fit(form, job, 100 * wanted)
+
+
+def test_a_pool_is_one_device_as_fast_as_its_ranks() -> None:
+    job = compose_job(["backend=virtual", "schedule=fully_async", "training.tensor_parallel=2", *SMALL])
+    one = pooled(job, {"rollout": 4, "actor": 2, "actor_fwd": 2, "reference": 2})
+    two = pooled(job, {"rollout": 4, "actor": 4, "actor_fwd": 4, "reference": 4})
+    assert (one.cluster.devices, one.schedule.split["rollout"]) == (7, 4)
+    assert two.cost.train_s_per_token == pytest.approx(one.cost.train_s_per_token / 2)  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="actor=3 makes no whole workers of 2 devices"):
+        pooled(job, {"rollout": 4, "actor": 3})
+    with pytest.raises(ConfigError, match="score with different numbers"):
+        pooled(job, {"rollout": 4, "actor": 2, "actor_fwd": 2, "reference": 4})
+
+
+def test_errors_are_told_for_figures_and_bands_and_not_for_words() -> None:
+    assert Line("q", "l", "predicted", 2.0, 2.2, within=0.15).met
+    assert Line("q", "l", "predicted", 2.0, 2.2, within=0.05).met is False
+    assert Line("q", "l", "predicted", (30.0, 50.0), 45.0).error == 0.0
+    assert Line("q", "l", "predicted", (30.0, 50.0), 60.0).error == pytest.approx(0.2)
+    assert Line("q", "l", "predicted", "low", 1.0).error is None
+    assert Line("q", "l", "measured", 2.0, None, 1.0).met is None
+
+
+def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
+    its: PaperExperiment = read_experiment("relax")
+    lines = [
+        Line("seconds", "one", "base", 2.0, 2.0),
+        Line("seconds", "two", "predicted", 1.0, 1.1, 1.3, within=0.2),
+        Line("busy, %", "one", "predicted", (30.0, 50.0), 40.0),
+        Line("throughput", "one", "predicted", "low", 1.0),
+    ]
+    result = Result(its, lines, ["fitted to one"])
+    console = Console(file=io.StringIO(), width=200)
+    show(result, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "+10.0%" in shown and "inside" in shown and "measured on tiny" in shown and its.source in shown
+    table, picture = write(result, tmp_path)
+    rows = [line for line in table.read_text().splitlines() if not line.startswith("#")]
+    assert [row["error"] for row in csv.DictReader(rows)] == ["+0.0%", "+10.0%", "inside", ""]
+    assert picture.name == "relax.png" and picture.stat().st_size > 10_000
+
+
+def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> None:
+    modes = [
+        Mode(its.label, its.job, its.role, {"rollout": 2, "actor": 1, "actor_fwd": 1, "reference": 1})
+        for its in (BASE, DELAYED)
+    ]
+    experiment = read_experiment("asyncflow_gantt")
+    small = dict(line.split("=") for line in SMALL)
+    setting = type(next(iter(experiment.job.values())))
+    experiment = replace(
+        experiment,
+        job={name: setting(value, "made") for name, value in small.items()},
+        settings={"iterations": setting(2, "made"), "modes": setting([vars(its) for its in modes], "made")},
+    )
+    result = gantt.run(experiment, around(tmp_path))
+    assert [line.quantity for line in result.lines].count("seconds per step") == 2
+    assert write(result, tmp_path)[-1].stat().st_size > 10_000
