@@ -15,19 +15,24 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) 
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench list doctor ui table plan scaling calibrate profile predict test tests test-redis lint unit integration perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench compare sweep matrix report list doctor ui mlflow-sync table paper plan scaling calibrate profile predict test tests test-redis lint unit integration perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
+	@echo "make compare schedules side by side, with a report: SCHEDULES=all|a,b SEEDS=3 DRY=1, and what bench takes (docs/comparison.md)"
+	@echo "make sweep   the same along settings with several values: ARGS=\"schedule.max_staleness=0,1,2\" DRY=1"
+	@echo "make report  one page of what an experiment found, for a browser, and in Markdown: EXPERIMENT= (docs/report.md)"
+	@echo "make matrix  staleness x correction x schedule, with a heat map: SEEDS=3 SCHEDULES= STALENESS=0,1,2,4 CORRECTIONS=clip,tis DRY=1"
 	@echo "make list    what can be chosen"
 	@echo "make table   every schedule under twelve conditions on the virtual clock, into docs/schedule_table.md"
 	@echo "make plan    the fastest split and layout of every schedule (simulated): MODEL= DEVICES= SCHEDULE= DEVICE= ARGS="
 	@echo "make scaling every schedule planned for 32 to 1,024 devices, into docs/scaling.md"
 	@echo "make predict     a published table's asynchronous rows from the others: TABLE=<csv> GIVEN=train|sync (docs/simulator.md)"
+	@echo "make paper   a published experiment beside ours: PAPER=<name>|all (docs/papers.md)"
 	@echo "make calibrate   costs from real runs, for COST=: RUN=results/bench/<cell>/seed=0 NAME=mine (docs/calibration.md)"
 	@echo "make profile     costs from times of the engines on this machine's device: MODEL=tiny NAME=mine PROFILE=<json>"
 	@echo "make doctor  is this machine fit, and what does each missing thing mean"
-	@echo "make ui      MLflow on what was written (PORT=5000)"
+	@echo "make ui      MLflow on what was written (PORT=5000); mlflow-sync: what it lacks, from the files (EXPERIMENT=)"
 	@echo "make test    lint, types and tests"
 	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
 	@echo "make test-redis   the queue over a real Redis server"
@@ -69,6 +74,16 @@ $(SGLANG)/.installed: .ci/constraints-sglang.txt
 bench: $(BENCH)/.installed $(if $(filter sglang,$(ENGINE)),$(SGLANG)/.installed)
 	@$(BENCH)/bin/python -m harness bench $(SETTINGS)
 
+compare sweep: $(BENCH)/.installed $(if $(filter sglang,$(ENGINE)),$(SGLANG)/.installed)
+	@$(BENCH)/bin/python -m harness $@ $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(DRY),dry=true) $(SETTINGS)
+
+matrix: $(STAMP)
+	@$(PY) -m harness matrix $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(STALENESS),staleness=$(STALENESS)) \
+		$(if $(CORRECTIONS),corrections=$(CORRECTIONS)) $(if $(DRY),dry=true) $(SETTINGS)
+
+report: $(STAMP)
+	@$(PY) -m harness report $(if $(EXPERIMENT),experiment=$(EXPERIMENT))
+
 list: $(STAMP)
 	@$(PY) -m harness list
 
@@ -87,6 +102,9 @@ scaling: $(STAMP)
 predict: $(STAMP)
 	@$(PY) -m harness predict $(if $(TABLE),table=$(TABLE)) $(if $(GIVEN),given=$(GIVEN)) $(SETTINGS)
 
+paper: $(STAMP)
+	@OMP_NUM_THREADS=1 $(PY) -m harness paper $(if $(PAPER),paper=$(PAPER)) $(ARGS)
+
 calibrate: $(STAMP)
 	@$(PY) -m harness calibrate $(foreach run,$(RUN),run=$(run)) $(if $(NAME),name=$(NAME)) $(SETTINGS)
 
@@ -95,6 +113,9 @@ profile: $(STAMP)
 
 ui: $(STAMP)
 	@$(PY) -m harness ui $(if $(PORT),port=$(PORT))
+
+mlflow-sync: $(STAMP)
+	@$(PY) -m harness mlflow-sync $(if $(EXPERIMENT),experiment=$(EXPERIMENT))
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

@@ -23,6 +23,9 @@ KNOW_SCHEDULES_AND_ENGINES = (
     "harness/planner/",
     "harness/predict/",
     "harness/profile/",
+    "harness/campaign/",
+    "harness/papers/",
+    "harness/verbs/",
     "harness/cli.py",
 )
 
@@ -90,6 +93,13 @@ def test_the_harness_below_the_runner_knows_no_schedule_and_no_engine(file: str)
     assert not of_package(imports(file), "schedules", "engines", "harness.runner")
     named = [text for text in texts(file) for schedule in SCHEDULES if schedule in text]
     assert not named
+
+
+@pytest.mark.parametrize("file", in_package("harness/statistics/"))
+def test_statistics_are_functions_of_arrays(file: str) -> None:
+    found = imports(file)
+    assert of_package(found, *PACKAGES) == of_package(found, "harness.statistics")
+    assert {name.partition(".")[0] for name in found} <= {"harness", "numpy", "__future__", *sys.stdlib_module_names}
 
 
 @pytest.mark.parametrize("file", list(FILES))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rich.console import Console
 
 from harness import cli
 from harness.runner import doctor
@@ -85,9 +84,9 @@ def test_the_verb_fails_only_where_something_is_bad(
     good: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "RESULTS", good)
-    assert cli.doctor([], Console()) == 0
+    assert cli.main(["doctor"]) == 0
     assert "2 with 80 GiB" in capsys.readouterr().out
     good.rmdir()
     good.write_text("")
-    assert cli.doctor([], Console()) == 1
+    assert cli.main(["doctor"]) == 1
     assert "missing  results" in capsys.readouterr().out

@@ -1,0 +1,42 @@
+"""`make bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+
+def bench(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Run one configuration over its seeds, and say what came out."""
+    from harness.planner.automatic import with_plan
+    from harness.report.summary import print_summary
+    from harness.runner.checks import plan_job
+    from harness.runner.compose import compose_job, make_schedule
+    from harness.runner.machine import this_machine
+    from harness.runner.progress import print_banner
+    from harness.runner.run import run_directory, run_seed
+    from harness.runner.simulated_cost import check_given
+
+    machine = this_machine()
+    planned = with_plan(compose_job(arguments), arguments, machine)
+    config = planned.config
+    plan = plan_job(config, make_schedule(config), machine)
+    config = dataclasses.replace(config, backend=plan.backend)  # what it is names its folder, not what was asked
+    if plan.backend != "real":
+        check_given(config)
+        print_banner(plan, console)
+    for line in planned.said:
+        console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+    folders = []
+    for seed in config.seed_list:
+        folder = run_directory(config, seed, results)
+        if folder.done and not config.force:
+            console.print(f"seed {seed} is done already; FORCE=1 runs it again", style="yellow")
+            folders.append(folder.path)
+        else:
+            folders.append(run_seed(config, plan, seed, results, console))
+    print_summary(folders, console)
+    return 0

@@ -1,0 +1,62 @@
+"""`make calibrate` and `make profile`: files of costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.config import ConfigError
+from harness.verbs.arguments import own_arguments
+
+
+def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Fit costs to finished real runs, and write them as a file of settings."""
+    from harness.runner.calibrate import base_job, calibrate_runs
+    from harness.simulator.cost_file import explained, write_costs
+
+    own, settings = own_arguments(arguments, "run", "name")
+    if not own["run"]:
+        raise ConfigError('which run? RUN=results/bench/<cell>/seed=0, or several: RUN="one another"')
+    fitted = calibrate_runs([Path(run) for run in own["run"]], base_job(settings), *own["name"][-1:])
+    path = write_costs(results / "costs", fitted, [f"Fitted to {' and '.join(own['run'])}."])
+    _print_costs(path, explained(fitted), console)
+    return 0
+
+
+def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Time the embedded engines on this machine's device, or read times from a file, and fit costs to them."""
+    from harness.profile.record import record
+    from harness.profile.rows import read_profile, write_profile
+    from harness.runner.compose import compose_job
+    from harness.runner.profile import about, base_of, fitted_costs, this_device, told_shares
+    from harness.simulator.cost_file import explained, write_costs
+
+    own, settings = own_arguments(arguments, "name", "profile")
+    job = compose_job(settings)
+    name = own["name"][-1] if own["name"] else f"{job.model.name}_profile"
+    path = Path(own["profile"][-1]) if own["profile"] else results / "profiles" / f"{name}.json"
+    if own["profile"]:
+        found = read_profile(path)
+    else:
+        with console.status("timing") as status:
+            found = record(
+                job.model,
+                job.training,
+                device=this_device(job),
+                told=lambda row: status.update(f"timing {row.phase}: {row.samples} x {row.length}"),
+            )
+        write_profile(path, found)
+        console.print(f"{path}", highlight=False, soft_wrap=True)
+    fitted = fitted_costs(found, base_of(found, settings), name)
+    shares = told_shares(found, fitted.cost)
+    written = write_costs(results / "costs", fitted, [*about(found), *shares])
+    _print_costs(written, [*about(found), *explained(fitted), *shares], console)
+    return 0
+
+
+def _print_costs(path: Path, explained: Sequence[str], console: Console) -> None:
+    for line in explained:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    console.print(f"\n{path}\nmake bench BACKEND=virtual COST={path}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,37 @@
+"""`make ui` and `make mlflow-sync`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.config import ConfigError
+
+
+def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Serve MLflow on what was written, on loopback, until interrupted."""
+    server = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if server.startswith("http"):
+        console.print(f"runs are mirrored to {server} (MLFLOW_TRACKING_URI): it is its own page", highlight=False)
+        return 0
+    database = (results / "mlflow.db").resolve()
+    if not database.exists():
+        raise ConfigError(f"{database} is not there yet; run `make bench` first")
+    port = arguments[0].removeprefix("port=") if arguments else "5000"
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"port={port} is no port; use a number such as PORT=5001")
+    console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)")
+    command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]
+    os.execv(sys.executable, [*command, "--backend-store-uri", f"sqlite:///{database}"])
+
+
+def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Fill in what MLflow lacks of finished runs, of all or of one experiment."""
+    from harness.runner.mirror import catch_up
+
+    catch_up(arguments, results, console)
+    return 0

@@ -1,0 +1,25 @@
+"""`make report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.config import ConfigError
+from harness.verbs.arguments import own_arguments
+
+
+def report(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Write one page of what the runs of an experiment say of each other, and the same in Markdown."""
+    from harness.report.page.find import comparison_in, folder_of
+    from harness.report.page.write import write_report
+
+    own, others = own_arguments(arguments, "experiment")
+    if others:
+        raise ConfigError(f"{others[0]} changes nothing in a report; choose runs with EXPERIMENT=<name>, or a folder")
+    folder = folder_of(own["experiment"][-1] if own["experiment"] else None, results)
+    for path in write_report(comparison_in(folder), folder):
+        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+    return 0
