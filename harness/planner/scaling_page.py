@@ -8,6 +8,7 @@ from pathlib import Path
 
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.report.plots import save_figure
 
@@ -67,7 +68,8 @@ def page(study: Study, seconds: float) -> str:
         "devices, since it is part of the algorithm: a larger one learns something else, and samples/s of two batches "
         "cannot be compared. So the end of the curves is the batch's: with more devices each has fewer responses, "
         "decoding is bound by reading weights, and an iteration never takes less than its longest response "
-        "(divided by the iterations that rollout may be ahead).",
+        "(divided by the iterations that rollout may be ahead). Each schedule has two trials at each size, those that "
+        "look likeliest: differences of a few per cent are the search's.",
         "`fully_async` has the staleness of its file (2). *Of ideal*: samples/s against linear scaling from the "
         "smallest size that fits. *Idle*: rollout and training devices. A dash: does not fit.",
         "![Scaling of all schedules](images/scaling.png)",
@@ -119,6 +121,9 @@ def _draw(figure: Figure, study: Study) -> None:
             rate.plot(x, [point.samples_per_s for point in points], label=schedule, **style)
             share.plot(x, efficiency(points), **style)
         rate.set(title=model, xscale="log", yscale="log", ylabel="samples/s (simulated)")
+        rate.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        rate.yaxis.set_minor_formatter(NullFormatter())
         share.set(ylim=(0, 1.1), xlabel="devices", ylabel="of ideal linear scaling")
         share.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
         share.set_xticks(sizes, [f"{size:,}" for size in sizes])
