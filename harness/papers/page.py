@@ -66,7 +66,14 @@ def write(result: Result, folder: Path) -> list[Path]:
     for number, table in enumerate(result.tables, 1):
         paths.append(_write_csv(folder / f"{name}-{number}.csv", [table.title], [list(table.columns), *table.rows]))
     draw = result.draw or (lambda figure: _bars(figure, result.lines))
-    return [*paths, save_figure(folder / f"{name}.png", its.title, draw)]
+    return [*paths, save_figure(folder / f"{name}.png", f"{its.title} · {_how(result.lines)}", draw)]
+
+
+def _how(lines: Sequence[Line]) -> str:
+    """What was done for it, as a picture's title says it."""
+    simulated = any(line.simulated is not None for line in lines)
+    measured = any(line.measured is not None for line in lines)
+    return " and ".join([*(["simulated"] if simulated else []), *(["measured on tiny"] if measured else [])])
 
 
 def _figures(line: Line) -> list[str]:

@@ -27,7 +27,7 @@ DEFAULTS = {
 }
 """What is planned where nothing else is said: a batch as published runs have it (verl's fully asynchronous recipe)."""
 
-EFFORT = Effort(samples=100_000, trials=12)
+EFFORT = Effort(samples=85_000, trials=12)
 
 
 def plan_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
