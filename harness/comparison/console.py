@@ -76,7 +76,8 @@ def _in_full(comparison: Comparison, measure: Measure) -> Table:
 
 
 def _on_the_way(comparison: Comparison, measures: Sequence[Measure]) -> Table:
-    """Samples and seconds to each exact match, and how many seeds got there."""
+    """Samples and seconds to each exact match, means over seeds, or how many seeds got there. Intervals are in the
+    report: five columns of them need a wider page."""
     table = _table(f"Samples and seconds to reach an exact match{_simulated(comparison)}")
     for measure in measures:
         table.add_column(measure.key.rpartition("/")[2], justify="right", no_wrap=True)
@@ -162,8 +163,7 @@ def _reached(samples: CellMeasure, seconds: CellMeasure) -> str:
     runs = len(samples.per_seed)
     if samples.reached < runs:
         return f"{samples.reached} of {runs}\nseeds"
-    value, _, bounds = _mean(seconds).partition("\n")
-    return "\n".join(filter(None, [_mean(samples), f"{value} s", bounds]))
+    return f"{number(samples.value)}\n{number(seconds.value)} s"
 
 
 def _range(its: CellMeasure, unit: str) -> str:
