@@ -6,10 +6,9 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 from unit.fabricated_cells import Made, make_run
 
 from harness.comparison.parts import Cell
@@ -19,6 +18,11 @@ from harness.metrics.timeline import Place, Timeline
 from harness.metrics.trace import chrome_trace
 from harness.protocols import Span
 from harness.report.page.document import document
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed here")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TIMEOUT_MS = 60_000
@@ -68,7 +72,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=TIMEOUT_MS)
         yield browser
         browser.close()
