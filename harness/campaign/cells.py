@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
 from harness.config import ConfigError, JobConfig
+from harness.config.flat import flatten
 from harness.planner.automatic import with_plan
 from harness.planner.command import written
 from harness.runner.checks import Plan, plan_job
@@ -156,7 +157,7 @@ def lay_out(wanted: WantedCell, machine: Machine) -> JobCell:
     config = replace(planned.config, backend=plan.backend)
     if plan.backend != "real":
         check_given(config)
-    found = [f"{name}={written(value)}" for name, value in _changed(plain(asked), plain(config))]
+    found = [f"{name}={written(value)}" for name, value in _changed(plain(asked), plain(config)).items()]
     return JobCell(wanted.label, (*wanted.settings, *found), config, plan, planned.config != asked)
 
 
@@ -185,12 +186,9 @@ def lay_out_all(
     return cells, left_out
 
 
-def _changed(asked: Mapping[str, Any], found: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            yield from _changed(asked[name], value, f"{above}{name}.")
-        elif name not in asked or asked[name] != value:
-            yield f"{above}{name}", value
+def _changed(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    before = flatten(asked)
+    return {name: value for name, value in flatten(found).items() if name not in before or before[name] != value}
 
 
 def _refuse_same(cells: Sequence[JobCell]) -> None:

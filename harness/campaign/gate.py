@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class GateJob:
     settings: tuple[str, ...]
     note: str
 
-    @property
+    @cached_property
     def made_from(self) -> dict[str, Any]:
         """What it depends on: it need not run again while this is equal."""
         return {"settings": list(self.settings), "sources": sources_digest(), "torch": version("torch")}

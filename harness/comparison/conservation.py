@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -59,9 +60,7 @@ def _of_ledger(run: Run) -> Iterator[str]:
     accounted = sum(ledger[fate] for fate in FATES)
     if accounted != ledger["admitted"]:
         yield f"ledger.json admitted {ledger['admitted']} samples and accounts for {accounted}"
-    listed = {"in_flight": ledger["in_flight_ids"]}
-    listed |= {f"dropped_{reason}": ids for reason, ids in ledger["dropped_ids"].items()}
-    for fate, ids in listed.items():
+    for fate, ids in _named(ledger).items():
         if len(set(ids)) != ledger[fate]:
             yield f"ledger.json counts {ledger[fate]} {fate} and names {len(set(ids))}"
     by_iteration = ledger["trained_by_iteration"]
@@ -75,6 +74,12 @@ def _of_ledger(run: Run) -> Iterator[str]:
         yield f"iteration {off[0]} trained {by_iteration.get(off[0], 0)} samples, its batch has {wanted.get(off[0], 0)}"
 
 
+def _named(ledger: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Samples that ledger.json names, by their fate: those that were not trained."""
+    dropped = {f"dropped_{reason}": ids for reason, ids in ledger["dropped_ids"].items()}
+    return {"in_flight": ledger["in_flight_ids"], **dropped}
+
+
 def _of_samples(run: Run) -> Iterator[str]:
     ledger, samples = run.ledger, run.samples.select(["sample_id", "fate", "trained_iteration"]).to_pydict()
     ids = samples["sample_id"]
@@ -85,9 +90,7 @@ def _of_samples(run: Run) -> Iterator[str]:
     by_fate: dict[str, set[int]] = {fate: set() for fate in FATES}
     for sample, fate in zip(ids, samples["fate"], strict=True):
         by_fate[fate].add(sample)
-    named = {"in_flight": ledger["in_flight_ids"]}
-    named |= {f"dropped_{reason}": its for reason, its in ledger["dropped_ids"].items()}
-    for fate, its in named.items():
+    for fate, its in _named(ledger).items():
         if by_fate[fate] != set(its):
             yield f"samples.parquet and the ledger differ in {len(by_fate[fate] ^ set(its))} samples {fate}"
     by_iteration = Counter(str(iteration) for iteration in samples["trained_iteration"] if iteration is not None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.comparison.runs import Run
 from harness.config import ConfigError
+from harness.config.flat import flatten
 
 _LAYOUT = frozenset(
     {
@@ -49,8 +50,7 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
         "max_tokens": config["max_tokens"],
         **{f"cluster.{name}": config["cluster"][name] for name in _CLUSTER},
     }
-    for group in groups:
-        key |= _flat(group, config[group])
+    key |= flatten({group: config[group] for group in groups})
     free = {*_LAYOUT, *axes} | ({"samples"} if "iterations" in axes else set())
     return {name: value for name, value in key.items() if not any(_within(name, axis) for axis in free)}
 
@@ -122,13 +122,6 @@ def _fix(name: str) -> str:
 
 def _told(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _flat(name: str, value: Any) -> dict[str, Any]:
-    """Leaves of nested mappings by their path; lists are leaves."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    return {path: leaf for key, its in value.items() for path, leaf in _flat(f"{name}.{key}", its).items()}
 
 
 def _within(name: str, axis: str) -> bool:

@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from omegaconf import OmegaConf
 
 from harness.metrics.manifest import RunIdentity, identity_of
-from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_samples, load_timeline
+from harness.metrics.run_files import (
+    finished_runs,
+    is_done,
+    load_config,
+    load_ledger,
+    load_manifest,
+    load_metrics,
+    load_samples,
+    load_timeline,
+)
 from harness.metrics.timeline import Timeline
 
 
@@ -43,17 +51,9 @@ def read_run(path: Path) -> Run:
     """The finished run in folder `path`. Raises FileNotFoundError if it is not finished."""
     if not is_done(path):
         raise FileNotFoundError(f"{path} has no finished run: there is no DONE in it")
-    config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
-    assert isinstance(config, dict)
-    return Run(
-        path,
-        load_manifest(path),
-        {str(name): its for name, its in config.items()},
-        load_metrics(path),
-        load_ledger(path),
-    )
+    return Run(path, load_manifest(path), load_config(path), load_metrics(path), load_ledger(path))
 
 
 def runs_in(folder: Path) -> list[Run]:
     """Every finished run below `folder`: an experiment's, a cell's, or several experiments'. By path."""
-    return [read_run(done.parent) for done in sorted(folder.rglob("seed=*/DONE"))]
+    return [read_run(path) for path in finished_runs(folder)]

@@ -38,6 +38,7 @@ from mlflow.utils.mlflow_tags import (  # noqa: E402
     MLFLOW_SOURCE_TYPE,
 )
 
+from harness.config.flat import flatten  # noqa: E402
 from harness.metrics.manifest import RunIdentity  # noqa: E402
 from harness.metrics.safe_files import Lock  # noqa: E402
 
@@ -203,17 +204,6 @@ def description(identity: RunIdentity, manifest: Mapping[str, Any]) -> str:
         + "\n".join(f"    {line}" for line in lines)
         + dirty
     )
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one level, names joined by dots: {"schedule": {"eta": 1}} -> {"schedule.eta": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def first_line(failure: BaseException) -> str:

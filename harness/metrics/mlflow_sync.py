@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.config.flat import flatten
 from harness.metrics.manifest import identity_of
 from harness.metrics.mlflow_store import (
     COMPLETE,
@@ -13,7 +14,6 @@ from harness.metrics.mlflow_store import (
     Metric,
     Run,
     Store,
-    flatten,
     iteration_metrics,
     milliseconds,
     run_tags,
@@ -21,6 +21,7 @@ from harness.metrics.mlflow_store import (
 )
 from harness.metrics.run_files import (
     INCOMPLETE,
+    finished_runs,
     load_config,
     load_manifest,
     load_metrics,
@@ -49,8 +50,8 @@ def sync(results: Path, folder: Path) -> Iterator[Filled]:
     Doing it again changes nothing. Raises MlflowException where MLflow cannot be reached.
     """
     store = Store(results)
-    for done in sorted(folder.rglob("seed=*/DONE")):
-        yield sync_run(store, done.parent)
+    for path in finished_runs(folder):
+        yield sync_run(store, path)
 
 
 def sync_run(store: Store, path: Path) -> Filled:

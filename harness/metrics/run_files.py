@@ -159,6 +159,11 @@ def load_config(path: Path) -> dict[str, Any]:
     return {str(name): its for name, its in config.items()}
 
 
+def finished_runs(folder: Path) -> list[Path]:
+    """The folders of all finished runs below `folder`: an experiment's, a cell's, or several experiments'. By path."""
+    return [done.parent for done in sorted(folder.rglob("seed=*/DONE"))]
+
+
 def load_manifest(path: Path) -> dict[str, Any]:
     """manifest.json of the run in folder `path`."""
     return json.loads((path / "manifest.json").read_text(encoding="utf-8"))

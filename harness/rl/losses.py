@@ -88,7 +88,7 @@ def truncated_importance(
     framework secretly brings you off-policy RL training" (Yao et al. 2025). cap = inf is plain importance weighting.
     """
     weight = policy_ratio(log_probs.detach(), behaviour_log_probs, mask).clamp(max=cap)
-    return -(weight * advantages * log_probs.masked_fill(~mask, 0.0)).masked_fill(~mask, 0.0)
+    return no_correction(log_probs, behaviour_log_probs, weight * advantages, mask)
 
 
 def masked_importance(
@@ -106,7 +106,7 @@ def masked_importance(
     importance sampling (MIS). A token that is left out still counts in the batch's tokens, as in IcePop's objective.
     """
     weight = _within(policy_ratio(log_probs.detach(), behaviour_log_probs, mask), low, high)
-    return -(weight * advantages * log_probs.masked_fill(~mask, 0.0)).masked_fill(~mask, 0.0)
+    return no_correction(log_probs, behaviour_log_probs, weight * advantages, mask)
 
 
 CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
