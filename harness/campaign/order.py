@@ -11,6 +11,7 @@ from harness.campaign.cells import WantedCell, schedule_cells, swept_cells
 from harness.campaign.ground import common_ground
 from harness.comparison.fairness import fairness_key
 from harness.config import ConfigError
+from harness.runner.arguments import own_arguments
 from harness.runner.compose import compose_job, plain
 from harness.runner.machine import Machine
 
@@ -93,8 +94,8 @@ def _of_cells(settings: Sequence[str]) -> list[str]:
 
 def own_and_settings(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
     """Arguments that are the verb's own, and settings of the job, with a number of seeds."""
-    own = {name: value for name in names if (value := _value(arguments, name))}
-    settings = [argument for argument in arguments if argument.partition("=")[0] not in names]
+    given, settings = own_arguments(arguments, *names)
+    own = {name: values[-1] for name, values in given.items() if values and values[-1]}
     return own, settings if _value(settings, "seeds") else [SEEDS, *settings]
 
 

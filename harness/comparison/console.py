@@ -17,16 +17,18 @@ from harness.statistics.interval import Difference, Interval
 
 _IN_FULL = (SPEED, EXACT_MATCH)
 _ON_THE_WAY = "reach/"
-_IN_SHORT = ("throughput/fraction_of_bound", "time/weight_sync_exposed_s", "staleness/mean", "staleness/max")
+_LAGS = ("staleness/mean", "staleness/max", "time/weight_sync_exposed_s")
+_BOUND = "throughput/fraction_of_bound"
 _SHORT_TITLES = {
-    "throughput/fraction_of_bound": "of bound",
-    "time/weight_sync_exposed_s": "sync\nexposed, s",
-    "staleness/mean": "lag\nmean",
-    "staleness/max": "lag\nmost",
+    _BOUND: "of bound",
+    "time/weight_sync_exposed_s": "weight sync\nexposed, s",
+    "staleness/mean": "mean lag",
+    "staleness/max": "largest lag",
 }
 _IDLE = "idle/"
 _WIDTH = 100
 _LABEL = 26
+_LEAST_LABEL = 14  # holds the name of a schedule
 
 NOTES = (
     "mean over seeds, with its 95 % t interval; ratios and differences are paired by seed where seeds are shared",
@@ -46,7 +48,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     reached = [measure for measure in comparison.measures if measure.key.startswith(f"{_ON_THE_WAY}samples/")]
     if reached:
         console.print(_on_the_way(comparison, reached), width=_WIDTH)
-    console.print(_in_short(comparison), width=_WIDTH)
+    for table in _in_short(comparison):
+        console.print(table, width=_WIDTH)
     for note in NOTES if len(comparison.cells) > 1 else NOTES[:1]:
         _line(console, note, style="dim")
     if (gate := comparison.gate) is not None:
@@ -61,7 +64,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def _in_full(comparison: Comparison, measure: Measure) -> Table:
     """Every seed, the mean with its interval, and what it is against the baseline."""
-    table = _table(f"{measure.title.capitalize()}{_simulated(comparison)}")
+    table = _table(comparison, measure.title.capitalize())
     table.add_column("mean", justify="right", no_wrap=True)
     if len(comparison.cells) > 1:
         table.add_column("against baseline", justify="right", no_wrap=True)
@@ -78,7 +81,7 @@ def _in_full(comparison: Comparison, measure: Measure) -> Table:
 def _on_the_way(comparison: Comparison, measures: Sequence[Measure]) -> Table:
     """Samples and seconds to each exact match, means over seeds, or how many seeds got there. Intervals are in the
     report: five columns of them need a wider page."""
-    table = _table(f"Samples and seconds to reach an exact match{_simulated(comparison)}")
+    table = _table(comparison, "Samples and seconds to reach an exact match")
     for measure in measures:
         table.add_column(measure.key.rpartition("/")[2], justify="right", no_wrap=True)
     for index, label in enumerate(_labels(comparison)):
@@ -92,16 +95,21 @@ def _on_the_way(comparison: Comparison, measures: Sequence[Measure]) -> Table:
     return table
 
 
-def _in_short(comparison: Comparison) -> Table:
-    """Means, and below them the smallest and the largest of the seeds."""
-    table = _table(f"Lag and devices{_simulated(comparison)}")
-    shown = [measure for key in _IN_SHORT if (measure := comparison.measure(key)) is not None]
-    shown += _different([measure for measure in comparison.measures if measure.key.startswith(_IDLE)])
-    for measure in shown:
-        title = _SHORT_TITLES.get(measure.key) or measure.key.replace(_IDLE, "idle\n")
-        table.add_column(title, justify="right", no_wrap=True)
+def _in_short(comparison: Comparison) -> list[Table]:
+    """Means, and below them the smallest and the largest of the seeds: of lags, and of devices."""
+    lags = [measure for key in _LAGS if (measure := comparison.measure(key)) is not None]
+    devices = [measure for key in (_BOUND,) if (measure := comparison.measure(key)) is not None]
+    devices += _different([measure for measure in comparison.measures if measure.key.startswith(_IDLE)])
+    return [_means(comparison, "Lag", lags), _means(comparison, "Devices", devices)]
+
+
+def _means(comparison: Comparison, title: str, measures: Sequence[Measure]) -> Table:
+    table = _table(comparison, title)
+    for measure in measures:
+        head = _SHORT_TITLES.get(measure.key) or measure.key.replace(_IDLE, "idle\n")
+        table.add_column(head, justify="right", no_wrap=True)
     for index, label in enumerate(_labels(comparison)):
-        table.add_row(label, *(_range(measure.cells[index], measure.unit) for measure in shown))
+        table.add_row(label, *(_range(measure.cells[index], measure.unit) for measure in measures))
     return table
 
 
@@ -111,9 +119,12 @@ def _different(measures: Sequence[Measure]) -> list[Measure]:
     return list(reversed(by_values.values()))
 
 
-def _table(title: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, show_lines=True, title_justify="left", pad_edge=False)
-    table.add_column("", overflow="fold", min_width=_LABEL // 2, max_width=_LABEL)
+def _table(comparison: Comparison, title: str) -> Table:
+    """Names of schedules stay whole; longer labels are folded."""
+    told = f"{title}{_simulated(comparison)}"
+    table = Table(title=told, box=box.SIMPLE_HEAD, show_lines=True, title_justify="left", pad_edge=False)
+    longest = max(len(cell.label) for cell in comparison.cells)
+    table.add_column("", overflow="fold", min_width=min(longest, _LEAST_LABEL), max_width=_LABEL)
     return table
 
 

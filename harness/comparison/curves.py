@@ -18,7 +18,7 @@ _REWARDS = (EXACT_MATCH, "reward/mean")
 _ALWAYS = ("response_length/mean",)
 _AXES: tuple[Axis, ...] = ("samples", "tokens", "seconds")
 _POINTS = 200
-_TAUS = 101
+_TAUS = 1001
 
 
 def curves_of(cells: Sequence[Cell]) -> tuple[Curve, ...]:
@@ -36,6 +36,8 @@ def _curve(index: int, cell: Cell, key: str, axis: Axis) -> Curve:
     grid = np.linspace(start, max(start, end), points)
     per_seed = {seed: np.interp(grid, x[window - 1 :], y[window - 1 :]) for seed, (x, y) in drawn.items()}
     mean, low, high = t_bounds(np.stack(list(per_seed.values()), axis=-1))
+    if key == EXACT_MATCH:
+        low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
     if len(per_seed) == 1:
         low = high = np.full_like(mean, math.nan)
     return Curve(index, key, axis, grid, mean, low, high, per_seed, window)

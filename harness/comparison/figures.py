@@ -23,9 +23,14 @@ _END = 10  # the end of a run is its last tenth
 _SMOOTH = 20  # running means span a twentieth of a run
 
 
+_SHARE = (0.0, 1.0)
+_POSITIVE = (0.0, math.inf)
+_ANY = (-math.inf, math.inf)
+
+
 @dataclass(frozen=True)
 class Figure:
-    """`of` gives the value of a run; infinite where the run never got there."""
+    """`of` gives the value of a run; infinite where the run never got there. range: what it can be at all."""
 
     key: str
     title: str
@@ -33,6 +38,7 @@ class Figure:
     better: Better | None
     compared: Literal["difference", "ratio"]
     of: Callable[[Run], float]
+    range: tuple[float, float] = _POSITIVE
 
 
 def figures_of(runs: Sequence[Run]) -> list[Figure]:
@@ -41,14 +47,22 @@ def figures_of(runs: Sequence[Run]) -> list[Figure]:
         Figure(SPEED, "samples per second", "1/s", "higher", "ratio", _samples_per_s),
         Figure("throughput/tokens_per_s", "tokens per second", "tokens/s", "higher", "ratio", _tokens_per_s),
         Figure("seconds", "whole run, warm-up included", "s", "lower", "ratio", lambda run: float(seconds(run)[-1])),
-        Figure("throughput/fraction_of_bound", "fraction of bound", "", "higher", "difference", _fraction_of_bound),
+        Figure(
+            "throughput/fraction_of_bound", "fraction of bound", "", "higher", "difference", _fraction_of_bound, _SHARE
+        ),
     ]
     if rewarded(runs):
         figures += [
-            Figure(EXACT_MATCH, "exact match at the end", "", "higher", "difference", at_end(EXACT_MATCH)),
-            Figure("reward/mean", "mean reward at the end", "", "higher", "difference", at_end("reward/mean")),
+            Figure(EXACT_MATCH, "exact match at the end", "", "higher", "difference", at_end(EXACT_MATCH), _SHARE),
+            Figure("reward/mean", "mean reward at the end", "", "higher", "difference", at_end("reward/mean"), _ANY),
             Figure(
-                f"{EXACT_MATCH}/run", "exact match over the whole run", "", "higher", "difference", _mean(EXACT_MATCH)
+                f"{EXACT_MATCH}/run",
+                "exact match over the whole run",
+                "",
+                "higher",
+                "difference",
+                _mean(EXACT_MATCH),
+                _SHARE,
             ),
             *_reaching(runs),
         ]
@@ -60,7 +74,7 @@ def figures_of(runs: Sequence[Run]) -> list[Figure]:
     sync = "time/weight_sync_exposed_s"
     figures.append(Figure(sync, "weight sync exposed, per iteration", "s", "lower", "difference", _mean(sync)))
     if any(run.ledger["dropped_stale"] for run in runs):
-        figures.append(Figure("ledger/dropped_stale", "dropped as stale", "", "lower", "difference", _dropped))
+        figures.append(Figure("ledger/dropped_stale", "dropped as stale", "", "lower", "difference", _dropped, _SHARE))
     return figures + [_idle(role) for role in _device_roles(runs)]
 
 
@@ -139,9 +153,10 @@ def _device_roles(runs: Sequence[Run]) -> list[str]:
 
 
 def _idle(role: str) -> Figure:
-    return Figure(
-        f"idle/{role}", f"idle, devices of {role}", "", "lower", "difference", lambda run: run.timeline.idle(role)
-    )
+    def idle(run: Run) -> float:
+        return run.timeline.idle(role)
+
+    return Figure(f"idle/{role}", f"idle, devices of {role}", "", "lower", "difference", idle, _SHARE)
 
 
 def _reaching(runs: Sequence[Run]) -> list[Figure]:

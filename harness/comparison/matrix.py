@@ -16,6 +16,9 @@ from harness.config import ConfigError
 from harness.metrics.safe_files import write_text
 
 _NAME = "matrix"
+_CORRECTION = "algorithm.correction"
+_AXES = {"schedule", "schedule.max_staleness", "schedule.k", _CORRECTION}
+"""What the rows and columns of a matrix tell apart."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ class Matrix:
     entries: Mapping[tuple[str, str], Entry]
     what: str
     about: str
+
+
+def has_matrix(comparison: Comparison) -> bool:
+    """Whether these cells differ in correction, in nothing that a matrix has no place for, and were rewarded."""
+    axes = set(comparison.axes)
+    return _CORRECTION in axes and axes <= _AXES and comparison.measure(EXACT_MATCH) is not None
 
 
 def matrix_of(comparison: Comparison, key: str = EXACT_MATCH) -> Matrix:

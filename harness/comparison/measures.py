@@ -42,7 +42,8 @@ def _measure(figure: Figure, cells: Sequence[Cell], baseline: int) -> Measure:
     values = [{run.identity.seed: figure.of(run) for run in cell.runs} for cell in cells]
     theirs = values[baseline]
     measured = [
-        _alone(ours) if index == baseline else _against(figure, ours, theirs) for index, ours in enumerate(values)
+        _alone(figure, ours) if index == baseline else _against(figure, ours, theirs)
+        for index, ours in enumerate(values)
     ]
     return Measure(figure.key, figure.title, figure.unit, figure.better, figure.compared, tuple(measured))
 
@@ -67,19 +68,19 @@ def _said(its: CellMeasure, called: bool) -> CellMeasure:
 
 def _against(figure: Figure, ours: PerSeed, theirs: PerSeed) -> CellMeasure:
     return replace(
-        _alone(ours),
+        _alone(figure, ours),
         difference=_difference(ours, theirs),
         ratio=_ratio(ours, theirs),
         better=_better(figure, ours, theirs),
     )
 
 
-def _alone(values: PerSeed) -> CellMeasure:
+def _alone(figure: Figure, values: PerSeed) -> CellMeasure:
     listed = list(values.values())
     if not np.isfinite(listed).all():
         return CellMeasure(values)
     iqm = bootstrap_iqm([listed]) if len(listed) >= _LEAST_FOR_IQM else None
-    return CellMeasure(values, mean_interval(listed), iqm)
+    return CellMeasure(values, mean_interval(listed).within(*figure.range), iqm)
 
 
 def _difference(ours: PerSeed, theirs: PerSeed) -> Difference | None:

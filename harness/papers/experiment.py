@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -61,11 +61,18 @@ class PaperExperiment:
         """The settings of the job, as a command line gives them."""
         return [f"{name}={_typed(setting.value)}" for name, setting in self.job.items()]
 
-    def published(self) -> list[Mapping[str, str]]:
-        """The rows of `data`, cells by the names of their columns. Raises ConfigError where there are none."""
+    def published(self, **cells: str) -> list[Mapping[str, str]]:
+        """The rows of `data` that have these cells, by the names of their columns. Raises ConfigError where it has no
+        row at all."""
         if self.data is None:
             raise ConfigError(f"{self.path} names no table; write data: <csv file in {PAPERS.name}/>")
-        return read_rows(PAPERS / self.data)
+        return [row for row in read_rows(PAPERS / self.data) if all(row[name] == its for name, its in cells.items())]
+
+    def check_published(self, labels: Iterable[str], published: Collection[str]) -> None:
+        """Raises ConfigError, naming it, for a label that is not among what is published."""
+        for label in labels:
+            if label not in published:
+                raise ConfigError(f"{self.path}: {label!r} is in no row of {self.data}; there are {list(published)}")
 
     @property
     def path(self) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from harness.config import ConfigError, CostConfig, JobConfig
+from harness.predict.pool import one_device_each
 from harness.predict.settings import factors_of
 from harness.simulator.layout import Layout
 from harness.simulator.roofline import roofline
@@ -30,14 +31,7 @@ def pooled(config: JobConfig, devices: Mapping[str, int]) -> JobConfig:
     scorers = _workers(devices, next(iter(scoring)), rank) if scoring else 1
     split: dict[str, int | str] = {"rollout": engines, "actor": 1}
     split |= {role: 1 if role in scoring else "actor" for role in SCORING}
-    return replace(
-        config,
-        schedule=replace(config.schedule, split=split),
-        cluster=replace(config.cluster, devices=engines + 1 + len(scoring)),
-        engine=replace(config.engine, tensor_parallel=1),
-        training=replace(config.training, tensor_parallel=1, pipeline_parallel=1),
-        cost=_cost(config, devices, ranks, scorers),
-    )
+    return replace(one_device_each(config, split), cost=_cost(config, devices, ranks, scorers))
 
 
 def _cost(config: JobConfig, devices: Mapping[str, int], ranks: int, scorers: int) -> CostConfig:

@@ -12,25 +12,23 @@ from harness.config import ConfigError
 from harness.papers.experiment import names
 from harness.papers.run import make
 from harness.papers.surroundings import Surroundings
-
-_OWN = "paper="
+from harness.runner.arguments import own_arguments
 
 
 def paper_command(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run the experiment that is named, or all; print what was written. Raises ConfigError where none is named."""
-    wanted = [argument.removeprefix(_OWN) for argument in arguments if argument.startswith(_OWN)]
-    others = [argument for argument in arguments if not argument.startswith(_OWN)]
+    own, others = own_arguments(arguments, "paper")
     if others:
         raise ConfigError(
             f"{others[0]} changes nothing in a paper experiment: its file in experiments/papers/ says all"
         )
-    if not wanted:
+    if not own["paper"]:
         raise ConfigError(f"which? PAPER=all, or one of {', '.join(names())}")
     with console.status("reading") as status:
         around = Surroundings(
             results, console, processes=os.cpu_count() or 1, told=lambda said: status.update(f"{said}")
         )
-        paths = make(wanted[-1], around)
+        paths = make(own["paper"][-1], around)
     for path in paths:
         console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     return 0

@@ -10,6 +10,7 @@ from harness.metrics.intervals import Interval, clip, length
 from harness.metrics.timeline import Timeline
 from harness.predict.fit import WARMUP, Fit, around_s, drawn, engine_cost, engines_of, host_s
 from harness.predict.phases import UPDATE
+from harness.predict.pool import by_token_alone, one_device_each
 from harness.predict.settings import TableSettings, factors_of
 from harness.predict.table import Row
 from harness.runner.recorder import Recorder
@@ -105,13 +106,9 @@ def job(case: Case) -> JobConfig:
         raise ConfigError(f"chunks={chunks} does not divide algorithm.batch_groups={algorithm.batch_groups}")
     split: dict[str, int | str] = {"rollout": engines, "actor": 1, "actor_fwd": "actor", "reference": "actor"}
     return replace(
-        config,
+        one_device_each(config, split),
         iterations=WARMUP + case.settings.batches + END,
         warmup_iterations=WARMUP,
-        schedule=replace(config.schedule, split=split),
-        cluster=replace(config.cluster, devices=engines + 1),
-        engine=replace(config.engine, tensor_parallel=1),  # an engine is one device of the simulation
-        training=replace(config.training, tensor_parallel=1, pipeline_parallel=1, expert_parallel=1),
         algorithm=replace(
             algorithm,
             micro_batch_groups=algorithm.batch_groups // chunks,
@@ -133,16 +130,13 @@ def cost(case: Case) -> CostConfig:
     responses = drawn(fit.lengths, case.config, case.settings.batches)
     prompts = case.config.algorithm.batch_samples * factors_of(case.config).prompt_tokens
     tokens = responses.sum() / len(responses) + prompts
-    return replace(
+    pools = by_token_alone(
         fit.applied(engine_cost(case.config, colocated=False)),
-        log_prob_s_per_token=sum(scoring) / max(1, len(scoring)) / tokens,  # they share one setting
-        log_prob_s_per_pair=0.0,
-        log_prob_call_s=0.0,
         train_s_per_token=(phases.get(UPDATE, 0.0) + case.fetch_s) / tokens,
-        train_s_per_pair=0.0,
-        train_call_s=0.0,
-        train_step_s=0.0,
-        call_s=0.0,
+        log_prob_s_per_token=sum(scoring) / max(1, len(scoring)) / tokens,  # they share one setting
+    )
+    return replace(
+        pools,
         reward_s_per_sample=host_s(like) / case.config.algorithm.batch_samples,
         generate_s=around_s(like),
     )

@@ -12,7 +12,7 @@ from harness.predict.phases import Given, Scaling, scalings, training_phases
 from harness.predict.prediction import Case, Prediction, predict
 from harness.predict.settings import TableSettings, read_table_settings
 from harness.predict.table import Row, read_table
-from harness.runtime.side_by_side import side_by_side
+from harness.runtime.side_by_side import in_order
 
 _TIMEOUT_S = 3600.0  # longest wait for all rows
 
@@ -53,8 +53,8 @@ def predict_table(
     progress(f"simulating {len(others)} rows")
     cases = [_case(row, others, by_engine, settings, given, arguments) for row in others]
     fits = [its for its, _ in by_engine.values()]
-    made = dict(side_by_side(predict, cases, processes=processes, timeout_s=_TIMEOUT_S, what="rows to be simulated"))
-    return Predicted(fits, [made[number] for number in range(len(cases))])
+    made = in_order(predict, cases, processes=processes, timeout_s=_TIMEOUT_S, what="rows to be simulated")
+    return Predicted(fits, made)
 
 
 def _synchronous(path: Path, rows: Sequence[Row]) -> list[Row]:

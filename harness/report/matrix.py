@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from harness.comparison.matrix import Entry, Matrix, lags, short
 from harness.report.plots import save_figure
 
-_COLORS = "viridis"  # readable for everyone, and in grey
+COLORS = "viridis"  # readable for everyone, and in grey
 _CELL = (1.55, 0.85)  # inches
 _LEAST = (9.0, 3.2)  # inches: the title's width, the scale's height
 _NOTE = "in brackets the 95 % interval of the mean; *: differs from the baseline, by seed"
@@ -39,7 +39,7 @@ def _draw(figure: Figure, matrix: Matrix) -> None:
         annot=np.array([[_told(entry) for entry in row] for row in places]),
         fmt="",
         annot_kws={"fontsize": 9, "linespacing": 1.35},
-        cmap=_COLORS,
+        cmap=COLORS,
         linewidths=1.5,
         cbar_kws={"label": "mean over seeds"},
         ax=axes,

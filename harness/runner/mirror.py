@@ -15,6 +15,7 @@ from harness.metrics.mlflow_sync import Filled, sync
 from harness.metrics.run_files import RunDirectory, mirrored_files
 from harness.metrics.system import SystemSampler
 from harness.metrics.tracking import Tracker
+from harness.runner.arguments import own_arguments
 
 
 class Mirror:
@@ -62,10 +63,10 @@ class Mirror:
 def catch_up(arguments: Sequence[str], results: Path, console: Console) -> None:
     """`make mlflow-sync`: bring MLflow up to date with the finished runs, of all experiments or of `experiment=name`,
     and say what was lacking. Raises ConfigError where it cannot."""
-    for argument in arguments:
-        if not argument.startswith("experiment="):
-            raise ConfigError(f"{argument} changes nothing here; choose runs with EXPERIMENT=bench")
-    uri, folder = tracking_uri(results), results / "".join(arguments[-1:]).partition("=")[2]
+    own, others = own_arguments(arguments, "experiment")
+    if others:
+        raise ConfigError(f"{others[0]} changes nothing here; choose runs with EXPERIMENT=bench")
+    uri, folder = tracking_uri(results), results / "".join(own["experiment"][-1:])
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not there; run `make bench` first")
     runs: list[Filled] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,12 @@ class Interval:
     def bounded(self) -> bool:
         """Whether both bounds are finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
+
+    def within(self, low: float, high: float) -> Interval:
+        """The part of it that is possible, which covers just as often. One without bounds stays without."""
+        if not self.bounded:
+            return self
+        return replace(self, low=max(low, self.low), high=min(high, self.high))
 
     def excludes(self, value: float) -> bool:
         return not self.low <= value <= self.high

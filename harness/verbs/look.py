@@ -9,7 +9,8 @@ from rich.console import Console
 
 
 def show_choices(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Every choice of every group, with the first line of its file."""
+    """Every choice of every group, with the first line of its file, and every paper experiment."""
+    from harness.papers.experiment import names, read_experiment
     from harness.runner.compose import EXPERIMENTS, GROUPS, choices
 
     for group in GROUPS:
@@ -18,6 +19,9 @@ def show_choices(arguments: Sequence[str], results: Path, console: Console) -> i
             path = EXPERIMENTS / group / f"{name}.yaml"
             first = path.read_text(encoding="utf-8").splitlines()[0]
             console.print(f"  {name:<16}{first.lstrip('# ')}", highlight=False, soft_wrap=True, markup=False)
+    console.print("PAPER= (make paper)", style="bold")
+    for name in names():
+        console.print(f"  {name:<20}{read_experiment(name).title}", highlight=False, soft_wrap=True, markup=False)
     console.print(
         f"\nSettings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them with ARGS=, such as",
         soft_wrap=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config import ConfigError
-from harness.verbs.arguments import own_arguments
+from harness.runner.arguments import own_arguments
 
 
 def table(arguments: Sequence[str], results: Path, console: Console) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from harness import cli
 from harness.config import ConfigError
+from harness.papers.experiment import names
 from harness.runner.compose import GROUPS
 from schedules import SCHEDULES
 
@@ -92,6 +93,8 @@ def test_list_names_every_choice_of_every_group(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     for path in (path for group in GROUPS for path in (ROOT / "experiments" / group).glob("*.yaml")):
         assert f"{path.parent.name}=" in out and f"  {path.stem}" in out
+    for name in names():
+        assert f"  {name} " in out
 
 
 def test_what_is_done_is_shown_and_not_run_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ from harness.comparison.parts import Cell
 from harness.comparison.result import Comparison, compare
 from harness.comparison.runs import Run, read_run
 from harness.config import ConfigError
+from harness.statistics.interval import Interval
 
 SYNC = Made("colocate_sync", lag=0)
 FAST = Made("fully_async", step_s=0.75, draw=1)
@@ -81,6 +83,14 @@ def test_what_learns_as_well_cannot_be_told_and_what_learns_worse_can(compared: 
     assert same is not None and not same.distinguishable
     assert worse is not None and worse.distinguishable and worse.interval.high < 0
     assert measure.cells[0].iqm is not None and measure.cells[0].iqm.bounded
+
+
+def test_an_interval_ends_where_the_possible_does(tmp_path: Path) -> None:
+    two = compare([make_cell(tmp_path, "sync", replace(SYNC, exact_match=0.95, noise=(0.0, 0.03)), range(2))])
+    measure = two.measure("reward/exact_match")
+    assert measure is not None and measure.cells[0].interval is not None
+    assert measure.cells[0].interval.high == 1.0 > measure.cells[0].value > measure.cells[0].interval.low
+    assert Interval(0.5, -math.inf, math.inf).within(0.0, 1.0).bounded is False, "one seed has no interval"
 
 
 def test_the_verdict_says_both_and_how_sure_it_is(compared: Comparison, cells: list[Cell]) -> None:
@@ -229,6 +239,8 @@ def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: 
     assert all(len(line) <= width for line in text.splitlines())
     flat = " ".join(text.split())
     assert compared.verdict in flat and "conservation passed: 15 ledgers close" in flat
+    for whole in ("largest lag", "exposed, s", "of bound", "rollout", "actor"):
+        assert re.search(rf"{whole}\b", text), "no column is cut"
     measure = compared.measure("reward/exact_match")
     assert measure is not None
     for its in measure.cells:

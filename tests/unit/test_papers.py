@@ -119,6 +119,15 @@ def test_the_fit_does_not_see_what_is_predicted(tmp_path: Path, monkeypatch: pyt
     assert changed.error == pytest.approx(2 * (1 + last.error) - 1)
 
 
+def test_a_way_of_working_that_no_row_is_about_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    relax = read_experiment("relax")
+    with pytest.raises(ConfigError, match=r"'delayed' is in no row of made.csv; there are \['in seq"):
+        ablation({"in sequence": 1.0, "streamed": 1.8}, tmp_path, monkeypatch)
+    monkeypatch.setattr(PaperExperiment, "published", lambda its: [{"mode": "another", "step_s": "1"}])
+    with pytest.raises(ConfigError, match="relax.paper.yaml: 'colocate_sync' is in no row of relax.csv"):
+        calibrated.run(relax, around(tmp_path))
+
+
 def test_a_ratio_is_found_again_from_the_speed_up_that_it_makes() -> None:
     speedup = fitted_ratio.Simulation(SETUP).speedup(STREAMED, 2.0)
     found = fitted_ratio.fit_and_predict(speedup, SETUP)

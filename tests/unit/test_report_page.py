@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 from fabricated_cells import Made, make_cell, make_run
 
+from harness.comparison.parts import Cell
 from harness.comparison.result import Comparison, compare
 from harness.config import ConfigError
 from harness.report.page.document import as_script, document
 from harness.report.page.find import comparison_in, folder_of
 from harness.report.page.markdown import markdown
 from harness.report.page.numbers import bounds, decimals, figure, percent, signed
+from harness.report.page.profile import profile_scores, profile_told
 from harness.report.page.svg import grouped
 from harness.report.page.told import against, headlines, scale_of
 from harness.report.page.write import write_report
 from harness.statistics.interval import Interval
 
-VOID = {"wbr", "meta", "link", "br", "input", "line", "rect", "circle"}
+VOID = {"wbr", "meta", "link", "br", "input", "line", "rect", "circle", "polyline", "polygon"}
 HOSTILE = "<script>alert('1')</script> & \"two\" | *three*"
 
 
@@ -159,9 +161,43 @@ def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison
     assert against(comparison, speed, 0) is None
 
 
+def test_profiles_show_where_the_seeds_of_every_cell_end(comparison: Comparison, simulated: Comparison) -> None:
+    text = document(comparison)
+    for cell, its in zip(comparison.cells, comparison.profiles, strict=True):
+        assert f"{cell.label}: {profile_told(its)}" in text
+    measure = comparison.measure("reward/exact_match")
+    assert measure is not None
+    first, *_, last = ends = sorted(measure.cells[1].per_seed.values())
+    told = re.findall(r"above ([.\d]+)", profile_told(comparison.profiles[1]))
+    for above, end in zip(map(float, told), (first, ends[len(ends) // 2], last), strict=True):
+        assert 0 <= end - above <= 0.0021
+    low, high = profile_scores(comparison.profiles)
+    every = [value for its in measure.cells for value in its.per_seed.values()]
+    assert 0 <= low < min(every) and max(every) < high <= 1
+    assert "Performance profiles" not in document(simulated), "nothing was rewarded"
+
+
+def test_schedules_crossed_with_corrections_stand_as_a_heat_map(comparison: Comparison, tmp_path: Path) -> None:
+    def crossed(staleness: int, correction: str, exact_match: float) -> Cell:
+        settings = (f"schedule.max_staleness={staleness}", f"algorithm.correction={correction}")
+        made = Made(exact_match=exact_match, lag=staleness, settings=settings, noise=(0.0, 0.01))
+        return make_cell(tmp_path, f"fully_async {staleness}, {correction}", made, range(3))
+
+    cells = [crossed(0, "none", 0.9), crossed(0, "tis", 0.9), crossed(2, "none", 0.4)]
+    page = document(compare(cells, ("schedule", "algorithm.correction")))
+    Page(page)
+    shades = re.findall(r'<td style="background:(#\w{6});color:(#\w+)"><b>([^<]+)</b>', page)
+    assert len(shades) == 3 and shades[0][2].endswith(" baseline") and shades[2][2].endswith(" *")
+    by_value = {float(told.split()[0]): (ground, ink) for ground, ink, told in shades}
+    assert by_value[min(by_value)] == ("#440154", "#fff") and by_value[max(by_value)] == ("#fde725", "#000")
+    assert "<td>not run</td>" in page
+    assert 'class="heat"' not in document(comparison), "which compares schedules alone"
+
+
 def test_the_twin_has_the_same_numbers_and_its_pictures(comparison: Comparison, tmp_path: Path) -> None:
     written = write_report(comparison, tmp_path / "made_up")
-    assert [path.name for path in written] == ["report.html", "report.md", "curves.png", "staleness.png", "idle.png"]
+    pictures = ["curves.png", "staleness.png", "idle.png", "profiles.png"]
+    assert [path.name for path in written] == ["report.html", "report.md", *pictures]
     assert all(path.stat().st_size > 1000 for path in written)
     text = written[1].read_text(encoding="utf-8")
     assert comparison.verdict.replace("[", r"\[").replace("*", r"\*") in text

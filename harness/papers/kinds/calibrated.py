@@ -17,7 +17,7 @@ from harness.papers.modes import Mode, job_of, of_role, steps
 from harness.papers.result import Line, Result, Table
 from harness.papers.surroundings import Surroundings
 from harness.papers.utilisation import busy_of_all, busy_of_busiest
-from harness.runtime.side_by_side import side_by_side
+from harness.runtime.side_by_side import in_order
 
 _NEAR = 0.003  # of the step that is fitted to
 _TRIES = 14
@@ -76,23 +76,23 @@ class Fitted:
 def run(experiment: PaperExperiment, around: Surroundings) -> Result:
     """Fit to the base, predict the other modes, the sweep, and all modes under each variation."""
     form, published = experiment.read(Calibrated), _published(experiment)
+    experiment.check_published([mode.label for mode in form.modes], published)
     job, base_s = experiment.overrides(), published[of_role(form.modes, "base").label]
     around.told(f"fitting {form.unknown}, and simulating {len(form.modes)} ways of working")
     forms = [form, *(varied(form, its) for its in form.variations)]
     call = partial(fit_and_predict, job, base_s)
-    told = dict(side_by_side(call, forms, processes=around.processes, timeout_s=_TIMEOUT_S, what="fits"))
+    told = in_order(call, forms, processes=around.processes, timeout_s=_TIMEOUT_S, what="fits")
     main = told[0]
     lines = _lines(form, published, main.outcomes)
     if form.sweep is not None:
         around.told(f"simulating {len(form.sweep.words)} values of {form.sweep.setting}")
         swept = _swept(form, form.sweep)
         call_one = partial(simulated, (*job, f"{form.unknown}={main.value}"))
-        found = side_by_side(call_one, swept, processes=around.processes, timeout_s=_TIMEOUT_S, what="the sweep")
-        outcomes = dict(found)
-        lines += _sweep_lines(form.sweep, [outcomes[number] for number in range(len(swept))])
+        found = in_order(call_one, swept, processes=around.processes, timeout_s=_TIMEOUT_S, what="the sweep")
+        lines += _sweep_lines(form.sweep, found)
     note = f"fitted to {of_role(form.modes, 'base').label}: {form.unknown} = {main.value:,.0f}"
     labels = ["as above", *(its.label for its in form.variations)]
-    table = _variations(form, labels, [told[number] for number in range(len(forms))], published)
+    table = _variations(form, labels, told, published)
     return Result(experiment, lines, [note, *_order(form, lines)], [table])
 
 

@@ -15,15 +15,16 @@ from functools import partial
 
 from pydantic.dataclasses import dataclass
 
-from harness.config import STRICT, ConfigError, CostConfig, JobConfig
+from harness.config import STRICT, JobConfig
 from harness.config.fields import Count, Positive
 from harness.papers.experiment import PaperExperiment
 from harness.papers.modes import Mode, batches_of, of_role, steps
 from harness.papers.result import Line, Result, Table
 from harness.papers.surroundings import Surroundings
 from harness.predict.fit import drawn, engine_cost
+from harness.predict.pool import by_token_alone, one_device_each
 from harness.runner.compose import compose_job
-from harness.runtime.side_by_side import side_by_side
+from harness.runtime.side_by_side import in_order
 
 WITHIN = 0.10
 """Of a predicted speed-up."""
@@ -82,19 +83,15 @@ class Fitted:
 def run(experiment: PaperExperiment, around: Surroundings) -> Result:
     """Fit and predict; then the same under each variation."""
     form = experiment.read(FittedRatio)
-    rows = [row for row in experiment.published() if row["experiment"] == form.table]
+    rows = experiment.published(experiment=form.table)
     published = {row["configuration"]: float(row["relative_throughput"]) for row in rows}
-    for mode in form.modes:
-        if mode.label not in published:
-            raise ConfigError(f"{experiment.path}: modes: {mode.label!r} is in no row; there are {list(published)}")
+    experiment.check_published([mode.label for mode in form.modes], published)
     fitted_to = published[of_role(form.modes, "fitted").label]
     setups = [setup_of(experiment.overrides(), form)]
     setups += [setup_of(experiment.overrides(), form, its) for its in form.variations]
     around.told(f"fitting and predicting, {len(setups)} times")
     call = partial(fit_and_predict, fitted_to)
-    found = dict(
-        side_by_side(call, setups, processes=around.processes, timeout_s=_TIMEOUT_S, what="ratios to be fitted")
-    )
+    found = in_order(call, setups, processes=around.processes, timeout_s=_TIMEOUT_S, what="ratios to be fitted")
     main = found[0]
     lines = [
         Line(
@@ -108,7 +105,7 @@ def run(experiment: PaperExperiment, around: Surroundings) -> Result:
         for mode in form.modes
     ]
     told = [form.variations[number - 1].label for number in range(1, len(setups))]
-    table = variations_table(["as above", *told], [found[n] for n in range(len(setups))], form.modes, published)
+    table = variations_table(["as above", *told], found, form.modes, published)
     ratio = "no ratio gives it" if main.ratio is None else f"rollout : training = {main.ratio:.2f} : 1"
     return Result(experiment, lines, [f"fitted to {fitted_to:g}: {ratio}"], [table])
 
@@ -180,26 +177,9 @@ def _job(setup: Setup, mode: Mode, train_s: float) -> JobConfig:
     batches = batches_of(config)
     tokens = drawn(cost.lengths, config, batches).sum() / batches + samples * cost.prompt_tokens
     return replace(
-        config,
-        schedule=replace(config.schedule, split={"rollout": setup.engines, "actor": 1, "reference": 1}),
-        cluster=replace(config.cluster, devices=setup.engines + 2),
-        engine=replace(config.engine, tensor_parallel=1),
+        one_device_each(config, {"rollout": setup.engines, "actor": 1, "reference": 1}),
         algorithm=replace(config.algorithm, reference=True, recompute_log_probs=False),
-        cost=_cost(cost, train_s / tokens, setup.reference_share),
-    )
-
-
-def _cost(cost: CostConfig, train_s_per_token: float, reference_share: float) -> CostConfig:
-    return replace(
-        cost,
-        log_prob_s_per_token=reference_share * train_s_per_token,
-        log_prob_s_per_pair=0.0,
-        log_prob_call_s=0.0,
-        train_s_per_token=train_s_per_token,
-        train_s_per_pair=0.0,
-        train_call_s=0.0,
-        train_step_s=0.0,
-        call_s=0.0,
+        cost=by_token_alone(cost, train_s / tokens, setup.reference_share * train_s / tokens),
     )
 
 

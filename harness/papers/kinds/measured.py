@@ -115,7 +115,7 @@ def _published(experiment: PaperExperiment, form: Measured) -> dict[tuple[str, s
     for cell in form.cells:
         found |= {(cell.label, quantity): its for quantity, its in cell.published.items()}
         if cell.column is not None:
-            rows = [row for row in experiment.published() if all(row[name] == its for name, its in cell.row.items())]
+            rows = experiment.published(**cell.row)
             if len(rows) != 1 or cell.column not in rows[0]:
                 raise ConfigError(
                     f"{experiment.path}: {cell.label}: {experiment.data} has no one cell {cell.row}, {cell.column}"

@@ -55,12 +55,9 @@ def run(experiment: PaperExperiment, around: Surroundings) -> Result:
     form = experiment.read(Scaling)
     published = {
         f"{row['model']}, {row['npus']}": float(row["relative_throughput"])
-        for row in experiment.published()
-        if row["experiment"] == form.table
+        for row in experiment.published(experiment=form.table)
     }
-    for span in form.spans:
-        if span.label not in published:
-            raise ConfigError(f"{experiment.path}: spans: {span.label!r} is in no row; there are {list(published)}")
+    experiment.check_published([span.label for span in form.spans], published)
     ways = [Variation("as above"), *form.variations]
     jobs = [job for way in ways for span in form.spans for job in jobs_of(experiment.overrides(), span, way)]
     around.told(f"planning {len(jobs)} sizes")

@@ -1,4 +1,4 @@
-"""A card per cell: histogram of staleness, and idle time of its devices."""
+"""A card per cell: histogram of staleness, performance profile, and idle time of its devices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from harness.comparison.result import Comparison
 from harness.report.page.devices import RoleTime, role_times
 from harness.report.page.numbers import percent
 from harness.report.page.palette import of_cell
+from harness.report.page.profile import profile_chart, profile_scores, profile_told
 from harness.report.page.svg import histogram, shares_bar
 from harness.report.page.words import histogram_told, lag_told
 
@@ -22,6 +23,16 @@ def staleness_cards(comparison: Comparison) -> str:
         _card(number, cell.label, histogram(its, highest, of_cell(number), histogram_told(its)), lag_told(cell))
         for number, (cell, its) in enumerate(zip(comparison.cells, comparison.staleness, strict=True))
     )
+
+
+def profile_cards(comparison: Comparison) -> str:
+    """Likewise: one axis of scores for all."""
+    scores, base = profile_scores(comparison.profiles), comparison.profiles[comparison.baseline]
+    cards = []
+    for number, (cell, its) in enumerate(zip(comparison.cells, comparison.profiles, strict=True)):
+        told = f"{cell.label}: {profile_told(its)}"
+        cards.append(_card(number, cell.label, profile_chart(its, base, scores, of_cell(number), told)))
+    return "".join(cards)
 
 
 def device_cards(comparison: Comparison) -> str:

@@ -9,15 +9,17 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from harness.comparison.matrix import has_matrix, matrix_of
 from harness.comparison.result import Comparison
 from harness.report.page.accounts import checks_html, commands_table, equal_settings, facts_list, made_with
-from harness.report.page.cards import device_cards, staleness_cards
+from harness.report.page.cards import device_cards, profile_cards, staleness_cards
 from harness.report.page.curves_data import curves_data
 from harness.report.page.devices import pools
+from harness.report.page.heat import heat_table
 from harness.report.page.palette import KINDS, VERSIONS
 from harness.report.page.spans import MOST_SPANS, timeline_data
 from harness.report.page.tables import headline_table, measure_tables
-from harness.report.page.words import CURVES, RESULTS, Words, measures_caption
+from harness.report.page.words import CURVES, MATRIX, PROFILES, RESULTS, Words, measures_caption
 from harness.report.titles import run_title
 
 _SCRIPTS = ("elements.js", "drawing.js", "timeline.js", "timeline_input.js", "curves.js", "page.js")
@@ -42,8 +44,10 @@ def document(comparison: Comparison) -> str:
         warnings=_warnings(comparison),
         results_caption=escape(RESULTS),
         headlines=headline_table(comparison, [pools(cell.runs[0]) for cell in comparison.cells]),
+        matrix=_matrix(comparison),
         curves_title=words.curves_title,
         curves=_curves(curves),
+        profiles=_profiles(comparison),
         staleness=staleness_cards(comparison),
         devices=device_cards(comparison),
         timeline_choices="".join(
@@ -102,6 +106,23 @@ def _curves(curves: Mapping[str, Any]) -> str:
         f'<div class="controls">{switches}</div><div class="legend"></div><div class="curves live"></div>'
         f'<p class="caption readout"></p><p class="caption">{escape(CURVES)}</p>'
     )
+
+
+def _matrix(comparison: Comparison) -> str:
+    """Where schedules and corrections were crossed; empty otherwise."""
+    if not has_matrix(comparison):
+        return ""
+    matrix = matrix_of(comparison)
+    told = f'<p class="caption">{escape(f"{matrix.what.capitalize()}. {MATRIX}")}</p>'
+    return f'<h3 id="matrix">Schedules and corrections</h3>{told}<div class="wide">{heat_table(matrix)}</div>'
+
+
+def _profiles(comparison: Comparison) -> str:
+    """A card per cell; empty where nothing was rewarded."""
+    if not comparison.profiles:
+        return ""
+    told = f'<p class="caption">{escape(PROFILES)}</p>'
+    return f'<h3 id="profiles">Performance profiles</h3>{told}<div class="cards">{profile_cards(comparison)}</div>'
 
 
 def _warnings(comparison: Comparison) -> str:

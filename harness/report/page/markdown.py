@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.comparison.matrix import as_markdown, has_matrix, matrix_of
 from harness.comparison.parts import Measure
 from harness.comparison.result import Comparison
 from harness.report.page.accounts import checks, commands, equal_settings, made_with
@@ -29,6 +30,8 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     if comparison.warnings:
         parts += ["## To mind", "\n".join(f"- {_safe(warning)}" for warning in comparison.warnings)]
     parts += [f"## Results{mark}", RESULTS, _headlines(comparison)]
+    if has_matrix(comparison):
+        parts += ["### Schedules and corrections", as_markdown(matrix_of(comparison)).rstrip()]
     parts += [f"![{name.removesuffix('.png')}{mark}]({name})" for name in pictures]
     parts.append(f"## Staleness{mark}")
     parts.append(

@@ -1,4 +1,4 @@
-"""The pictures of report.md: curves, staleness, idle time. Colours and words are the page's."""
+"""The pictures of report.md: curves, profiles, staleness, idle time. Colours and words are the page's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from harness.comparison.result import Comparison
 from harness.report.page.curves_data import AXES, REWARDS, TITLES
 from harness.report.page.devices import role_times
 from harness.report.page.palette import DASHES, of_cell
+from harness.report.page.profile import profile_scores
 from harness.report.page.svg import grouped
 from harness.report.page.words import Words
 from harness.report.plots import save_figure
@@ -23,7 +24,7 @@ _BAND_FROM = 3  # seeds
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """curves.png, staleness.png and idle.png in `folder`."""
+    """curves.png, staleness.png, idle.png and, where something was rewarded, profiles.png in `folder`."""
     words = Words(comparison)
     title = f"{words.curves_title} · {words.on} · {words.how_word}"
     drawings = {
@@ -31,6 +32,8 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
         "staleness.png": (f"Staleness · {words.on} · {words.how_word}", draw_staleness),
         "idle.png": (f"Idle time · {words.on} · {words.how_word}", draw_idle),
     }
+    if comparison.profiles:
+        drawings["profiles.png"] = (f"Performance profiles · {words.on} · {words.how_word}", draw_profiles)
     return [save_figure(folder / name, told, partial(draw, comparison)) for name, (told, draw) in drawings.items()]
 
 
@@ -75,6 +78,25 @@ def draw_staleness(comparison: Comparison, figure: Figure) -> None:
         panel.set(title=cell.label, xlabel="worst lag (iterations)", ylim=(0, 1.12))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panel.grid(axis="x", visible=False)
+    for panel in panels[number:]:
+        panel.set_visible(False)
+
+
+def draw_profiles(comparison: Comparison, figure: Figure) -> None:
+    """Of every cell the share of its seeds that end above each exact match, its interval, and the baseline in grey."""
+    number = len(comparison.cells)
+    columns = min(number, 4)
+    rows = -(-number // columns)
+    figure.set_size_inches(3.3 * columns, 0.5 + 2.4 * rows)
+    panels = np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel()
+    base = comparison.profiles[comparison.baseline]
+    for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=False)):
+        panel.fill_between(its.taus, its.low, its.high, step="post", color=of_cell(index), alpha=0.13, linewidth=0)
+        panel.step(base.taus, base.shares, where="post", color="#7c8793", linewidth=1.0)
+        panel.step(its.taus, its.shares, where="post", color=of_cell(index), linewidth=2.2)
+        panel.set(title=cell.label, xlabel="exact match at the end", xlim=profile_scores(comparison.profiles))
+        panel.set_ylim(0, 1.04)
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     for panel in panels[number:]:
         panel.set_visible(False)
 

@@ -20,6 +20,15 @@ CURVES = (
     "seed. Curves end where the first of a cell's seeds ends. Their ends stand in numbers under “Every measure”."
 )
 
+PROFILES = (
+    "For every score, the share of a cell's seeds that end above it; the band is Wilson's 95 % interval at each score "
+    "by itself, the grey line the baseline. Further to the right is better; where lines cross, neither always is."
+)
+MATRIX = (
+    "Bold: mean over seeds; in brackets its 95 % interval; then every seed. *: its difference to the baseline, paired "
+    "by seed, is called one."
+)
+
 
 class Words:
     """What the page calls the comparison."""

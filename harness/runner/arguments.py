@@ -1,4 +1,4 @@
-"""What verbs have in common."""
+"""Command lines of verbs: what is for the verb itself, and what are settings of the job."""
 
 from __future__ import annotations
 
