@@ -74,7 +74,7 @@ def _in_full(comparison: Comparison, measure: Measure) -> Table:
         row = [label, _mean(its)]
         if len(comparison.cells) > 1:
             row += [_against(measure, measure.against_baseline(index)), _better(its.better)]
-        table.add_row(*row, "  ".join(number(value) for value in its.per_seed.values()))
+        table.add_row(*row, " ".join(number(value) for value in its.per_seed.values()))
     return table
 
 

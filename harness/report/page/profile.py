@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.comparison.parts import Profile
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _HEAD, _FOOT = 260, 164, 34, 8, 8, 36
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _HEAD, _FOOT = 260, 164, 42, 16, 8, 36
 _GRAIN = 0.05  # of the axis of scores
 
 
