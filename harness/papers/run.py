@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from harness.papers.console import show, show_overview
 from harness.papers.experiment import PaperExperiment, names, read_experiment
-from harness.papers.page import show, write
+from harness.papers.files import write, write_overview
 from harness.papers.result import Result
 from harness.papers.surroundings import Surroundings
 
@@ -23,12 +24,18 @@ def make(wanted: str, around: Surroundings) -> list[Path]:
     experiments: Sequence[PaperExperiment] = [
         read_experiment(name) for name in (names() if wanted == "all" else [wanted])
     ]
+    folder = around.results / FOLDER
     paths: list[Path] = []
+    results: list[Result] = []
     for experiment in experiments:
         around.told(experiment.name)
         result = run(experiment, around)
         show(result, around.console)
-        paths += write(result, around.results / FOLDER)
+        paths += write(result, folder)
+        results.append(result)
+    if len(results) > 1:
+        show_overview(results, around.console)
+        paths.append(write_overview(results, folder))
     return paths
 
 

@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.papers.console import show
 from harness.papers.experiment import PaperExperiment, names, parse, read_experiment
+from harness.papers.files import write, write_overview
 from harness.papers.kinds import calibrated, fitted_ratio, gantt
 from harness.papers.modes import Mode, job_of, steps
-from harness.papers.page import show, write
 from harness.papers.pools import pooled
 from harness.papers.result import Line, Result
 from harness.papers.run import make
@@ -186,10 +187,24 @@ def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
     show(result, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "+10.0%" in shown and "inside" in shown and "measured on tiny" in shown and its.source in shown
-    table, picture = write(result, tmp_path)
+    assert all(len(line) <= 80 for line in _printed(result, 80))
+    table, page, picture = write(result, tmp_path)
     rows = [line for line in table.read_text().splitlines() if not line.startswith("#")]
     assert [row["error"] for row in csv.DictReader(rows)] == ["+0.0%", "+10.0%", "inside", ""]
+    text = page.read_text()
+    assert "| two | 1.00 | 1.10 | 1.30 | +10.0% | 20%, kept |" in text.replace("| two |  |", "| two |")
+    assert "make paper PAPER=relax" in text and "![" in text and "(relax.png)" in text
+    overview = write_overview([result, result], tmp_path).read_text()
+    assert overview.count("| relax | seconds | two | 1.00 | 1.10 | +10.0% | 20%, kept |") == 2
+    assert "| relax | seconds | one |" not in overview, "what is calibrated on is no prediction"
     assert picture.name == "relax.png" and picture.stat().st_size > 10_000
+
+
+def _printed(result: Result, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    show(result, console)
+    lines: list[str] = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return lines
 
 
 def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> None:

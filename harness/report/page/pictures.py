@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.comparison.result import Comparison
 from harness.report.page.curves_data import AXES, REWARDS, TITLES
@@ -58,6 +58,7 @@ def draw_curves(comparison: Comparison, figure: Figure) -> None:
             panel.plot(curve.grid, curve.mean, color=color, linewidth=2.2, linestyle=style, label=name)
         simulated = "simulated " if comparison.simulated and axis == "seconds" else ""
         panel.set(xlabel=f"{simulated}{label}", xlim=(0, None), ylim=(0, 1.02 if key == "reward/exact_match" else None))
+        panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     panels[0].set_ylabel(TITLES.get(key, key))
     handles, labels = panels[0].get_legend_handles_labels()

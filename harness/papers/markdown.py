@@ -1,0 +1,44 @@
+"""A paper experiment's result as Markdown, with its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.papers.result import Result, Table
+from harness.papers.tables import overview, tables_of
+
+
+def markdown(result: Result, picture: str) -> str:
+    """The whole file; picture: the name of a file beside it."""
+    its = result.experiment
+    parts = [
+        f"# {its.title}",
+        f"    make paper PAPER={its.name}",
+        f"Source: {its.source}.",
+        f"Compares {its.compares}.",
+        f"Scale: {its.scale}.",
+    ]
+    for table in tables_of(result):
+        parts += [f"**{table.title.capitalize()}**", as_markdown(table)]
+    parts.append(f"![{its.title}]({picture})")
+    if result.notes:
+        parts.append("\n".join(f"- {note}" for note in result.notes))
+    if its.missing:
+        parts.append("Missing:\n\n" + "\n".join(f"- {missing}" for missing in its.missing))
+    return "\n\n".join(parts) + "\n"
+
+
+def overview_markdown(results: Sequence[Result]) -> str:
+    """All predictions in one table, and where the experiments are."""
+    pages = "\n".join(f"- [{its.experiment.title}]({its.experiment.name}.md)" for its in results)
+    table = overview(results)
+    title = table.title.capitalize()
+    return f"# Published experiments\n\n    make paper PAPER=all\n\n{pages}\n\n**{title}**\n\n{as_markdown(table)}\n"
+
+
+def as_markdown(table: Table) -> str:
+    """A table; the first column is left, the others right."""
+    heads = ["---", *["---:"] * (len(table.columns) - 1)]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in (table.columns, heads, *table.rows)
+    )
