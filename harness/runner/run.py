@@ -27,6 +27,7 @@ from harness.runner.initial_weights import initial_model
 from harness.runner.progress import ProgressDisplay
 from harness.runner.session import Session
 from harness.runtime.handles import Handle, call_all
+from harness.runtime.interrupts import run_in
 
 if TYPE_CHECKING:
     from harness.runner.mirror import Mirror
@@ -67,11 +68,11 @@ def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: C
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
             session.recorder.listeners.append(display.iteration)
             session.recorder.on_doing = display.doing
-            runner.run(session.measure())
+            run_in(runner, session.measure())
         folder.write_manifest(manifest | {"load": load.so_far()})
         with console.status("writing results"):
             if config.save_weights and plan.backend == "real":
-                runner.run(_save_weights(session.trainers, folder))
+                run_in(runner, _save_weights(session.trainers, folder))
             session.recorder.write(folder)
             _draw(folder)
             mirror.finish()
@@ -115,7 +116,7 @@ def _start(
     with console.status("starting the roles"), ThreadPoolExecutor(1) as background:
         mirror = background.submit(open_mirror)
         session.start(stack)
-        runner.run(session.connect())
+        run_in(runner, session.connect())
         return stack.enter_context(mirror.result())
 
 

@@ -13,6 +13,7 @@ from harness.runner.compose import make_schedule
 from harness.runner.machine import Machine
 from harness.runner.recorder import Recorder
 from harness.runner.session import Session
+from harness.runtime.interrupts import run_in
 
 _NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)  # nothing is asked of it
 
@@ -30,7 +31,7 @@ def simulate(config: JobConfig, seed: int, started: Callable[[Session], None] = 
         runner = stack.enter_context(event_loop(plan))
         session = Session(Wanted(config, schedule, plan, config.model, seed), clock_of(plan, runner.get_loop()))
         session.start(stack)
-        runner.run(session.connect())
+        run_in(runner, session.connect())
         started(session)
-        runner.run(session.measure())
+        run_in(runner, session.measure())
     return session.recorder

@@ -1,0 +1,67 @@
+"""Ctrl-C, but not in the middle of an import.
+
+The import system takes and gives back locks, some of it where exceptions are dropped: a KeyboardInterrupt there is
+lost, or leaves a lock taken that another thread waits for, for ever. MLflow is loaded beside the start of the roles, so
+there is such a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from types import FrameType
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
+
+_IMPORTS = "<frozen importlib._bootstrap>"
+_AGAIN_S = 0.05
+
+
+def spare_imports() -> None:
+    """From now on an interrupt of the main thread waits until it imports nothing; a second SIGINT does not wait.
+
+    Takes SIGALRM for itself. Where SIGINT is ignored, or somebody else's, it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+    interrupt = _Interrupt()
+    for number in (signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, interrupt)
+
+
+class _Interrupt:
+    """A handler of signals that raises KeyboardInterrupt, after the import that is going on."""
+
+    def __init__(self) -> None:
+        self._waits = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if _importing(frame) and not (self._waits and number == signal.SIGINT):
+            self._waits = True
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            return
+        self._waits = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        raise KeyboardInterrupt
+
+
+def run_in(runner: asyncio.Runner, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """`runner.run(work)`, which an interrupt cancels: asyncio sees to that only under Python's own handler."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not isinstance(handler, _Interrupt):
+        return runner.run(work)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return runner.run(work)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTS:
+            return True
+        frame = frame.f_back
+    return False

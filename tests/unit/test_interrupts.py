@@ -1,0 +1,78 @@
+"""Ctrl-C while modules are loaded, and while a loop runs; each in a process of its own, which takes the signals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW_MODULE = """
+import os, signal, time
+for _ in range({times}):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.1)
+print("loaded", flush=True)
+"""
+IMPORTS = """
+import time
+from harness.runtime.interrupts import spare_imports
+spare_imports()
+try:
+    import slow_module
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+LOOP = """
+import asyncio, os, signal
+from harness.runtime.interrupts import run_in, spare_imports
+spare_imports()
+async def work():
+    asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGINT)
+    try:
+        await asyncio.sleep(30)
+    except asyncio.CancelledError:
+        print("cancelled", flush=True)
+        raise
+try:
+    with asyncio.Runner() as runner:
+        run_in(runner, work())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGALRM), "it is put back"
+"""
+IGNORED = """
+import asyncio, os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from harness.runtime.interrupts import run_in, spare_imports
+spare_imports()
+async def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    print("goes on", flush=True)
+with asyncio.Runner() as runner:
+    run_in(runner, work())
+"""
+
+
+def said(script: str, folder: Path) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1]
+
+
+@pytest.mark.parametrize(("times", "expected"), [(1, ["loaded", "interrupted"]), (2, ["interrupted"])])
+def test_an_interrupt_waits_for_the_end_of_an_import_and_a_second_one_does_not(
+    times: int, expected: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "slow_module.py").write_text(SLOW_MODULE.format(times=times))
+    assert said(IMPORTS, tmp_path) == expected
+
+
+def test_what_a_loop_runs_is_cancelled(tmp_path: Path) -> None:
+    assert said(LOOP, tmp_path) == ["cancelled", "interrupted"]
+
+
+def test_where_interrupts_are_ignored_they_stay_so(tmp_path: Path) -> None:
+    assert said(IGNORED, tmp_path) == ["goes on"]
