@@ -15,7 +15,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) 
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench compare sweep matrix report list doctor ui mlflow-sync table paper plan scaling calibrate profile predict test tests test-redis lint unit integration perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench compare sweep matrix report list doctor ui mlflow-sync table paper plan scaling calibrate profile predict test tests test-slow test-redis lint unit integration perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
@@ -33,7 +33,7 @@ help:
 	@echo "make profile     costs from times of the engines on this machine's device: MODEL=tiny NAME=mine PROFILE=<json>"
 	@echo "make doctor  is this machine fit, and what does each missing thing mean"
 	@echo "make ui      MLflow on what was written (PORT=5000); mlflow-sync: what it lacks, from the files (EXPERIMENT=)"
-	@echo "make test    lint, types and tests"
+	@echo "make test    lint, types and tests; test-slow: those that take minutes each"
 	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
 	@echo "make test-redis   the queue over a real Redis server"
 	@echo "make test-engine ENGINE=my_module:MyEngine   the contract of rollout engines, for your own (docs/adding_an_engine.md)"
@@ -123,10 +123,13 @@ lint: $(STAMP)
 	$(PY) -m mypy
 
 unit: $(STAMP)
-	$(PY) -m pytest --ignore=tests/integration
+	$(PY) -m pytest -m "not slow" --ignore=tests/integration
 
 integration: $(STAMP)
-	$(PY) -m pytest tests/integration
+	$(PY) -m pytest -m "not slow" tests/integration
+
+test-slow: $(STAMP)
+	$(PY) -m pytest -m slow
 
 # With --keep-going the tests run after a failed lint too.
 test: lint tests

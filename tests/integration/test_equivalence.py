@@ -10,7 +10,7 @@ from conftest import FIRST_TIMEOUT_S
 from harness.comparison.equivalence import differences
 from harness.metrics.run_files import load_ledger, load_samples
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
+pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("other", ["colocated_again", "separated", "separated_streaming", "async_0"])

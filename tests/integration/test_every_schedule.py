@@ -12,7 +12,7 @@ from harness.report.summary import summarize
 from harness.runner.compose import choices
 from schedules import SCHEDULES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
+pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 
 FRESH = ["colocated", "separated", "separated_streaming", "async_0"]
 AHEAD = {
