@@ -38,6 +38,8 @@ class _Interrupt:
         self._waits = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGALRM and not self._waits:
+            return  # it was on its way when a second SIGINT did not wait
         if _importing(frame) and not (self._waits and number == signal.SIGINT):
             self._waits = True
             signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
