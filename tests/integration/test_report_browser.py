@@ -255,7 +255,7 @@ def test_buttons_and_the_strip_below_move_the_window(page: Page) -> None:
 
 
 def test_switches_change_the_curves_and_the_pointer_reads_them(page: Page) -> None:
-    lines = page.locator(".mean-line")
+    lines = page.locator(".curves .mean-line")
     before = lines.first.get_attribute("points")
     page.get_by_label("time (s)").check()
     assert lines.first.get_attribute("points") != before
