@@ -76,6 +76,7 @@ def test_a_run_goes_on_without_engines_that_die_at_any_moment(schedule: str) -> 
     assert died > 5, "the test shows little"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_engines_leave_and_come_back(schedule: str) -> None:
     happened: set[str] = set()

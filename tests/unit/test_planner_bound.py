@@ -69,6 +69,7 @@ def test_no_run_is_faster_than_its_bound(name: str, option: str) -> None:
         assert (ended - began) / iterations >= least * (1 - 1e-9), (seed, candidate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.planner.trial._LEAST_SAMPLES", 1)  # two iterations tell them apart

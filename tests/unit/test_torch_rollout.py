@@ -109,6 +109,7 @@ async def test_company_changes_nothing_in_another_model_with_top_p() -> None:
     await assert_company_changes_nothing(UNTIED, Sampling(max_tokens=40, stop_tokens=(0,), top_p=0.9), 40, 45)
 
 
+@pytest.mark.slow
 async def test_company_changes_nothing_with_two_threads() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
