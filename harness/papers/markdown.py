@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.papers.result import Result, Table
+from harness.papers.result import Result
 from harness.papers.tables import overview, tables_of
+from harness.report.markdown_table import markdown_table
 
 
 def markdown(result: Result, picture: str) -> str:
@@ -19,7 +20,7 @@ def markdown(result: Result, picture: str) -> str:
         f"Scale: {its.scale}.",
     ]
     for table in tables_of(result):
-        parts += [f"**{table.title.capitalize()}**", as_markdown(table)]
+        parts += [f"**{table.title.capitalize()}**", markdown_table(table.columns, table.rows)]
     parts.append(f"![{its.title}]({picture})")
     if result.notes:
         parts.append("\n".join(f"- {note}" for note in result.notes))
@@ -32,13 +33,5 @@ def overview_markdown(results: Sequence[Result]) -> str:
     """All predictions in one table, and where the experiments are."""
     pages = "\n".join(f"- [{its.experiment.title}]({its.experiment.name}.md)" for its in results)
     table = overview(results)
-    title = table.title.capitalize()
-    return f"# Published experiments\n\n    make paper PAPER=all\n\n{pages}\n\n**{title}**\n\n{as_markdown(table)}\n"
-
-
-def as_markdown(table: Table) -> str:
-    """A table; the first column is left, the others right."""
-    heads = ["---", *["---:"] * (len(table.columns) - 1)]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in (table.columns, heads, *table.rows)
-    )
+    parts = ["# Published experiments", "    make paper PAPER=all", pages, f"**{table.title.capitalize()}**"]
+    return "\n\n".join([*parts, markdown_table(table.columns, table.rows)]) + "\n"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.comparison.matrix import as_markdown, has_matrix, matrix_of
 from harness.comparison.parts import Measure
 from harness.comparison.result import Comparison
+from harness.report.markdown_table import escaped, markdown_table
 from harness.report.page.accounts import checks, commands, equal_settings, made_with
 from harness.report.page.devices import pools, role_times
 from harness.report.page.numbers import figure, percent
@@ -22,13 +23,13 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     mark = " (simulated)" if comparison.simulated else ""
     cells = comparison.cells
     parts = [
-        f"# {_safe(words.heading)}{mark}",
-        f"**{_safe(comparison.verdict)}**",
-        "; ".join(f"{name}: {_safe(value)}" for name, value in words.facts.items()) + ".",
+        f"# {escaped(words.heading)}{mark}",
+        f"**{escaped(comparison.verdict)}**",
+        "; ".join(f"{name}: {escaped(value)}" for name, value in words.facts.items()) + ".",
         "The timeline, and every figure with its dots, are in `report.html`.",
     ]
     if comparison.warnings:
-        parts += ["## To mind", "\n".join(f"- {_safe(warning)}" for warning in comparison.warnings)]
+        parts += ["## To mind", "\n".join(f"- {escaped(warning)}" for warning in comparison.warnings)]
     parts += [f"## Results{mark}", RESULTS, _headlines(comparison)]
     if has_matrix(comparison):
         parts += ["### Schedules and corrections", as_markdown(matrix_of(comparison)).rstrip()]
@@ -36,7 +37,7 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     parts.append(f"## Staleness{mark}")
     parts.append(
         "\n".join(
-            f"- {_safe(cell.label)}: {histogram_told(its)}. {lag_told(cell)}"
+            f"- {escaped(cell.label)}: {histogram_told(its)}. {lag_told(cell)}"
             for cell, its in zip(cells, comparison.staleness, strict=True)
         )
     )
@@ -45,18 +46,15 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
         for cell in cells
         for time in role_times(cell)
     ]
-    parts += [f"## Idle time{mark}", table(["cell", "role", "own work", "other roles on its devices", "idle"], idle)]
+    parts += [
+        f"## Idle time{mark}",
+        markdown_table(["cell", "role", "own work", "other roles on its devices", "idle"], idle),
+    ]
     parts += [f"## Every measure, every seed{mark}", measures_caption(comparison)]
     for measure in comparison.measures:
-        parts += [f"### {_safe(measure.title)}{_unit(measure)}{mark}", _measure(comparison, measure)]
+        parts += [f"### {escaped(measure.title)}{_unit(measure)}{mark}", _measure(comparison, measure)]
     parts += ["## Accounts", *_accounts(comparison)]
     return "\n\n".join(parts) + "\n"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column is left, the others right."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *[[_safe(value) for value in row] for row in rows]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _headlines(comparison: Comparison) -> str:
@@ -69,7 +67,7 @@ def _headlines(comparison: Comparison) -> str:
             against_it = f", {told.value} ({_SIGNS[told.verdict]})" if told else ""
             row.append(f"{scale.value(its.value)} {scale.bounds(its.interval)}{against_it}")
         rows.append(row)
-    return table(["cell", "devices", *(f"{m.title}{_unit(m)}" for m in measures)], rows)
+    return markdown_table(["cell", "devices", *(f"{m.title}{_unit(m)}" for m in measures)], rows)
 
 
 def _measure(comparison: Comparison, measure: Measure) -> str:
@@ -90,12 +88,12 @@ def _measure(comparison: Comparison, measure: Measure) -> str:
             ]
         )
     heads = ["cell", "mean", "95 % interval", "interquartile mean", "against the baseline", "P(better)", "every seed"]
-    return table(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def _accounts(comparison: Comparison) -> list[str]:
     words = {True: "passed", False: "FAILED", None: "not run"}
-    parts = [f"{name}: {words[passed]}. {' '.join(map(_safe, lines))}" for name, passed, lines in checks(comparison)]
+    parts = [f"{name}: {words[passed]}. {' '.join(map(escaped, lines))}" for name, passed, lines in checks(comparison)]
     equal = ", ".join(f"`{name}={value}`" for name, value in equal_settings(comparison).items())
     parts += [f"Held equal in all cells: {equal}.", f"Differing on purpose: {', '.join(comparison.axes)}."]
     heads = ["cell", "seed", "began", "folder", "command"]
@@ -103,16 +101,9 @@ def _accounts(comparison: Comparison) -> list[str]:
         [cell, str(seed), began, f"`{folder}`", f"`{line}`"] for cell, seed, began, folder, line in commands(comparison)
     ]
     made = ", ".join(f"{name} {' / '.join(values)}" for name, values in made_with(comparison).items())
-    return [*parts, table(heads, rows), f"Made with {made}."]
+    return [*parts, markdown_table(heads, rows), f"Made with {made}."]
 
 
 def _unit(measure: Measure) -> str:
     unit = "" if "per second" in measure.title else scale_of(measure).unit
     return f" ({unit})" if unit else ""
-
-
-def _safe(text: str) -> str:
-    """Text that begins no column, no link and no markup."""
-    for character in "\\|<*[":
-        text = text.replace(character, f"\\{character}")
-    return text

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
@@ -67,39 +68,38 @@ def draw_curves(comparison: Comparison, figure: Figure) -> None:
 
 def draw_staleness(comparison: Comparison, figure: Figure) -> None:
     """A histogram of worst lags per cell, all on one scale."""
-    number = len(comparison.cells)
-    columns = min(number, 4)
-    rows = -(-number // columns)
-    figure.set_size_inches(3.3 * columns, 0.5 + 2.6 * rows)
-    panels = np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel()
-    for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.staleness, strict=False)):
+    panels = _panel_each(figure, len(comparison.cells), 2.6)
+    for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.staleness, strict=True)):
         shares, names = grouped(its)
         bars = panel.bar(names, shares, width=0.8, color=of_cell(index))
         panel.bar_label(bars, [f"{share:.0%}" if share else "" for share in shares], padding=2, fontsize="small")
         panel.set(title=cell.label, xlabel="worst lag (iterations)", ylim=(0, 1.12))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panel.grid(axis="x", visible=False)
+
+
+def _panel_each(figure: Figure, number: int, height: float) -> list[Axes]:
+    """So many panels, four in a row of `height` inches, on one vertical scale."""
+    columns = min(number, 4)
+    rows = -(-number // columns)
+    figure.set_size_inches(3.3 * columns, 0.5 + height * rows)
+    panels = list(np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel())
     for panel in panels[number:]:
         panel.set_visible(False)
+    return panels[:number]
 
 
 def draw_profiles(comparison: Comparison, figure: Figure) -> None:
     """Of every cell the share of its seeds that end above each exact match, its interval, and the baseline in grey."""
-    number = len(comparison.cells)
-    columns = min(number, 4)
-    rows = -(-number // columns)
-    figure.set_size_inches(3.3 * columns, 0.5 + 2.4 * rows)
-    panels = np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel()
-    base = comparison.profiles[comparison.baseline]
-    for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=False)):
+    panels = _panel_each(figure, len(comparison.cells), 2.4)
+    base, scores = comparison.profiles[comparison.baseline], profile_scores(comparison.profiles)
+    for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=True)):
         panel.fill_between(its.taus, its.low, its.high, step="post", color=of_cell(index), alpha=0.13, linewidth=0)
         panel.step(base.taus, base.shares, where="post", color="#7c8793", linewidth=1.0)
         panel.step(its.taus, its.shares, where="post", color=of_cell(index), linewidth=2.2)
-        panel.set(title=cell.label, xlabel="exact match at the end", xlim=profile_scores(comparison.profiles))
+        panel.set(title=cell.label, xlabel="exact match at the end", xlim=scores)
         panel.set_ylim(0, 1.04)
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    for panel in panels[number:]:
-        panel.set_visible(False)
 
 
 def draw_idle(comparison: Comparison, figure: Figure) -> None:

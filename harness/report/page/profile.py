@@ -52,14 +52,8 @@ def profile_told(profile: Profile) -> str:
 def _corners(taus: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
     """Where a line of steps turns, and its ends."""
     turns = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist()]
-    steps = [(float(taus[at]), float(values[turn])) for turn in turns for at in (turn, _end(turns, turn, len(taus)))]
-    return steps
-
-
-def _end(turns: Sequence[int], turn: int, count: int) -> int:
-    """Index at which the step that begins at `turn` ends."""
-    later = [other for other in turns if other > turn]
-    return later[0] if later else count - 1
+    ends = [*turns[1:], len(taus) - 1]
+    return [(float(taus[at]), float(values[turn])) for turn, end in zip(turns, ends, strict=True) for at in (turn, end)]
 
 
 def _frame(scores: tuple[float, float]) -> str:
