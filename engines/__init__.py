@@ -4,7 +4,7 @@ from __future__ import annotations
 
 ENGINES: dict[str, str] = {
     "sglang": "engines.sglang.rollout:SGLangRollout",
-    "torch": "engines.torch_rollout:TorchRollout",
+    "torch": "engines.torch.rollout:TorchRollout",
     "vllm": "engines.vllm.rollout:VLLMRollout",
 }
 """Name in the configuration -> "module:Class" of a `harness.protocols.RolloutEngine`."""

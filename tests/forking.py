@@ -6,8 +6,8 @@ import multiprocessing
 from multiprocessing.context import ForkServerContext
 
 _IMPORTED = [
-    "engines.fsdp",
-    "engines.torch_rollout",
+    "engines.torch.fsdp",
+    "engines.torch.rollout",
     "harness.roles.actor",
     "harness.weight_sync.host_staged",
     "harness.weight_sync.ipc",

@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from engines.simulated.decoding import decoded_s
 from harness.config import CostConfig
 from harness.planner.draws import Draws
 from harness.simulator.cost import Transport, offload_s, transfer_times
-from harness.simulator.decoding import decoded_s
 from harness.simulator.step_time import DecodeCost
 
 _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it takes

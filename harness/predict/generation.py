@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from engines.simulated.decoding import decoded_s
 from harness.config import CostConfig
-from harness.simulator.decoding import decoded_s
 from harness.simulator.step_time import DecodeCost
 
 

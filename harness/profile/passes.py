@@ -12,8 +12,8 @@ import torch
 from torch.distributed import HashStore, destroy_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
-from engines.fsdp import FSDPEngine, init_world
-from engines.log_prob import TorchLogProb
+from engines.torch.fsdp import FSDPEngine, init_world
+from engines.torch.log_prob import TorchLogProb
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.profile.grid import Sizes
 from harness.profile.rows import Row

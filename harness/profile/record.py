@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engines.model import build_model
+from engines.torch.model import build_model
 from harness.config import ConfigError, ModelConfig, TrainingConfig
 from harness.profile.copies import time_copies
 from harness.profile.grid import Grid, grid_for, inference_depths, training_depths

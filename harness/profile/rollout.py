@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engines.kv_slots import SlotModel
-from engines.torch_rollout import TorchRollout
+from engines.torch.kv_slots import SlotModel
+from engines.torch.rollout import TorchRollout
 from harness.profile.grid import Sizes
 from harness.profile.rows import Row
 from harness.profile.stopwatch import Stopwatch

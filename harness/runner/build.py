@@ -128,7 +128,7 @@ def build_actor(recipe: Recipe, number: int, world: int, host: str, port: int) -
     """One training rank; returns when all `world` ranks have met at the store on host:port."""
     from torch.distributed import TCPStore
 
-    from engines.fsdp import FSDPEngine, init_world
+    from engines.torch.fsdp import FSDPEngine, init_world
     from harness.roles.actor import ActorRole
 
     device, timeout_s = _device(recipe), recipe.config.cluster.wait_timeout_s
@@ -204,14 +204,14 @@ def _device(recipe: Recipe) -> Any:
 
 
 def _scorer(recipe: Recipe, device: Any) -> Any:
-    from engines.log_prob import TorchLogProb
+    from engines.torch.log_prob import TorchLogProb
 
     temperature, layout = recipe.config.algorithm.temperature, recipe.config.training.layout
     return TorchLogProb(_model(recipe), temperature=temperature, device=device, layout=layout)
 
 
 def _model(recipe: Recipe) -> Any:
-    from engines.model import build_model
+    from engines.torch.model import build_model
 
     return build_model(recipe.model, seed=0)
 

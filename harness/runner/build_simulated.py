@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from engines.simulated import SimulatedRollout
-from engines.simulated_passes import SimulatedLogProb, SimulatedTrainer
+from engines.simulated.devices import Device
+from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, JobConfig
 from harness.protocols import Clock, Span
 from harness.roles.actor import ActorRole
@@ -19,9 +20,8 @@ from harness.roles.reward import AdvantageStage, RewardStage
 from harness.roles.rollout import RolloutRole
 from harness.runner.build import fair_share, least_rows, reader_of
 from harness.simulator.cost import TransferTimes, transfer_times
-from harness.simulator.devices import Device
 from harness.simulator.lengths import Lengths
-from harness.simulator.workload import SimulatedTask
+from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import Batch, Column, TransferQueue
 from harness.weight_sync.receiver import WeightOffer, WeightSender
 from harness.weight_sync.simulated import PacedOffer, PacedSender

@@ -10,8 +10,8 @@ from typing import Literal
 import psutil
 
 from engines import ENGINES, PACKAGES
-from engines.model import parameter_count
 from engines.sglang.interpreter import interpreter, servers
+from engines.torch.model import parameter_count
 from harness.config import ConfigError, JobConfig, ModelConfig
 from harness.metrics.manifest import Backend
 from harness.placement import DEVICE_ROLES, Placement, place

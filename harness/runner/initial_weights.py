@@ -49,7 +49,7 @@ def _problems(task: Task) -> list[list[int]]:
 def _make(model: ModelConfig, task: Task, folder: Path, progress: Callable[[int, int], None] | None) -> None:
     from transformers.utils import logging
 
-    from engines.model import build_model
+    from engines.torch.model import build_model
     from harness.rl.warm_start import warm_start
 
     logging.disable_progress_bar()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from engines.simulated.devices import Device, LockedDevice, SharedDevice
 from harness.config import CostConfig, JobConfig
 from harness.placement import Placement
 from harness.protocols import Clock
@@ -17,9 +18,8 @@ from harness.runtime.clock import RealClock
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
 from harness.simulator.cost import transfer_times
-from harness.simulator.devices import Device, LockedDevice, SharedDevice
-from harness.simulator.workload import SimulatedTask
 from harness.tasks import Task
+from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import SimulatedWire
 from harness.weight_sync.wires import Wire, wire_of

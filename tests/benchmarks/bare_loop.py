@@ -28,10 +28,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import Qwen3ForCausalLM
 
-from engines.fsdp import FSDPEngine
-from engines.log_prob import TorchLogProb
-from engines.model import build_model
-from engines.torch_rollout import TorchRollout
+from engines.torch.fsdp import FSDPEngine
+from engines.torch.log_prob import TorchLogProb
+from engines.torch.model import build_model
+from engines.torch.rollout import TorchRollout
 from harness.config import AlgorithmConfig, JobConfig
 from harness.protocols import Completion, Request, Sampling, TrainBatch
 from harness.rl.advantages import group_advantages
@@ -49,7 +49,7 @@ RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))  # where the warm s
 def plain_engine(model: Qwen3ForCausalLM, algorithm: AlgorithmConfig) -> FSDPEngine:
     """The trainer with its sharding left out: plain parameters, no process group."""
     alone = cast(DeviceMesh, SimpleNamespace(size=lambda: 1))
-    with patch("engines.fsdp.fully_shard"):
+    with patch("engines.torch.fsdp.fully_shard"):
         return FSDPEngine(model, algorithm, mesh=alone, device=torch.device("cpu"))
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.distributed import HashStore, destroy_process_group
 
-from engines.fsdp import FSDPEngine, init_world
-from engines.model import build_model
+from engines.torch.fsdp import FSDPEngine, init_world
+from engines.torch.model import build_model
 from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
 
-from engines.model import build_model
-from engines.torch_rollout import TorchRollout
+from engines.torch.model import build_model
+from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
 from harness.protocols import Request, Sampling
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from engines.model import build_model
-from engines.torch_rollout import TorchRollout
+from engines.torch.model import build_model
+from engines.torch.rollout import TorchRollout
 from harness.config import JobConfig
 from harness.protocols import Request, Sampling
 from harness.runner.build import make_task, max_tokens

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from engines.simulated import SimulatedRollout
+from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, RooflineConfig
 from harness.protocols import Completion, PauseMode, Request
 from harness.runner.compose import compose_job

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import Qwen3ForCausalLM
 
-from engines.model import build_model
+from engines.torch.model import build_model
 from harness.config import ModelConfig
 from harness.protocols import Completion, Sampling
 

@@ -7,7 +7,7 @@ from contract.sglang_engine import SGLANG
 from contract.simulated_engine import SIMULATED
 from contract.vllm_engine import VLLM
 
-TORCH = EngineUnderTest(name="torch", start=constructed("engines.torch_rollout:TorchRollout"))
+TORCH = EngineUnderTest(name="torch", start=constructed("engines.torch.rollout:TorchRollout"))
 
 REGISTERED = {
     engine.name: engine

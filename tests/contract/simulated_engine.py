@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from contract.engine_under_test import EngineUnderTest, Setting
-from engines.simulated import SimulatedRollout
+from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.protocols import RolloutEngine, Sampling
 from harness.simulator.lengths import Lengths

@@ -22,9 +22,9 @@ import torch
 from torch.distributed import HashStore, destroy_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
-from engines.fsdp import FSDPEngine, init_world
-from engines.model import build_model
-from engines.torch_rollout import TorchRollout
+from engines.torch.fsdp import FSDPEngine, init_world
+from engines.torch.model import build_model
+from engines.torch.rollout import TorchRollout
 from harness.config import AlgorithmConfig, ModelConfig
 from harness.protocols import Request, Sampling, TrainBatch
 from harness.runtime.clock import RealClock

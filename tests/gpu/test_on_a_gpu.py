@@ -11,10 +11,10 @@ import torch
 from torch.distributed import HashStore, destroy_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
-from engines.fsdp import FSDPEngine, init_world
-from engines.log_prob import TorchLogProb
-from engines.model import build_model
-from engines.torch_rollout import TorchRollout
+from engines.torch.fsdp import FSDPEngine, init_world
+from engines.torch.log_prob import TorchLogProb
+from engines.torch.model import build_model
+from engines.torch.rollout import TorchRollout
 from harness.config import AlgorithmConfig, ModelConfig
 from harness.protocols import Completion, Request, Sampling, TrainBatch
 from harness.rl.log_probs import token_log_probs

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 from transformers import Qwen3ForCausalLM
 
-from engines.model import build_model
+from engines.torch.model import build_model
 from engines.vllm.rollout import VLLMRollout
 from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling

@@ -17,10 +17,10 @@ from conftest import FIRST_TIMEOUT_S, ROOT, SMALL, BenchAll
 from invariants import check_run, read_run
 from transformers import Qwen3ForCausalLM
 
-from engines.model import build_model
 from engines.sglang.interpreter import TOKEN, URL
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.server import LocalServer
+from engines.torch.model import build_model
 from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.clock import RealClock
@@ -86,7 +86,7 @@ async def test_a_server_whose_scheduler_dies_is_noticed_and_named() -> None:
 
 _AN_ENGINE_AND_NO_MORE = f"""
 import sys, time
-from engines.model import build_model
+from engines.torch.model import build_model
 from engines.sglang.rollout import SGLangRollout
 from harness.config import ModelConfig
 from harness.protocols import Sampling

@@ -19,7 +19,7 @@ from conftest import FIRST_TIMEOUT_S, SMALL, BenchAll
 from invariants import check_run, read_run
 from transformers import Qwen3ForCausalLM
 
-from engines.model import build_model
+from engines.torch.model import build_model
 from engines.vllm import update
 from engines.vllm.rollout import VLLMRollout
 from harness.config import ModelConfig

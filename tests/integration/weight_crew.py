@@ -18,7 +18,7 @@ import torch
 from forking import forking
 from unit.role_setting import CPU, SMALL, CountingQueue, TickingClock, rollout_role, torch_engine
 
-from engines.model import build_model
+from engines.torch.model import build_model
 from harness.protocols import Request
 from harness.roles.actor import ActorRole
 from harness.runtime.handles import WorkerDied

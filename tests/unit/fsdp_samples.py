@@ -10,8 +10,8 @@ import torch
 from torch.distributed import HashStore, Store, destroy_process_group
 from torch.distributed.tensor import DTensor
 
-from engines.fsdp import FSDPEngine, init_world
-from engines.model import build_model
+from engines.torch.fsdp import FSDPEngine, init_world
+from engines.torch.model import build_model
 from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
 from harness.protocols import TrainBatch
 from harness.rl.losses import policy_loss

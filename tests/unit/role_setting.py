@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engines.model import build_model
-from engines.torch_rollout import TorchRollout
+from engines.torch.model import build_model
+from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
 from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling
 from harness.roles.dataflow import partition_name, queue_spec

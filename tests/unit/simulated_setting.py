@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engines.simulated import SimulatedRollout
+from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.protocols import Completion, Request, RolloutEngine
 from harness.runtime.virtual_loop import VirtualClock

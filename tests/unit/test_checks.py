@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engines.model import parameter_count
+from engines.torch.model import parameter_count
 from harness.config import ConfigError
 from harness.runner import checks
 from harness.runner.checks import Plan, device_bytes, device_roles, plan_job

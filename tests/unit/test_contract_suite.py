@@ -13,9 +13,9 @@ from contract import test_draws, test_greedy, test_in_flight, test_loading, test
 from contract.engine_under_test import EngineUnderTest, construct
 from contract.subject import Subject
 
-from engines import torch_rollout
-from engines.sampling import draw
-from engines.torch_rollout import TorchRollout
+from engines.torch import rollout as torch_rollout
+from engines.torch.rollout import TorchRollout
+from engines.torch.sampling import draw
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
 
 Weights = Iterable[tuple[str, torch.Tensor]]

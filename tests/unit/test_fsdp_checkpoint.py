@@ -6,7 +6,7 @@ import pytest
 import torch
 from fsdp_samples import FREE, SAMPLES, SMALL, World, batch_of, computed, gradients, train, weights
 
-from engines.fsdp import FSDPEngine
+from engines.torch.fsdp import FSDPEngine
 
 ADAMW = replace(FREE, betas=(0.9, 0.95), weight_decay=0.1, grad_clip=0.5)
 FIRST, SECOND, THIRD = (range(start, start + 5) for start in (0, 5, 10))

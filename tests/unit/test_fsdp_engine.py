@@ -19,8 +19,8 @@ from fsdp_samples import (
     weights,
 )
 
-from engines.model import build_model, parameter_count
-from engines.torch_rollout import TorchRollout
+from engines.torch.model import build_model, parameter_count
+from engines.torch.rollout import TorchRollout
 from harness.config import TrainingConfig
 from harness.protocols import Sampling, TrainEngine
 from harness.rl.losses import CORRECTIONS

@@ -46,4 +46,4 @@ def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
 
 
 def test_a_package_that_is_brought_along_would_be_noticed() -> None:
-    assert brought_along("engines.padding", HEAVY) == ["torch"]
+    assert brought_along("engines.torch.padding", HEAVY) == ["torch"]

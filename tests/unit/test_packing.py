@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines import packing
-from engines.log_prob import TorchLogProb
-from engines.model import build_model
-from engines.packing import pack_batch
-from engines.scoring import Scores, TokenScorer
+from engines.torch import packing
+from engines.torch.log_prob import TorchLogProb
+from engines.torch.model import build_model
+from engines.torch.packing import pack_batch
+from engines.torch.scoring import Scores, TokenScorer
 from harness.config import Layout, ModelConfig
 from harness.transfer_queue import Ragged
 

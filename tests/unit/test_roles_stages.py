@@ -24,8 +24,8 @@ from role_setting import (
     torch_engine,
 )
 
-from engines.log_prob import TorchLogProb
-from engines.model import build_model
+from engines.torch.log_prob import TorchLogProb
+from engines.torch.model import build_model
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import group_advantages

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engines.sampling import draw, uniforms
+from engines.torch.sampling import draw, uniforms
 from harness.protocols import Sampling
 
 PLAIN = Sampling(max_tokens=1)

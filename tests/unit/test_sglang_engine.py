@@ -10,13 +10,13 @@ import pytest
 import torch
 from sglang_server import TOKEN, WAIT_S, SGLangServer, serving, token_at
 
-from engines.model import build_model
 from engines.sglang import client
 from engines.sglang.interpreter import PYTHON, URL
 from engines.sglang.interpreter import TOKEN as TOKEN_VARIABLE
 from engines.sglang.requests import sampling_seed
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.weights import TornWeights
+from engines.torch.model import build_model
 from harness.config import ConfigError, ModelConfig
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
 from harness.runner.checks import plan_job

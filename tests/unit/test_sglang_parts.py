@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engines.model import build_model
 from engines.running_sample import RunningSample
 from engines.sglang.cpu import murmur_hash32
 from engines.sglang.model import write_model
 from engines.sglang.requests import Reply, body_of
+from engines.torch.model import build_model
 from harness.config import ModelConfig
 from harness.protocols import Sampling
 

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from simulated_setting import COST
 from token_by_token import Sample, TokenByToken
 
+from engines.simulated.decoding import Decoding
 from harness.config import CostConfig
-from harness.simulator.decoding import Decoding
 from harness.simulator.step_time import DecodeCost
 
 LONGEST = 30  # prompt and response together

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from simulated_setting import COST, now
 
-from engines.simulated_passes import SimulatedLogProb, SimulatedTrainer
+from engines.simulated.devices import SharedDevice
+from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
 from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
 from harness.runtime.virtual_loop import VirtualClock, run_virtual
-from harness.simulator.devices import SharedDevice
 from harness.transfer_queue import Ragged
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from simulated_setting import COST, Given, drain, make_engine, now, requests, runs
 
-from engines.simulated import SimulatedRollout
+from engines.simulated.rollout import SimulatedRollout
 from harness.protocols import Completion, Request
 from harness.runtime.clock import RealClock
 from harness.runtime.virtual_loop import VirtualClock, VirtualLoop, run_virtual

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_setting import COST, drain, make_engine, now, requests, runs
 
+from engines.simulated.decoding import Decoding
+from engines.simulated.samples import SimulatedSample
 from harness.protocols import Completion
 from harness.runtime.virtual_loop import run_virtual
-from harness.simulator.decoding import Decoding
-from harness.simulator.samples import SimulatedSample
 from harness.simulator.step_time import DecodeCost
 
 # -- what steps last

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulated_setting import COST, requests, runs
 from token_by_token import Sample, TokenByToken
 
-from engines.simulated import SimulatedRollout
+from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.protocols import Completion, Request
 from harness.runtime.virtual_loop import VirtualClock, run_virtual

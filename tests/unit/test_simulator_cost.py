@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engines.model import parameter_count
+from engines.simulated.devices import Device, LockedDevice, SharedDevice
+from engines.torch.model import parameter_count
 from harness.config import CostConfig
 from harness.runner.compose import compose_job
 from harness.runtime.clock import RealClock
@@ -24,9 +25,8 @@ from harness.simulator.cost import (
     reload_s,
     transfer_times,
 )
-from harness.simulator.devices import Device, LockedDevice, SharedDevice
-from harness.simulator.workload import SimulatedTask
 from harness.tasks import Task
+from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import HostReceiver, HostSender, WeightReceiver, WeightSender

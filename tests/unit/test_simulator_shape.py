@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from rooflines import MODEL
 
-from engines.model import parameter_count
+from engines.torch.model import parameter_count
 from harness.config import ModelConfig
 from harness.runner.compose import EXPERIMENTS, choices, compose_job
 from harness.simulator.shape import (

@@ -12,8 +12,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from engines import ENGINES
-from engines.model import build_model, parameter_count
-from engines.torch_rollout import TorchRollout
+from engines.torch.model import build_model, parameter_count
+from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
 from harness.protocols import Completion, Request, RolloutEngine, Sampling
 
@@ -502,7 +502,9 @@ def test_tiny_has_an_eighth_of_a_million_parameters() -> None:
 
 
 def test_shapes_are_counted_and_engines_listed_without_torch() -> None:
-    code = "import sys, engines, engines.model; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    code = (
+        "import sys, engines, engines.torch.model; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 

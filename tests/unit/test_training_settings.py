@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engines.model import parameter_count
+from engines.torch.model import parameter_count
 from harness.config import ConfigError
 from harness.protocols import Span
 from harness.roles.actor import TrainReport

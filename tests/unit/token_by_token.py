@@ -1,12 +1,12 @@
-"""What `harness.simulator.decoding` jumps over, token by token: slow, and simple enough to believe."""
+"""What `engines.simulated.decoding` jumps over, token by token: slow, and simple enough to believe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engines.simulated.samples import SimulatedSample
 from harness.config import CostConfig
-from harness.simulator.samples import SimulatedSample
 
 SAME = 1e-9  # seconds: nearer than this is the same moment, rounded
 

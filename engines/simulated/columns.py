@@ -1,11 +1,11 @@
-"""What goes into a simulated rollout engine and what comes out of it, run-length coded: see `engines.simulated`."""
+"""What goes into a simulated rollout engine and what comes out of it, run-length coded: see `engines.simulated.rollout`."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from engines.simulated.samples import SimulatedSample
 from harness.protocols import Completion, FinishReason, Request
-from harness.simulator.samples import SimulatedSample
 
 
 def sample_of(request: Request, length: int) -> SimulatedSample:

@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from engines.checkpoint import load_training, save_training
-from engines.scoring import TokenScorer
-from engines.tensor_parallel import share_layers
+from engines.torch.checkpoint import load_training, save_training
+from engines.torch.scoring import TokenScorer
+from engines.torch.tensor_parallel import share_layers
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import TrainBatch
 from harness.rl.diagnostics import diagnostics
@@ -134,7 +134,7 @@ class FSDPEngine:
         return {"grad_norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm)}
 
     async def save(self, folder: Path) -> None:
-        """Weights and optimizer state, as `engines.checkpoint`; every rank calls it, between two steps only."""
+        """Weights and optimizer state, as `engines.torch.checkpoint`; every rank calls it, between two steps only."""
         if self._tokens:
             raise RuntimeError(f"gradients of {self._tokens} tokens would be lost; save after a step")
         save_training(folder, self.masters, self._optimizer)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engines.requests import require_still
-from engines.simulated_samples import completion_of, sample_of
+from engines.simulated.columns import completion_of, sample_of
+from engines.simulated.decoding import Decoding
 from harness.config import CostConfig
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request
 from harness.simulator.cost import offload_s, reload_s
-from harness.simulator.decoding import Decoding
 from harness.simulator.lengths import Lengths
 from harness.simulator.step_time import DecodeCost
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedRollout:
-    """`harness.protocols.RolloutEngine`: `harness.simulator.decoding`, driven by a clock and one timer.
+    """`harness.protocols.RolloutEngine`: `engines.simulated.decoding`, driven by a clock and one timer.
 
     cost: resolved for the model; load_s: what taking new weights lasts; group_size: a handful of samples.
 

@@ -1,5 +1,5 @@
 """Forward and training passes that let time pass instead of computing. Samples are run-length coded, see
-`engines.simulated`."""
+`engines.simulated.rollout`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engines.simulated.devices import Device
 from harness.config import CostConfig
 from harness.protocols import Clock, TrainBatch
 from harness.simulator.cost import largest_share_s
-from harness.simulator.devices import Device
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class PaddedBatch:
     """tokens: int64 [k, T]; responses: bool [k, T], true at response tokens. Both on one device.
 
-    `engines.scoring.LaidOut`: every token but the first of a row is scored, the padding too.
+    `engines.torch.scoring.LaidOut`: every token but the first of a row is scored, the padding too.
     """
 
     tokens: torch.Tensor

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from engines.packing import pack_batch, use_packed_attention
-from engines.padding import pad_batch
+from engines.torch.packing import pack_batch, use_packed_attention
+from engines.torch.padding import pad_batch
 from harness.config import Layout
 from harness.rl.head_log_probs import head_log_probs
 from harness.transfer_queue import Ragged

@@ -18,8 +18,8 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from harness.simulator.running import RunningSamples
-from harness.simulator.samples import SimulatedSample, Versions
+from engines.simulated.running import RunningSamples
+from engines.simulated.samples import SimulatedSample, Versions
 from harness.simulator.step_time import SAME_STEP, DecodeCost
 
 

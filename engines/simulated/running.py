@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from harness.simulator.samples import SimulatedSample
+from engines.simulated.samples import SimulatedSample
 
 
 class RunningSamples:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.loading import ModelWeights
-from engines.scoring import TokenScorer
+from engines.torch.scoring import TokenScorer
 from harness.config import Layout
 from harness.transfer_queue import Ragged
 

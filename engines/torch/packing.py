@@ -38,7 +38,7 @@ class PackedBatch:
     """tokens, positions: int64 [T]; predicting: int64 [R], where in the row each response token is predicted;
     targets: int64 [R]. The last token of a response predicts nothing and is left out of the row.
 
-    `engines.scoring.LaidOut`: only response tokens are scored.
+    `engines.torch.scoring.LaidOut`: only response tokens are scored.
     """
 
     tokens: torch.Tensor
