@@ -12,10 +12,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from harness.config import JobConfig, job_config
+from harness.config.compose import make_schedule
 from harness.metrics.run_files import load_ledger, load_samples, load_timeline
 from harness.metrics.samples import SampleRecord
 from harness.metrics.timeline import Timeline
-from harness.runner.compose import make_schedule
 from schedules.capacity import Capacity
 
 ROUNDED_S = 2e-6

@@ -1,4 +1,4 @@
-"""What goes into a simulated rollout engine and what comes out of it, run-length coded: see `engines.simulated.rollout`."""
+"""What goes into a simulated rollout engine and what comes out of it, run-length coded: see `rollout`."""
 
 from __future__ import annotations
 

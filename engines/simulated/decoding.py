@@ -2,7 +2,7 @@
 
 All running samples advance by one token per decode step, so one counter of steps serves them all: a sample that starts
 at count k with r tokens to go finishes at count k + r, and between two events nothing but time and the counter moves.
-`harness.simulator.step_time` says how long a step lasts. New samples join, and the engine stops, between two steps
+`harness.cost_model.step_time` says how long a step lasts. New samples join, and the engine stops, between two steps
 only. The prompts of those that join are prefilled first, and everybody waits for that: it counts as the first part of
 the next step.
 
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 from engines.simulated.running import RunningSamples
 from engines.simulated.samples import SimulatedSample, Versions
-from harness.simulator.step_time import SAME_STEP, DecodeCost
+from harness.cost_model.step_time import SAME_STEP, DecodeCost
 
 
 class Decoding:

@@ -10,8 +10,8 @@ import numpy as np
 
 from engines.simulated.devices import Device
 from harness.config import CostConfig
+from harness.cost_model.cost import largest_share_s
 from harness.protocols import Clock, TrainBatch
-from harness.simulator.cost import largest_share_s
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:

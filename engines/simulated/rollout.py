@@ -18,10 +18,10 @@ from engines.requests import require_still
 from engines.simulated.columns import completion_of, sample_of
 from engines.simulated.decoding import Decoding
 from harness.config import CostConfig
+from harness.cost_model.cost import offload_s, reload_s
+from harness.cost_model.lengths import Lengths
+from harness.cost_model.step_time import DecodeCost
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request
-from harness.simulator.cost import offload_s, reload_s
-from harness.simulator.lengths import Lengths
-from harness.simulator.step_time import DecodeCost
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,7 @@
 Between two events of the loop it takes one `step`: samples that wait get the free slots and their prompts are
 prefilled, then every running sample gets one token. Pauses and weight updates land between steps, never inside one.
 What a sample draws depends on the weights, the run's seed, its id and its prompt only; its neighbours, its slot and the
-time it started cannot reach it (see `engines.torch.kv_slots` for what that rests on, `engines.torch.sampling` for the draw).
+time it started cannot reach it (see `kv_slots` for what that rests on, `sampling` for the draw).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ HEADS = 2
 def share_layers(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> None:
     """Keep this rank's part of `model`, in place; all ranks of the one-dimensional mesh hold the same weights before.
 
-    Heads, KV heads, width and vocabulary must each be a multiple of the number of ranks (harness/runner/checks.py).
+    Heads, KV heads, width and vocabulary must each be a multiple of the number of ranks (harness/config/checks/job.py).
     """
     for layer in model.model.layers:
         plan = {

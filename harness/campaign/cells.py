@@ -12,14 +12,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
 from harness.config import ConfigError, JobConfig
+from harness.config.checks.job import Plan, plan_job
+from harness.config.compose import cell_name, compose_job, make_schedule, plain
 from harness.config.flat import flatten
+from harness.config.machine import Machine
+from harness.cost_model.job_cost import check_given
 from harness.planner.automatic import with_plan
 from harness.planner.command import written
-from harness.runner.checks import Plan, plan_job
-from harness.runner.compose import cell_name, compose_job, make_schedule, plain
-from harness.runner.machine import Machine
 from harness.runner.run import run_directory
-from harness.runner.simulated_cost import check_given
 from schedules import SCHEDULES
 
 _NO_AXIS = {

@@ -19,9 +19,9 @@ from rich.console import Console
 from harness.campaign.cells import JobCell, WantedCell, lay_out
 from harness.campaign.running import Command, Outcome, Runs, bench_command, run_cells
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
+from harness.config.machine import Machine
 from harness.metrics.run_files import load_samples
 from harness.metrics.safe_files import write_text
-from harness.runner.machine import Machine
 
 ITERATIONS = 3
 CELLS = {

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from harness.campaign.cells import WantedCell
 from harness.config import ConfigError, JobConfig
-from harness.runner.checks import plan_job
-from harness.runner.compose import compose_job, make_schedule
-from harness.runner.machine import Machine
+from harness.config.checks.job import plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
 
 _MOST = 8  # devices; no schedule needs more to run at all
 _CHOSEN = ("cluster", "cluster.devices", "algorithm.micro_batch_groups", "schedule.split")

@@ -15,10 +15,10 @@ from harness.campaign.verb import carry_out
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
 from harness.comparison.matrix import matrix_of, write_matrix
 from harness.config import ConfigError
+from harness.config.compose import compose_job, make_schedule
 from harness.config.job import Correction
+from harness.config.machine import Machine, this_machine
 from harness.report.matrix import draw_matrix
-from harness.runner.compose import compose_job, make_schedule
-from harness.runner.machine import Machine, this_machine
 from schedules import SCHEDULES
 
 AXES = ("schedule", "algorithm.correction")

@@ -11,9 +11,9 @@ from harness.campaign.cells import WantedCell, schedule_cells, swept_cells
 from harness.campaign.ground import common_ground
 from harness.comparison.fairness import fairness_key
 from harness.config import ConfigError
+from harness.config.compose import compose_job, plain
+from harness.config.machine import Machine
 from harness.runner.arguments import own_arguments
-from harness.runner.compose import compose_job, plain
-from harness.runner.machine import Machine
 
 SEEDS = "seeds=3"
 """Where nobody says: the fewest that give an interval worth printing."""

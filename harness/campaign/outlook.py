@@ -11,7 +11,7 @@ from rich.table import Table
 from harness.campaign.cells import JobCell, LeftOut
 from harness.campaign.estimate import Estimate, told
 from harness.campaign.running import Failure, Runs
-from harness.runner.machine import Machine
+from harness.config.machine import Machine
 from harness.runner.progress import print_banner
 
 GATE_S = 75.0

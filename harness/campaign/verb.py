@@ -16,8 +16,8 @@ from harness.campaign.running import Command, Runs, bench_command, run_cells
 from harness.comparison.experiment import Campaign, ListedCell, common_seeds, read_campaign, write_campaign
 from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal
 from harness.config import ConfigError
-from harness.runner.compose import plain
-from harness.runner.machine import Machine, this_machine
+from harness.config.compose import plain
+from harness.config.machine import Machine, this_machine
 
 
 def compare_command(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:

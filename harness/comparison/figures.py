@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.comparison.parts import Better
 from harness.comparison.runs import Run
-from harness.placement import HOST_ROLES
+from harness.config.placement import HOST_ROLES
 from harness.statistics.series import reach, running_mean, steady_rate
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, ConfigError, first_line
-from harness.runner.compose import EXPERIMENTS, read_settings
+from harness.config.compose import EXPERIMENTS, read_settings
 
 PAPERS = EXPERIMENTS / "papers"
 ENDING = ".paper.yaml"

@@ -11,12 +11,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, JobConfig
+from harness.config.compose import compose_job, make_schedule
 from harness.config.fields import Count
 from harness.papers.pools import pooled
 from harness.papers.result import Role
 from harness.predict.fit import WARMUP
 from harness.predict.prediction import END
-from harness.runner.compose import compose_job, make_schedule
 from harness.runner.recorder import Recorder
 from harness.runner.simulate import simulate
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from harness.config import ConfigError, CostConfig, JobConfig
+from harness.cost_model.layout import Layout
+from harness.cost_model.roofline import roofline
 from harness.predict.pool import one_device_each
 from harness.predict.settings import factors_of
-from harness.simulator.layout import Layout
-from harness.simulator.roofline import roofline
 
 SCORING = ("actor_fwd", "reference")
 

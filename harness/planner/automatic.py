@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import psutil
 
 from harness.config import ConfigError, JobConfig, RooflineConfig
+from harness.config.checks.job import device_roles, plan_job
+from harness.config.compose import make_schedule
+from harness.config.machine import Machine
+from harness.cost_model.memory import STATE_BYTES
+from harness.cost_model.shape import parameters
 from harness.planner.command import bench_command
 from harness.planner.explore import Effort
 from harness.planner.plan import make_plan
-from harness.runner.checks import device_roles, plan_job
-from harness.runner.compose import make_schedule
-from harness.runner.machine import Machine
-from harness.simulator.memory import STATE_BYTES
-from harness.simulator.shape import parameters
 
 DEVICES = 16
 """Of a simulated job that does not say: two nodes of eight, the fewest on which models of 32 billion parameters train

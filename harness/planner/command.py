@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.config.checks.job import device_roles
 from harness.planner.plan import Choice
-from harness.runner.checks import device_roles
 
 ITERATIONS = 20
 """Of the run that is proposed: enough to be in a steady state for most of it."""

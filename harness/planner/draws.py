@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from harness.config import JobConfig
-from harness.simulator.lengths import Lengths
+from harness.cost_model.lengths import Lengths
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Draws:
         """Seconds of every micro-batch of `rows` samples: float [batches, micro-batches].
 
         It is cut into contiguous parts of nearly equal counts, and waits for the slowest: a sample of t tokens, prompt
-        and response, takes t s_per_token + t**2 s_per_pair. As `harness.simulator.cost.largest_share_s`.
+        and response, takes t s_per_token + t**2 s_per_pair. As `harness.cost_model.cost.largest_share_s`.
         """
         tokens, pairs, begins = self._cut(rows, parts)
         seconds: np.ndarray = np.maximum.reduceat(tokens * s_per_token + pairs * s_per_pair, begins, axis=1)

@@ -7,7 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.config import ConfigError, CostConfig, JobConfig
-from harness.placement import place
+from harness.config.checks.job import device_roles
+from harness.config.compose import make_schedule
+from harness.config.placement import place
+from harness.cost_model.job_cost import check_memory, simulated_cost
 from harness.planner.candidate import Candidate
 from harness.planner.draws import Draws
 from harness.planner.grid import grid
@@ -16,9 +19,6 @@ from harness.planner.search import Found, Prospect, search
 from harness.planner.trial import Outcome, trial, window
 from harness.planner.work import Crew, least_work, likely_work
 from harness.runner.build import fair_share
-from harness.runner.checks import device_roles
-from harness.runner.compose import make_schedule
-from harness.runner.simulated_cost import check_memory, simulated_cost
 from schedules import FullyAsync, HalfStep, KStepOff, Schedule
 from schedules.capacity import Capacity
 

@@ -9,12 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.config.checks.job import device_roles
+from harness.config.compose import plain
 from harness.planner.command import bench_command, layout
 from harness.planner.origin import origin
 from harness.planner.plan import Choice, Plan
 from harness.planner.reasons import why_slower
-from harness.runner.checks import device_roles
-from harness.runner.compose import plain
 
 
 def print_plan(plan: Plan, settings: list[str], console: Console) -> None:

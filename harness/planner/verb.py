@@ -11,12 +11,12 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config import ConfigError, JobConfig
+from harness.config.compose import compose_job
 from harness.metrics.safe_files import write_text
 from harness.planner.explore import Effort
 from harness.planner.picture import draw_plan
 from harness.planner.plan import Plan, make_plan
 from harness.planner.report import as_json, print_plan
-from harness.runner.compose import compose_job
 from schedules import SCHEDULES
 
 DEFAULTS = {

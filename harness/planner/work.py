@@ -9,9 +9,9 @@ import numpy as np
 
 from engines.simulated.decoding import decoded_s
 from harness.config import CostConfig
+from harness.cost_model.cost import Transport, offload_s, transfer_times
+from harness.cost_model.step_time import DecodeCost
 from harness.planner.draws import Draws
-from harness.simulator.cost import Transport, offload_s, transfer_times
-from harness.simulator.step_time import DecodeCost
 
 _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it takes
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from harness.config import ConfigError, CostConfig, JobConfig, LengthsConfig
+from harness.cost_model.layout import Layout
+from harness.cost_model.lengths import Lengths
+from harness.cost_model.roofline import roofline
+from harness.cost_model.shape import forward_flops_per_token
 from harness.predict.generation import batch_seconds
 from harness.predict.lengths import lognormal
 from harness.predict.phases import UPDATE, Scaling
 from harness.predict.settings import factors_of
 from harness.predict.table import Row, nearest
-from harness.simulator.layout import Layout
-from harness.simulator.lengths import Lengths
-from harness.simulator.roofline import roofline
-from harness.simulator.shape import forward_flops_per_token
 
 SHORTEST_TAIL, LONGEST_TAIL = 0.05, 1.5
 """Of a log-normal's sigma. Longer ones have half of their tokens in a few capped responses."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from engines.simulated.decoding import decoded_s
 from harness.config import CostConfig
-from harness.simulator.step_time import DecodeCost
+from harness.cost_model.step_time import DecodeCost
 
 
 def batch_seconds(cost: CostConfig, lengths: np.ndarray, *, engines: int, slots: int) -> float:

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from harness.config import ConfigError
+from harness.cost_model.calibration.fitting import not_negative
 from harness.predict.settings import TableSettings
 from harness.predict.table import Row, nearest
-from harness.simulator.fitting import not_negative
 
 UPDATE = "update_actor_s"
 

@@ -11,8 +11,8 @@ from pydantic import Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, ConfigError, JobConfig, RooflineConfig, first_line
+from harness.config.compose import EXPERIMENTS, compose_job, read_settings
 from harness.predict.table import Row
-from harness.runner.compose import EXPERIMENTS, compose_job, read_settings
 
 DEFAULTS = EXPERIMENTS / "papers" / "defaults.yaml"
 

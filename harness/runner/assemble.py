@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from harness.config import JobConfig
-from harness.placement import HOST_ROLES, Placement
+from harness.config.placement import HOST_ROLES, Placement
 from harness.protocols import Clock
 from harness.roles.dataflow import queue_spec
 from harness.runner.job import PromptSource, PublishedWeights, RunningJob, StagePool, TrainerPool

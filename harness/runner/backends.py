@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from harness.config import JobConfig, ModelConfig
+from harness.config.checks.job import Plan
 from harness.protocols import Clock
 from harness.runner.assemble import Kit
-from harness.runner.checks import Plan
 from harness.runner.readings import Measured, Reading, Simulated
 from harness.runtime.clock import RealClock
 from harness.runtime.runtime import Runtime

@@ -13,14 +13,14 @@ from engines.simulated.devices import Device
 from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, JobConfig
+from harness.cost_model.cost import TransferTimes, transfer_times
+from harness.cost_model.lengths import Lengths
 from harness.protocols import Clock, Span
 from harness.roles.actor import ActorRole
 from harness.roles.log_probs import OldLogProbStage, ReferenceStage
 from harness.roles.reward import AdvantageStage, RewardStage
 from harness.roles.rollout import RolloutRole
 from harness.runner.build import fair_share, least_rows, reader_of
-from harness.simulator.cost import TransferTimes, transfer_times
-from harness.simulator.lengths import Lengths
 from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import Batch, Column, TransferQueue
 from harness.weight_sync.receiver import WeightOffer, WeightSender

@@ -13,7 +13,7 @@ from typing import Literal
 
 import psutil
 
-from harness.runner.machine import this_machine
+from harness.config.machine import this_machine
 
 _GIB = 1 << 30
 _NEEDED = ("torch", "ray", "transformers", "mlflow", "hydra-core", "pyarrow", "seaborn")

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.runner.checks import Plan
+from harness.config.checks.job import Plan
 
 _RECENT = 10  # iterations that the displayed rates are taken over
 

@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 
 from engines import ENGINES
 from harness.config import JobConfig, ModelConfig
-from harness.placement import Placement
+from harness.config.placement import Placement
 from harness.runner.build import (
     Recipe,
     build_actor,

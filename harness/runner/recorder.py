@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.config.placement import HOST_ROLES, Placement
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import DropReason, Ledger
 from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import Fate, SampleRecord, sample_record, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
-from harness.placement import HOST_ROLES, Placement
 from harness.protocols import Clock, Span
 from harness.report.titles import ENGINE_EVENTS
 from harness.rl.diagnostics import add_diagnostics

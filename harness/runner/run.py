@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from harness.config import JobConfig, ModelConfig
+from harness.config.checks.job import Plan
+from harness.config.compose import cell_name, make_schedule, plain
 from harness.metrics.load import LoadWatch
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import WEIGHTS, RunDirectory
@@ -21,8 +23,6 @@ from harness.metrics.safe_files import replacing
 from harness.report.titles import HOW_TIMED
 from harness.runner.backends import Wanted, clock_of, event_loop
 from harness.runner.build import make_task
-from harness.runner.checks import Plan
-from harness.runner.compose import cell_name, make_schedule, plain
 from harness.runner.initial_weights import initial_model
 from harness.runner.progress import ProgressDisplay
 from harness.runner.session import Session

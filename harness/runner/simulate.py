@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from harness.config import JobConfig
+from harness.config.checks.job import plan_job
+from harness.config.compose import make_schedule
+from harness.config.machine import Machine
 from harness.runner.backends import Wanted, clock_of, event_loop
-from harness.runner.checks import plan_job
-from harness.runner.compose import make_schedule
-from harness.runner.machine import Machine
 from harness.runner.recorder import Recorder
 from harness.runner.session import Session
 from harness.runtime.interrupts import run_in

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from engines.simulated.devices import Device, LockedDevice, SharedDevice
 from harness.config import CostConfig, JobConfig
-from harness.placement import Placement
+from harness.config.placement import Placement
+from harness.cost_model.cost import transfer_times
+from harness.cost_model.job_cost import simulated_cost
 from harness.protocols import Clock
 from harness.runner.build_simulated import SimulatedRecipe, build_simulated
-from harness.runner.simulated_cost import simulated_cost
 from harness.runtime.clock import RealClock
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
-from harness.simulator.cost import transfer_times
 from harness.tasks import Task
 from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import TransferQueue

@@ -14,9 +14,9 @@ from statistics import NormalDist
 import numpy as np
 
 from harness.config import CostConfig, JobConfig, LengthsConfig
+from harness.config.compose import choices, compose_job
 from harness.metrics.safe_files import write_text
 from harness.metrics.samples import staleness_metrics
-from harness.runner.compose import choices, compose_job
 from harness.runner.recorder import Recorder
 from harness.runner.simulate import simulate
 from harness.runner.table_page import Figures, page

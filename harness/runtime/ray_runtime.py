@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from harness.placement import HOST_ROLES, Placement
+from harness.config.placement import HOST_ROLES, Placement
 from harness.runtime.handles import WorkerDied
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor

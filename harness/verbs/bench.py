@@ -11,14 +11,14 @@ from rich.console import Console
 
 def bench(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run one configuration over its seeds, and say what came out."""
+    from harness.config.checks.job import plan_job
+    from harness.config.compose import compose_job, make_schedule
+    from harness.config.machine import this_machine
+    from harness.cost_model.job_cost import check_given
     from harness.planner.automatic import with_plan
     from harness.report.summary import print_summary
-    from harness.runner.checks import plan_job
-    from harness.runner.compose import compose_job, make_schedule
-    from harness.runner.machine import this_machine
     from harness.runner.progress import print_banner
     from harness.runner.run import run_directory, run_seed
-    from harness.runner.simulated_cost import check_given
 
     machine = this_machine()
     planned = with_plan(compose_job(arguments), arguments, machine)

@@ -13,8 +13,8 @@ from harness.runner.arguments import own_arguments
 
 def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Fit costs to finished real runs, and write them as a file of settings."""
-    from harness.runner.calibrate import base_job, calibrate_runs
-    from harness.simulator.cost_file import explained, write_costs
+    from harness.cost_model.calibration.cost_file import explained, write_costs
+    from harness.cost_model.calibration.costs.runs import base_job, calibrate_runs
 
     own, settings = own_arguments(arguments, "run", "name")
     if not own["run"]:
@@ -27,11 +27,11 @@ def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Time the embedded engines on this machine's device, or read times from a file, and fit costs to them."""
-    from harness.profile.record import record
-    from harness.profile.rows import read_profile, write_profile
-    from harness.runner.compose import compose_job
-    from harness.runner.profile import about, base_of, fitted_costs, this_device, told_shares
-    from harness.simulator.cost_file import explained, write_costs
+    from harness.config.compose import compose_job
+    from harness.cost_model.calibration.cost_file import explained, write_costs
+    from harness.cost_model.profile.costs import about, base_of, fitted_costs, this_device, told_shares
+    from harness.cost_model.profile.record import record
+    from harness.cost_model.profile.rows import read_profile, write_profile
 
     own, settings = own_arguments(arguments, "name", "profile")
     job = compose_job(settings)

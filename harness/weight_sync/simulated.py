@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.cost_model.cost import TransferTimes, Transport
 from harness.protocols import Clock
 from harness.runtime.handles import Handle
-from harness.simulator.cost import TransferTimes, Transport
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
 from harness.weight_sync.wires import Outcome, join, send_and_receive, stage_then_swap, write_then_read

@@ -34,10 +34,10 @@ from harness.campaign.outlook import print_failures
 from harness.campaign.running import Runs, run_cells
 from harness.cli import RESULTS
 from harness.config import JobConfig
+from harness.config.compose import compose_job
+from harness.config.machine import this_machine
 from harness.metrics.run_files import WEIGHTS, is_done, load_metrics, load_samples
 from harness.report.plots import save_figure
-from harness.runner.compose import compose_job
-from harness.runner.machine import this_machine
 from harness.runner.run import run_directory
 from tests.benchmarks.held_out import held_out_exact_match
 

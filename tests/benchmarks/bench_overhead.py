@@ -26,9 +26,9 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from harness.config.compose import compose_job
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import SYNC_KINDS, Timeline
-from harness.runner.compose import compose_job
 
 WARMUP = 3  # iterations left out
 PHASES = ("generate", "reference", "old_log_prob", "update_actor", "weight sync", "gaps")

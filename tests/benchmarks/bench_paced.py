@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from harness.config import JobConfig
+from harness.config.checks.job import plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
 from harness.metrics.timeline import Timeline
 from harness.runner.backends import Wanted, clock_of, event_loop
-from harness.runner.checks import plan_job
-from harness.runner.compose import compose_job, make_schedule
-from harness.runner.machine import Machine
 from harness.runner.session import Session
 from harness.runner.simulate import simulate
 from schedules import SCHEDULES

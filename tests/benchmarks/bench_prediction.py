@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.cost_model.calibration.costs.runs import WARMUP, base_job, calibrate_runs
+
 from harness.config import CostConfig
+from harness.config.compose import compose_job
+from harness.cost_model.calibration.cost_file import explained
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import Timeline
-from harness.runner.calibrate import WARMUP, base_job, calibrate_runs
-from harness.runner.compose import compose_job
 from harness.runner.simulate import simulate
-from harness.simulator.cost_file import explained
 from schedules import SCHEDULES
 
 CALIBRATION = (("algorithm.batch_groups=16",), ("algorithm.batch_groups=4", "algorithm.micro_batch_groups=2"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from harness.runner.compose import compose_job
+from harness.config.compose import compose_job
 from harness.runner.simulate import simulate
 
 JOB = (

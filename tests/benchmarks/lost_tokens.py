@@ -16,13 +16,13 @@ import numpy as np
 
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, RooflineConfig
+from harness.config.compose import compose_job
+from harness.cost_model.cost import Transport, transfer_times
+from harness.cost_model.layout import Layout
+from harness.cost_model.lengths import Lengths
+from harness.cost_model.roofline import roofline
 from harness.protocols import Completion, PauseMode, Request
-from harness.runner.compose import compose_job
 from harness.runtime.virtual_loop import VirtualClock, run_virtual
-from harness.simulator.cost import Transport, transfer_times
-from harness.simulator.layout import Layout
-from harness.simulator.lengths import Lengths
-from harness.simulator.roofline import roofline
 
 ENGINES, SLOTS, GROUP = 8, 64, 8
 UPDATE_AT_S, END_S = 200.0, 500.0

@@ -7,8 +7,8 @@ import numpy as np
 from contract.engine_under_test import EngineUnderTest, Setting
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
+from harness.cost_model.lengths import Lengths
 from harness.protocols import RolloutEngine, Sampling
-from harness.simulator.lengths import Lengths
 
 COST = CostConfig(
     name="contract",

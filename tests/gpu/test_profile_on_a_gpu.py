@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from harness.config import CostConfig, LengthsConfig, ModelConfig, TrainingConfig
-from harness.profile.fitting import fit_profile
-from harness.profile.grid import Grid
-from harness.profile.record import record
-from harness.profile.rows import PHASES
-from harness.profile.stopwatch import Stopwatch
+from harness.cost_model.profile.fitting import fit_profile
+from harness.cost_model.profile.grid import Grid
+from harness.cost_model.profile.record import record
+from harness.cost_model.profile.rows import PHASES
+from harness.cost_model.profile.stopwatch import Stopwatch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from conftest import FIRST_TIMEOUT_S
+from harness.cost_model.calibration.costs.runs import base_job, calibrate_runs, read_run
 
 from harness import cli
 from harness.config import ConfigError, CostConfig
-from harness.runner.calibrate import base_job, calibrate_runs, read_run
-from harness.runner.compose import compose_job
+from harness.config.compose import compose_job
 from harness.runner.simulate import simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]

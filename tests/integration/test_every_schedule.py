@@ -8,8 +8,8 @@ import pytest
 from conftest import FIRST_TIMEOUT_S
 from invariants import check_run, read_run
 
+from harness.config.compose import choices
 from harness.report.summary import summarize
-from harness.runner.compose import choices
 from schedules import SCHEDULES
 
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)

@@ -9,9 +9,9 @@ from conftest import Bench
 from invariants import Finished, check_run, read_run
 
 from harness.config import CostConfig
+from harness.cost_model.cost import transfer_times
 from harness.metrics.run_files import load_manifest
 from harness.runner.simulate import simulate
-from harness.simulator.cost import transfer_times
 
 pytestmark = [pytest.mark.slow]
 

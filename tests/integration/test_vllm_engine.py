@@ -23,9 +23,9 @@ from engines.torch.model import build_model
 from engines.vllm import update
 from engines.vllm.rollout import VLLMRollout
 from harness.config import ModelConfig
+from harness.config.compose import choices
 from harness.protocols import Completion, Request, Sampling
 from harness.report.summary import summarize
-from harness.runner.compose import choices
 from harness.runtime.clock import RealClock
 
 pytestmark = [

@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.comparison.parts import Cell
 from harness.comparison.runs import read_run
+from harness.config.compose import compose_job, plain
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
 from harness.metrics.manifest import Backend, RunIdentity, build_manifest
@@ -19,7 +20,6 @@ from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import length_metrics, sample_record, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.runner.compose import compose_job, plain
 
 PLACEMENT = {
     ("rollout", "0"): Place("rollout", ("device 0",)),

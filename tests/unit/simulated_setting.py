@@ -9,9 +9,9 @@ import numpy as np
 
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
+from harness.cost_model.lengths import Lengths
 from harness.protocols import Completion, Request, RolloutEngine
 from harness.runtime.virtual_loop import VirtualClock
-from harness.simulator.lengths import Lengths
 
 COST = CostConfig(
     name="test",

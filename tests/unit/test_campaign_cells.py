@@ -15,9 +15,9 @@ from harness.campaign.order import Order, compare_order, sweep_order
 from harness.campaign.running import Outcome, Runs
 from harness.comparison.experiment import read_campaign
 from harness.config import ConfigError
+from harness.config.compose import cell_name, compose_job
+from harness.config.machine import Machine
 from harness.planner.explore import Effort
-from harness.runner.compose import cell_name, compose_job
-from harness.runner.machine import Machine
 from schedules import SCHEDULES
 
 LAPTOP = Machine(cores=2, gpus=0, gpu_bytes=0)

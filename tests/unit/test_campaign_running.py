@@ -17,7 +17,7 @@ from rich.console import Console
 from harness.campaign import child, running
 from harness.campaign.cells import JobCell, WantedCell, lay_out
 from harness.campaign.running import Command, Outcome, Runs, run_cells
-from harness.runner.machine import Machine
+from harness.config.machine import Machine
 
 PLAYED = """
 import json, os, pathlib, signal, subprocess, sys, time

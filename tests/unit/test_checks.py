@@ -9,10 +9,10 @@ import pytest
 
 from engines.torch.model import parameter_count
 from harness.config import ConfigError
-from harness.runner import checks
-from harness.runner.checks import Plan, device_bytes, device_roles, plan_job
-from harness.runner.compose import compose_job, make_schedule
-from harness.runner.machine import Machine
+from harness.config.checks import job as checks
+from harness.config.checks.job import Plan, device_bytes, device_roles, plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
 
 GIB = 1 << 30
 CORES = Machine(cores=8, gpus=0, gpu_bytes=0)

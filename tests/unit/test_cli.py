@@ -13,8 +13,8 @@ import pytest
 
 from harness import cli
 from harness.config import ConfigError
+from harness.config.compose import GROUPS
 from harness.papers.experiment import names
-from harness.runner.compose import GROUPS
 from schedules import SCHEDULES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,8 +102,8 @@ def test_what_is_done_is_shown_and_not_run_again(
 ) -> None:
     shown: list[list[Path]] = []
     monkeypatch.setattr("harness.report.summary.print_summary", lambda folders, console: shown.append(folders))
-    monkeypatch.setattr("harness.runner.checks.plan_job", lambda *_: SimpleNamespace(backend="real"))
-    from harness.runner.compose import compose_job
+    monkeypatch.setattr("harness.config.checks.job.plan_job", lambda *_: SimpleNamespace(backend="real"))
+    from harness.config.compose import compose_job
     from harness.runner.run import run_directory
 
     with run_directory(compose_job(["backend=real"]), 0, results) as folder:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import ConfigError, CostConfig
-from harness.runner.compose import EXPERIMENTS, GROUPS, cell_name, choices, compose_job, make_schedule, plain
+from harness.config.compose import EXPERIMENTS, GROUPS, cell_name, choices, compose_job, make_schedule, plain
 from schedules import FullyAsync
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config import ConfigError, JobConfig, job_config
-from harness.runner.compose import compose_job, plain
+from harness.config.compose import compose_job, plain
 
 
 @pytest.fixture(scope="module")

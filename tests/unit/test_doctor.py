@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from harness import cli
+from harness.config.machine import Machine
 from harness.runner import doctor
-from harness.runner.machine import Machine
 
 GIB = 1 << 30
 

@@ -40,7 +40,8 @@ def test_metrics_and_reports_load_without_torch_ray_or_vllm(folder: str) -> None
 
 def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
     light = (
-        "harness.cli, harness.config, harness.runner.compose, harness.runner.checks, harness.runner.doctor, schedules"
+        "harness.cli, harness.config, harness.config.compose, harness.config.checks.job, harness.runner.doctor, "
+        "schedules"
     )
     assert brought_along(light, (*HEAVY, "mlflow")) == []
 

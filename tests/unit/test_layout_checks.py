@@ -6,11 +6,11 @@ import pytest
 
 from harness import cli
 from harness.config import ConfigError
-from harness.runner.checks import Plan, plan_job
-from harness.runner.compose import compose_job, make_schedule
-from harness.runner.machine import Machine
-from harness.runner.simulated_cost import layout_of, simulated_cost
-from harness.simulator.layout import Layout
+from harness.config.checks.job import Plan, plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
+from harness.cost_model.job_cost import layout_of, simulated_cost
+from harness.cost_model.layout import Layout
 
 BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro_batch_groups=1")
 

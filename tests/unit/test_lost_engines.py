@@ -13,7 +13,7 @@ from mortal import Event, play_with
 from test_schedule_invariants import jobs, play
 
 from harness.config import JobConfig
-from harness.runner.compose import make_schedule
+from harness.config.compose import make_schedule
 from harness.runner.recorder import Recorder
 from schedules import SCHEDULES
 from schedules.capacity import Capacity

@@ -13,9 +13,9 @@ from harness.campaign.matrix import AXES, matrix_order
 from harness.comparison.matrix import as_csv, as_markdown, matrix_of, write_matrix
 from harness.comparison.result import compare
 from harness.config import ConfigError
+from harness.config.compose import compose_job
+from harness.config.machine import Machine
 from harness.report.matrix import draw_matrix
-from harness.runner.compose import compose_job
-from harness.runner.machine import Machine
 
 TWO_CORES = Machine(cores=2, gpus=0, gpu_bytes=0)
 

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.config.compose import compose_job
 from harness.papers.console import show
 from harness.papers.experiment import PaperExperiment, names, parse, read_experiment
 from harness.papers.files import write, write_overview
@@ -22,7 +23,6 @@ from harness.papers.pools import pooled
 from harness.papers.result import Line, Result
 from harness.papers.run import make
 from harness.papers.surroundings import Surroundings
-from harness.runner.compose import compose_job
 
 FORMS = {
     "fitted_ratio": "FittedRatio",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config import ConfigError
-from harness.placement import DEVICE_ROLES, Placement, place
+from harness.config.placement import DEVICE_ROLES, Placement, place
 
 SHARED = {"actor_fwd": "actor", "reference": "actor"}
 

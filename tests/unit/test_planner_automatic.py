@@ -7,10 +7,10 @@ import shlex
 import pytest
 
 from harness.config import ConfigError, JobConfig
+from harness.config.compose import cell_name, compose_job
+from harness.config.machine import Machine
 from harness.planner.automatic import DEVICES, Automatic, with_plan
 from harness.planner.explore import Effort
-from harness.runner.compose import cell_name, compose_job
-from harness.runner.machine import Machine
 
 LAPTOP = Machine(cores=2, gpus=0, gpu_bytes=0)
 LARGE = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "cost.lengths.mean=64")

@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from harness.config import JobConfig
+from harness.config.checks.job import device_roles
+from harness.config.compose import compose_job, make_schedule
 from harness.planner.candidate import Candidate
 from harness.planner.draws import Draws
 from harness.planner.explore import Effort, cost_of, crew_of, explore, scoring_roles
@@ -16,8 +18,6 @@ from harness.planner.grid import grid
 from harness.planner.period import period
 from harness.planner.trial import trial, window
 from harness.planner.work import least_work, likely_work
-from harness.runner.checks import device_roles
-from harness.runner.compose import compose_job, make_schedule
 from harness.runner.simulate import simulate
 from schedules import SCHEDULES, KStepOff
 

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.config.compose import compose_job
 from harness.planner.candidate import Candidate
 from harness.planner.command import bench_command
 from harness.planner.explore import Exploration
@@ -22,7 +23,6 @@ from harness.planner.scaling_page import Point, Study, draw_scaling, efficiency,
 from harness.planner.search import Found
 from harness.planner.trial import Outcome
 from harness.planner.verb import fixed_by, plan_settings, write_plan
-from harness.runner.compose import compose_job
 from schedules import SCHEDULES
 
 OUTCOME = Outcome(

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.config import ConfigError, LengthsConfig
+from harness.cost_model.lengths import Lengths
+from harness.cost_model.shape import forward_flops_per_token
 from harness.predict.fit import Fit, drawn, engine_cost, engines_of, generated_s
 from harness.predict.generation import batch_seconds
 from harness.predict.lengths import capped_mean, lognormal
@@ -19,8 +21,6 @@ from harness.predict.page import draw, print_fits, print_predictions, write_csv
 from harness.predict.run import predict_table
 from harness.predict.settings import read_table_settings
 from harness.predict.table import read_table
-from harness.simulator.lengths import Lengths
-from harness.simulator.shape import forward_flops_per_token
 
 SMALL = ["algorithm.batch_groups=32", "algorithm.group_size=4", "cost.lengths.cap=4000", "model=qwen1.5b"]
 """A batch that is simulated in a moment."""

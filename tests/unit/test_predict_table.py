@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.config import ConfigError
+from harness.config.compose import EXPERIMENTS
 from harness.predict.phases import UPDATE, Scaling, scalings, training_phases
 from harness.predict.settings import read_table_settings
 from harness.predict.table import read_table
-from harness.runner.compose import EXPERIMENTS
 
 PAPERS = EXPERIMENTS / "papers"
 HEADER = "mode,engine,total_gpus,rollout_gpus,train_gpus,step_s,gen_s,old_log_prob_s,update_actor_s,max_staleness"

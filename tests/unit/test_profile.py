@@ -11,15 +11,15 @@ import torch
 
 from harness import cli
 from harness.config import ConfigError, CostConfig, ModelConfig, RooflineConfig, TrainingConfig
-from harness.profile.fitting import fit_profile
-from harness.profile.grid import Grid, grid_for, inference_depths, training_depths
-from harness.profile.record import record
-from harness.profile.rows import PHASES, Phase, Profile, Row, deep, read_profile, write_profile
-from harness.profile.shares import implied_shares, known_device
-from harness.profile.stopwatch import Stopwatch
-from harness.runner.compose import choices, compose_job
-from harness.simulator import shape
-from harness.simulator.roofline import Layout, roofline
+from harness.config.compose import choices, compose_job
+from harness.cost_model import shape
+from harness.cost_model.profile.fitting import fit_profile
+from harness.cost_model.profile.grid import Grid, grid_for, inference_depths, training_depths
+from harness.cost_model.profile.record import record
+from harness.cost_model.profile.rows import PHASES, Phase, Profile, Row, deep, read_profile, write_profile
+from harness.cost_model.profile.shares import implied_shares, known_device
+from harness.cost_model.profile.stopwatch import Stopwatch
+from harness.cost_model.roofline import Layout, roofline
 
 JOB = compose_job(["model=qwen3-0.6b", "cost=roofline", "device=h100"])
 MODEL = JOB.model

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.config.placement import HOST_ROLES, Placement
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Place, Timeline
-from harness.placement import HOST_ROLES, Placement
 from harness.protocols import Span
 from harness.roles.actor import TrainedRows, TrainReport
 from harness.runner.readings import Measured, Simulated

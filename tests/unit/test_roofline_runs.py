@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.config import CostConfig, JobConfig, LengthsConfig, RooflineConfig
-from harness.placement import Placement, place
-from harness.runner.checks import device_roles
-from harness.runner.compose import compose_job
-from harness.runner.layout_checks import training_ranks
+from harness.config.checks.job import device_roles
+from harness.config.checks.layout import training_ranks
+from harness.config.compose import compose_job
+from harness.config.placement import Placement, place
+from harness.cost_model.job_cost import simulated_cost
 from harness.runner.recorder import Recorder
 from harness.runner.simulate import simulate
-from harness.runner.simulated_cost import simulated_cost
 from schedules import SCHEDULES
 
 FIGURES = ("flops", "memory_bytes_per_s", "link_bytes_per_s")

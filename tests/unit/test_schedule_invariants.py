@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from invariants import LAGS, Finished, check_run
 
 from harness.config import CostConfig, JobConfig, LengthsConfig, ScheduleConfig
+from harness.config.compose import compose_job, make_schedule
 from harness.runner.assemble import capacity_rows
-from harness.runner.compose import compose_job, make_schedule
 from harness.runner.session import Session
 from harness.runner.simulate import simulate
 from schedules import SCHEDULES

@@ -18,10 +18,10 @@ from engines.sglang.rollout import SGLangRollout
 from engines.sglang.weights import TornWeights
 from engines.torch.model import build_model
 from harness.config import ConfigError, ModelConfig
+from harness.config.checks.job import plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
-from harness.runner.checks import plan_job
-from harness.runner.compose import compose_job, make_schedule
-from harness.runner.machine import Machine
 from harness.runtime.clock import RealClock
 
 MODEL = ModelConfig("tiny", 32, 1, 2, 1, 16, 64, 32, True, 64)

@@ -13,7 +13,7 @@ from token_by_token import Sample, TokenByToken
 
 from engines.simulated.decoding import Decoding
 from harness.config import CostConfig
-from harness.simulator.step_time import DecodeCost
+from harness.cost_model.step_time import DecodeCost
 
 LONGEST = 30  # prompt and response together
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.config import CostConfig
+from harness.config.compose import compose_job
 from harness.protocols import Span
-from harness.runner.compose import compose_job
 from harness.runner.simulate import simulate
 
 GROUP, BATCH, ITERATIONS = 2, 4, 2

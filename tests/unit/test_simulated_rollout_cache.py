@@ -12,9 +12,9 @@ from simulated_setting import COST, drain, make_engine, now, requests, runs
 
 from engines.simulated.decoding import Decoding
 from engines.simulated.samples import SimulatedSample
+from harness.cost_model.step_time import DecodeCost
 from harness.protocols import Completion
 from harness.runtime.virtual_loop import run_virtual
-from harness.simulator.step_time import DecodeCost
 
 # -- what steps last
 

@@ -15,9 +15,9 @@ from token_by_token import Sample, TokenByToken
 
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
+from harness.cost_model.lengths import Lengths
 from harness.protocols import Completion, Request
 from harness.runtime.virtual_loop import VirtualClock, run_virtual
-from harness.simulator.lengths import Lengths
 
 UNIFORM = LengthsConfig(kind="uniform", mean=6.0, cap=9)
 

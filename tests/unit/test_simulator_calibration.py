@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from harness.config import CostConfig
-from harness.runner.compose import compose_job
-from harness.simulator.calibration import Measured, calibrate, trace
-from harness.simulator.fitting import fit, fit_undisturbed
+from harness.config.compose import compose_job
+from harness.cost_model.calibration.costs import Measured, calibrate, trace
+from harness.cost_model.calibration.fitting import fit, fit_undisturbed
 
 BASE = compose_job(["cost=tiny_cpu"]).cost
 TRUTH = replace(

@@ -13,11 +13,8 @@ import torch
 from engines.simulated.devices import Device, LockedDevice, SharedDevice
 from engines.torch.model import parameter_count
 from harness.config import CostConfig
-from harness.runner.compose import compose_job
-from harness.runtime.clock import RealClock
-from harness.runtime.virtual_loop import VirtualClock, run_virtual
-from harness.runtime.virtual_runtime import LocalRole
-from harness.simulator.cost import (
+from harness.config.compose import compose_job
+from harness.cost_model.cost import (
     TransferTimes,
     Transport,
     largest_share_s,
@@ -25,6 +22,9 @@ from harness.simulator.cost import (
     reload_s,
     transfer_times,
 )
+from harness.runtime.clock import RealClock
+from harness.runtime.virtual_loop import VirtualClock, run_virtual
+from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Task
 from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import Ragged

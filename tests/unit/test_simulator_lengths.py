@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config import LengthsConfig
-from harness.simulator.lengths import Lengths, read_trace
+from harness.cost_model.lengths import Lengths, read_trace
 
 LOGNORMAL = LengthsConfig(kind="lognormal", mean=200.0, sigma=0.7, cap=5000)
 MANY = np.arange(50_000)

@@ -8,9 +8,9 @@ import pytest
 from rooflines import DEVICE, FACTORS, MODEL
 
 from harness.config import ConfigError
-from harness.runner.compose import compose_job
-from harness.simulator.layout import Layout
-from harness.simulator.memory import (
+from harness.config.compose import compose_job
+from harness.cost_model.layout import Layout
+from harness.cost_model.memory import (
     GIB,
     activation_bytes_per_token,
     fits,
@@ -20,7 +20,7 @@ from harness.simulator.memory import (
     state_bytes,
     training_bytes,
 )
-from harness.simulator.shape import parameters
+from harness.cost_model.shape import parameters
 
 ALL = parameters(MODEL)
 

@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 from rooflines import DEVICE, FACTORS, MODEL
 
 from harness.config import CostConfig, DeviceConfig, RooflineConfig
-from harness.runner.compose import EXPERIMENTS, choices, compose_job
-from harness.simulator.layout import Layout
-from harness.simulator.links import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s
-from harness.simulator.memory import gathered_bytes
-from harness.simulator.roofline import roofline
-from harness.simulator.shape import (
+from harness.config.compose import EXPERIMENTS, choices, compose_job
+from harness.cost_model.layout import Layout
+from harness.cost_model.links import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s
+from harness.cost_model.memory import gathered_bytes
+from harness.cost_model.roofline import roofline
+from harness.cost_model.shape import (
     active_parameters,
     expert_parameters,
     forward_flops_per_pair,

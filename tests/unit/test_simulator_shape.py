@@ -10,8 +10,8 @@ from rooflines import MODEL
 
 from engines.torch.model import parameter_count
 from harness.config import ModelConfig
-from harness.runner.compose import EXPERIMENTS, choices, compose_job
-from harness.simulator.shape import (
+from harness.config.compose import EXPERIMENTS, choices, compose_job
+from harness.cost_model.shape import (
     active_parameters,
     decode_flops_per_cached_token,
     forward_flops_per_pair,

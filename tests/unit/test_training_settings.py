@@ -5,11 +5,11 @@ import pytest
 
 from engines.torch.model import parameter_count
 from harness.config import ConfigError
+from harness.config.checks.job import Plan, plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
 from harness.protocols import Span
 from harness.roles.actor import TrainReport
-from harness.runner.checks import Plan, plan_job
-from harness.runner.compose import compose_job, make_schedule
-from harness.runner.machine import Machine
 from harness.runner.neighbours import once_each
 
 PUBLISHED = {"0.6b": 0.596, "1.7b": 1.721, "4b": 4.022, "8b": 8.191, "14b": 14.768, "32b": 32.762}

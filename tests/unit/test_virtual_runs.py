@@ -14,11 +14,11 @@ from invariants import Finished, check_run, read_run
 
 from harness import cli
 from harness.config import JobConfig, LengthsConfig
+from harness.config.checks.job import plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
 from harness.metrics.run_files import load_manifest, load_metrics
 from harness.runner.backends import Backend, Wanted
-from harness.runner.checks import plan_job
-from harness.runner.compose import compose_job, make_schedule
-from harness.runner.machine import Machine
 from harness.runner.recorder import Recorder
 from harness.runner.session import Session
 from harness.runner.simulate import simulate

@@ -16,6 +16,7 @@ from functools import partial
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, JobConfig
+from harness.config.compose import compose_job
 from harness.config.fields import Count, Positive
 from harness.papers.experiment import PaperExperiment
 from harness.papers.modes import Mode, batches_of, of_role, steps
@@ -23,7 +24,6 @@ from harness.papers.result import Line, Result, Table
 from harness.papers.surroundings import Surroundings
 from harness.predict.fit import drawn, engine_cost
 from harness.predict.pool import by_token_alone, one_device_each
-from harness.runner.compose import compose_job
 from harness.runtime.side_by_side import in_order
 
 WITHIN = 0.10

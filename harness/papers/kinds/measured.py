@@ -15,12 +15,12 @@ from harness.campaign.outlook import print_failures
 from harness.campaign.running import Runs, run_cells
 from harness.config import STRICT, ConfigError
 from harness.config.fields import Count, Fraction
+from harness.config.machine import this_machine
 from harness.metrics.run_files import load_metrics
 from harness.papers.experiment import PaperExperiment
 from harness.papers.modes import Mode, job_of, steps
 from harness.papers.result import Line, Published, Result, Table
 from harness.papers.surroundings import Surroundings
-from harness.runner.machine import this_machine
 
 SIMULATED = "seconds per step"
 """The quantity of cells that are simulated too."""

@@ -8,6 +8,7 @@ from dataclasses import field
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, ConfigError, JobConfig
+from harness.config.compose import compose_job
 from harness.config.fields import Count, Positive, Switch
 from harness.papers.experiment import PaperExperiment
 from harness.papers.result import Line, Result, Table
@@ -16,7 +17,6 @@ from harness.planner.candidate import Candidate
 from harness.planner.explore import Effort, Exploration
 from harness.planner.plan import explore_all
 from harness.planner.trial import Outcome
-from harness.runner.compose import compose_job
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -13,12 +13,12 @@ from engines import ENGINES, PACKAGES
 from engines.sglang.interpreter import interpreter, servers
 from engines.torch.model import parameter_count
 from harness.config import ConfigError, JobConfig, ModelConfig
+from harness.config.checks.layout import check_experts, check_layout, only_simulated, training_ranks
+from harness.config.machine import Machine
+from harness.config.placement import DEVICE_ROLES, Placement, place
+from harness.cost_model.job_cost import check_memory
 from harness.metrics.manifest import Backend
-from harness.placement import DEVICE_ROLES, Placement, place
 from harness.runner.build import make_task, max_tokens
-from harness.runner.layout_checks import check_experts, check_layout, only_simulated, training_ranks
-from harness.runner.machine import Machine
-from harness.runner.simulated_cost import check_memory
 from harness.tasks import TASKS
 from schedules import Schedule
 

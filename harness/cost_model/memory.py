@@ -8,8 +8,8 @@ enough, and an engine may use `kv_share_colocated`.
 from __future__ import annotations
 
 from harness.config import ConfigError, DeviceConfig, ModelConfig, RooflineConfig
-from harness.simulator.layout import Layout
-from harness.simulator.shape import (
+from harness.cost_model.layout import Layout
+from harness.cost_model.shape import (
     bytes_per_number,
     head_parameters,
     kv_bytes_per_token,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.config import CostConfig, LengthsConfig
-from harness.simulator.fitting import Fitted, Phase, fit_undisturbed, relative_error
+from harness.cost_model.calibration.fitting import Fitted, Phase, fit_undisturbed, relative_error
 
 ATTENTION_FROM = 512
 """Tokens of a mean sequence from which attention is told apart: below, it is a few hundredths of the work."""

@@ -1,13 +1,13 @@
-"""Which shares of a device's peaks a profile's costs imply: the inverse of `harness.simulator.roofline`."""
+"""Which shares of a device's peaks a profile's costs imply: the inverse of `harness.cost_model.roofline`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from harness.config import CostConfig, DeviceConfig, ModelConfig
-from harness.simulator import shape
+from harness.cost_model import shape
 
-_OPTIMIZER_BYTES = 28  # per parameter, as of harness.simulator.roofline
+_OPTIMIZER_BYTES = 28  # per parameter, as of harness.cost_model.roofline
 
 
 def known_device(name: str, known: Collection[str]) -> str | None:

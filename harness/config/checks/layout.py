@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.config import ConfigError, JobConfig, ModelConfig
-from harness.placement import Placement, place
+from harness.config.placement import Placement, place
 from schedules import Schedule
 
 

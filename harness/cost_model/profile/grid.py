@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.config import ConfigError, ModelConfig
-from harness.simulator import shape
+from harness.cost_model import shape
 
 Sizes = tuple[tuple[int, int], ...]
 """(samples, tokens of each)"""

@@ -1,6 +1,6 @@
 """For a machine without the rest of Cadence:
 
-python -m harness.profile experiments/model/qwen7b.yaml profile.json [--layout packed] [--recompute] [--cpu]
+python -m harness.cost_model.profile experiments/model/qwen7b.yaml profile.json [--layout packed] [--recompute] [--cpu]
 
 `make profile PROFILE=profile.json` fits costs to it, anywhere.
 """
@@ -15,8 +15,8 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from harness.config import ModelConfig, TrainingConfig
-from harness.profile.record import record
-from harness.profile.rows import Row, write_profile
+from harness.cost_model.profile.record import record
+from harness.cost_model.profile.rows import Row, write_profile
 
 
 def _tell(row: Row) -> None:

@@ -11,14 +11,14 @@ from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from harness.config import ConfigError, CostConfig, JobConfig, ModelConfig, first_line
+from harness.config.compose import compose_job
 from harness.config.fields import Name
+from harness.cost_model import shape
+from harness.cost_model.calibration.costs import Measured, calibrate, together
+from harness.cost_model.calibration.fitting import Fitted
+from harness.cost_model.calibration.recorded import measured
+from harness.cost_model.roofline import Layout, roofline
 from harness.metrics.run_files import is_done, load_manifest, load_samples, load_timeline
-from harness.runner.compose import compose_job
-from harness.simulator import shape
-from harness.simulator.calibration import Measured, calibrate, together
-from harness.simulator.fitting import Fitted
-from harness.simulator.recorded import measured
-from harness.simulator.roofline import Layout, roofline
 
 WARMUP = 4
 """Iterations that are left out, a quarter of a short run: the first ones allocate memory and fill caches."""

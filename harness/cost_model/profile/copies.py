@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from harness.profile.rows import Row
-from harness.profile.stopwatch import Stopwatch
+from harness.cost_model.profile.rows import Row
+from harness.cost_model.profile.stopwatch import Stopwatch
 
 
 def time_copies(sizes: tuple[int, ...], watch: Stopwatch) -> Iterator[Row]:

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from engines.torch.fsdp import FSDPEngine, init_world
 from engines.torch.log_prob import TorchLogProb
 from harness.config import AlgorithmConfig, TrainingConfig
-from harness.profile.grid import Sizes
-from harness.profile.rows import Row
-from harness.profile.stopwatch import Stopwatch
+from harness.cost_model.profile.grid import Sizes
+from harness.cost_model.profile.rows import Row
+from harness.cost_model.profile.stopwatch import Stopwatch
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
 

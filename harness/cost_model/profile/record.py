@@ -14,12 +14,12 @@ import torch
 
 from engines.torch.model import build_model
 from harness.config import ConfigError, ModelConfig, TrainingConfig
-from harness.profile.copies import time_copies
-from harness.profile.grid import Grid, grid_for, inference_depths, training_depths
-from harness.profile.passes import time_log_probs, time_training
-from harness.profile.rollout import time_decode, time_prefill, time_weights
-from harness.profile.rows import Profile, Row
-from harness.profile.stopwatch import Stopwatch
+from harness.cost_model.profile.copies import time_copies
+from harness.cost_model.profile.grid import Grid, grid_for, inference_depths, training_depths
+from harness.cost_model.profile.passes import time_log_probs, time_training
+from harness.cost_model.profile.rollout import time_decode, time_prefill, time_weights
+from harness.cost_model.profile.rows import Profile, Row
+from harness.cost_model.profile.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM

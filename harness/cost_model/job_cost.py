@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
-from harness.placement import Placement
-from harness.simulator.layout import Layout
-from harness.simulator.memory import (
+from harness.config.placement import Placement
+from harness.cost_model.layout import Layout
+from harness.cost_model.memory import (
     GIB,
     activation_bytes_per_token,
     advice,
@@ -13,7 +13,7 @@ from harness.simulator.memory import (
     scoring_bytes,
     training_bytes,
 )
-from harness.simulator.roofline import roofline
+from harness.cost_model.roofline import roofline
 
 
 def layout_of(config: JobConfig, placement: Placement) -> Layout:

@@ -9,10 +9,10 @@ their sources, and what is left out.
 from __future__ import annotations
 
 from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig
-from harness.simulator import shape
-from harness.simulator.layout import Layout
-from harness.simulator.links import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s
-from harness.simulator.memory import kv_bytes_per_device, kv_tokens, state_bytes
+from harness.cost_model import shape
+from harness.cost_model.layout import Layout
+from harness.cost_model.links import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s
+from harness.cost_model.memory import kv_bytes_per_device, kv_tokens, state_bytes
 
 __all__ = ["Layout", "roofline"]
 

@@ -11,9 +11,9 @@ import torch
 
 from engines.torch.kv_slots import SlotModel
 from engines.torch.rollout import TorchRollout
-from harness.profile.grid import Sizes
-from harness.profile.rows import Row
-from harness.profile.stopwatch import Stopwatch
+from harness.cost_model.profile.grid import Sizes
+from harness.cost_model.profile.rows import Row
+from harness.cost_model.profile.stopwatch import Stopwatch
 from harness.protocols import Request, Sampling
 from harness.runtime.clock import RealClock
 

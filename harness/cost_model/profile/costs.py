@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 
 from harness.config import CostConfig, JobConfig, ModelConfig
-from harness.profile.fitting import fit_profile
-from harness.profile.rows import Profile
-from harness.profile.shares import implied_shares, known_device
-from harness.runner.calibrate import base_costs, checked_name
-from harness.runner.compose import choices, compose_job
-from harness.simulator.fitting import Fitted
+from harness.config.compose import choices, compose_job
+from harness.cost_model.calibration.costs.runs import base_costs, checked_name
+from harness.cost_model.calibration.fitting import Fitted
+from harness.cost_model.profile.fitting import fit_profile
+from harness.cost_model.profile.rows import Profile
+from harness.cost_model.profile.shares import implied_shares, known_device
 
 
 def this_device(job: JobConfig) -> torch.device:

@@ -9,8 +9,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from harness.cost_model.calibration.fitting import Fitted, Phase
 from harness.metrics.safe_files import write_text
-from harness.simulator.fitting import Fitted, Phase
 
 _WIDE = 118
 

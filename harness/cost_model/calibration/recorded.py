@@ -11,11 +11,11 @@ from heapq import heapify, heapreplace
 import numpy as np
 import pandas as pd
 
+from harness.config.placement import HOST_ROLES
+from harness.cost_model.calibration.costs import Measured
 from harness.metrics.intervals import Interval, union
 from harness.metrics.timeline import SYNC_KINDS, WORK_KINDS, Timeline
-from harness.placement import HOST_ROLES
 from harness.protocols import Span
-from harness.simulator.calibration import Measured
 
 _KINDS = {"reference": "log_prob", "old_log_prob": "log_prob", "update_actor": "train"}
 

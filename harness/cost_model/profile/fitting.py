@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from harness.config import CostConfig
-from harness.profile.rows import Profile, Row
-from harness.simulator import shape
-from harness.simulator.fitting import Fit, Fitted, Phase, fit
+from harness.cost_model import shape
+from harness.cost_model.calibration.fitting import Fit, Fitted, Phase, fit
+from harness.cost_model.profile.rows import Profile, Row
 
 _ROUNDS, _STEPS = 6, 33  # of the search for where a decode step begins to grow
 _BETTER = 0.8  # of the squares: as much has to be left for a step's floor to be believed

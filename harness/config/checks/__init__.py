@@ -1,0 +1,1 @@
+"""Everything that can be known before a job starts to be impossible."""
