@@ -18,10 +18,10 @@ Verb = Callable[[Sequence[str], Path, Console], int]
 
 VERBS = {
     "bench": "harness.verbs.bench:bench",
-    "compare": "harness.campaign.verb:compare_command",
-    "sweep": "harness.campaign.verb:sweep_command",
-    "matrix": "harness.campaign.matrix:matrix_command",
-    "paper": "harness.papers.verb:paper_command",
+    "compare": "harness.comparison.running.verb:compare_command",
+    "sweep": "harness.comparison.running.verb:sweep_command",
+    "matrix": "harness.comparison.running.matrix:matrix_command",
+    "paper": "harness.studies.papers.verb:paper_command",
     "report": "harness.verbs.report:report",
     "list": "harness.verbs.look:show_choices",
     "doctor": "harness.verbs.look:doctor",

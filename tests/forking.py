@@ -8,7 +8,7 @@ from multiprocessing.context import ForkServerContext
 _IMPORTED = [
     "engines.torch.fsdp",
     "engines.torch.rollout",
-    "harness.roles.actor",
+    "harness.workers.actor",
     "harness.weight_sync.host_staged",
     "harness.weight_sync.ipc",
     "torch.distributed.checkpoint",

@@ -9,9 +9,9 @@ import numpy as np
 from harness.comparison.figures import SPEED, column, seconds, trained, warmup
 from harness.comparison.parts import Cell, Measure
 from harness.comparison.runs import Run
-from harness.statistics.outliers import outliers
-from harness.statistics.series import drift, has_steady_part
-from harness.statistics.student import critical
+from harness.comparison.statistics.outliers import outliers
+from harness.comparison.statistics.series import drift, has_steady_part
+from harness.comparison.statistics.student import critical
 
 _ENOUGH_SEEDS = 5
 _MANY = 1000

@@ -12,8 +12,8 @@ from rich.table import Table
 from harness.comparison.figures import EXACT_MATCH, SPEED
 from harness.comparison.parts import CellMeasure, Measure
 from harness.comparison.result import Comparison
+from harness.comparison.statistics.interval import Difference, Interval
 from harness.report.titles import HOW_TIMED
-from harness.statistics.interval import Difference, Interval
 
 _IN_FULL = (SPEED, EXACT_MATCH)
 _ON_THE_WAY = "reach/"

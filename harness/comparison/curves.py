@@ -10,9 +10,9 @@ import numpy as np
 from harness.comparison.figures import EXACT_MATCH, at_end, column, rewarded, seconds, smoothing, tokens, trained
 from harness.comparison.parts import Axis, Cell, Curve, Profile, StalenessHistogram
 from harness.comparison.runs import Run
-from harness.statistics.means import t_bounds
-from harness.statistics.series import running_mean
-from harness.statistics.shares import performance_profile
+from harness.comparison.statistics.means import t_bounds
+from harness.comparison.statistics.series import running_mean
+from harness.comparison.statistics.shares import performance_profile
 
 _REWARDS = (EXACT_MATCH, "reward/mean")
 _ALWAYS = ("response_length/mean",)

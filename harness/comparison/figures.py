@@ -11,8 +11,8 @@ import numpy as np
 
 from harness.comparison.parts import Better
 from harness.comparison.runs import Run
+from harness.comparison.statistics.series import reach, running_mean, steady_rate
 from harness.config.placement import HOST_ROLES
-from harness.statistics.series import reach, running_mean, steady_rate
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Of exact match. Shown are those that some run reaches and not every run has reached from the start."""

@@ -9,11 +9,17 @@ import numpy as np
 
 from harness.comparison.figures import EXACT_MATCH, SPEED, Figure, figures_of
 from harness.comparison.parts import Cell, CellMeasure, Measure
-from harness.statistics.families import call
-from harness.statistics.interquartile import bootstrap_iqm
-from harness.statistics.interval import Difference, Interval
-from harness.statistics.means import group_difference, group_ratio, mean_interval, paired_difference, paired_ratio
-from harness.statistics.shares import probability_of_improvement
+from harness.comparison.statistics.families import call
+from harness.comparison.statistics.interquartile import bootstrap_iqm
+from harness.comparison.statistics.interval import Difference, Interval
+from harness.comparison.statistics.means import (
+    group_difference,
+    group_ratio,
+    mean_interval,
+    paired_difference,
+    paired_ratio,
+)
+from harness.comparison.statistics.shares import probability_of_improvement
 
 _LEAST_FOR_IQM = 4
 PerSeed = Mapping[int, float]

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from harness.comparison.runs import Run
-from harness.statistics.interval import Difference, Interval
+from harness.comparison.statistics.interval import Difference, Interval
 
 Better = Literal["higher", "lower"]
 Axis = Literal["samples", "tokens", "seconds"]

@@ -10,7 +10,6 @@ from typing import Protocol
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement
 from harness.protocols import Clock
-from harness.roles.dataflow import queue_spec
 from harness.runner.job import PromptSource, PublishedWeights, RunningJob, StagePool, TrainerPool
 from harness.runner.pool import Observer
 from harness.runner.rollout_pool import RolloutPool
@@ -23,6 +22,7 @@ from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.weight_sync.coordinator import Care, Coordinator
 from harness.weight_sync.fleet import Fleet
 from harness.weight_sync.wires import Wire
+from harness.workers.dataflow import queue_spec
 from schedules import Schedule
 from schedules.capacity import Capacity
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from harness.config import AlgorithmConfig, JobConfig, ModelConfig
 from harness.protocols import Sampling
-from harness.roles.readers import AsCompleted, InOrder, Reader
 from harness.runtime.clock import RealClock
 from harness.tasks import TASKS, Task
 from harness.transfer_queue import TransferQueue
+from harness.workers.readers import AsCompleted, InOrder, Reader
 from schedules.protocol import Order
 
 
@@ -52,7 +52,7 @@ def max_tokens(config: JobConfig, task: Task) -> int:
 
 
 def build_rollout(recipe: Recipe, number: int, engines: int, shares_device: bool) -> Any:
-    from harness.roles.rollout import RolloutRole
+    from harness.workers.rollout import RolloutRole
 
     config, algorithm, device = recipe.config, recipe.config.algorithm, _device(recipe)
     task, clock = make_task(config), RealClock(recipe.origin)
@@ -87,7 +87,7 @@ def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -
 
 
 def build_reward(recipe: Recipe, number: int) -> Any:
-    from harness.roles.reward import RewardStage
+    from harness.workers.reward import RewardStage
 
     algorithm = recipe.config.algorithm
     rows = algorithm.batch_samples
@@ -95,7 +95,7 @@ def build_reward(recipe: Recipe, number: int) -> Any:
 
 
 def build_advantages(recipe: Recipe, number: int) -> Any:
-    from harness.roles.reward import AdvantageStage
+    from harness.workers.reward import AdvantageStage
 
     algorithm = recipe.config.algorithm
     return AdvantageStage(
@@ -109,7 +109,7 @@ def build_advantages(recipe: Recipe, number: int) -> Any:
 
 
 def build_reference(recipe: Recipe, number: int) -> Any:
-    from harness.roles.log_probs import ReferenceStage
+    from harness.workers.log_probs import ReferenceStage
 
     device, rows = _device(recipe), _micro_batch(recipe)
     engine = _scorer(recipe, device)
@@ -117,7 +117,7 @@ def build_reference(recipe: Recipe, number: int) -> Any:
 
 
 def build_actor_fwd(recipe: Recipe, number: int) -> Any:
-    from harness.roles.log_probs import OldLogProbStage
+    from harness.workers.log_probs import OldLogProbStage
 
     device, rows = _device(recipe), _micro_batch(recipe)
     engine = _scorer(recipe, device)
@@ -129,7 +129,7 @@ def build_actor(recipe: Recipe, number: int, world: int, host: str, port: int) -
     from torch.distributed import TCPStore
 
     from engines.torch.fsdp import FSDPEngine, init_world
-    from harness.roles.actor import ActorRole
+    from harness.workers.actor import ActorRole
 
     device, timeout_s = _device(recipe), recipe.config.cluster.wait_timeout_s
     algorithm, training = recipe.config.algorithm, recipe.config.training
@@ -153,7 +153,7 @@ def _source(recipe: Recipe, rank: int) -> tuple[Any, Reader]:
     )
     if together == 1:
         return recipe.queue, reader
-    from harness.runner.neighbours import NothingToReturn, SharedReader, neighbours
+    from harness.workers.neighbours import NothingToReturn, SharedReader, neighbours
 
     group = neighbours(together, timeout_s)
     if rank % together == 0:

@@ -16,15 +16,15 @@ from harness.config import CostConfig, JobConfig
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Clock, Span
-from harness.roles.actor import ActorRole
-from harness.roles.log_probs import OldLogProbStage, ReferenceStage
-from harness.roles.reward import AdvantageStage, RewardStage
-from harness.roles.rollout import RolloutRole
 from harness.runner.build import fair_share, least_rows, reader_of
 from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import Batch, Column, TransferQueue
 from harness.weight_sync.receiver import WeightOffer, WeightSender
 from harness.weight_sync.simulated import PacedOffer, PacedSender
+from harness.workers.actor import ActorRole
+from harness.workers.log_probs import OldLogProbStage, ReferenceStage
+from harness.workers.reward import AdvantageStage, RewardStage
+from harness.workers.rollout import RolloutRole
 from schedules.protocol import Order, Transport
 
 _HOST = torch.device("cpu")

@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 
 from harness.protocols import Clock
-from harness.roles.actor import TrainReport
-from harness.roles.dataflow import partition_name
-from harness.runner.neighbours import once_each
 from harness.runner.pool import Observer, Pool
 from harness.runner.rollout_pool import RolloutPool
 from harness.runtime.handles import Handle, call_all
@@ -23,6 +20,9 @@ from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
 from harness.transfer_queue.control.metrics import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
+from harness.workers.actor import TrainReport
+from harness.workers.dataflow import partition_name
+from harness.workers.neighbours import once_each
 from schedules.protocol import Rollout
 
 

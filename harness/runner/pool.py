@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 
 from harness.metrics.ledger import DropReason
 from harness.protocols import Span
-from harness.roles.actor import TrainReport
 from harness.runtime.handles import Handle, call_all
+from harness.workers.actor import TrainReport
 
 EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
 

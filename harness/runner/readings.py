@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.metrics.samples import SampleRecord, TrainedSamples, length_metrics, reward_metrics, trained_records
 from harness.rl.diagnostics import policy_metrics
-from harness.roles.actor import TrainedRows
+from harness.workers.actor import TrainedRows
 
 Response = tuple[int, np.ndarray, np.ndarray]
 """Sample id, tokens int64 [L], log-probs float32 [L]."""

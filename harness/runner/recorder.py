@@ -15,9 +15,9 @@ from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Clock, Span
 from harness.report.titles import ENGINE_EVENTS
 from harness.rl.diagnostics import add_diagnostics
-from harness.roles.actor import TrainReport
 from harness.runner.pool import EngineEvent
 from harness.runner.readings import Reading, Response
+from harness.workers.actor import TrainReport
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 def show_choices(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Every choice of every group, with the first line of its file, and every paper experiment."""
     from harness.config.compose import EXPERIMENTS, GROUPS, choices
-    from harness.papers.experiment import names, read_experiment
+    from harness.studies.papers.experiment import names, read_experiment
 
     for group in GROUPS:
         console.print(f"{group}=", style="bold")

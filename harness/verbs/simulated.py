@@ -14,7 +14,7 @@ from harness.runner.arguments import own_arguments
 
 def table(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Simulate every schedule under twelve conditions, and write docs/schedule_table.md."""
-    from harness.runner.table import write_page
+    from harness.studies.schedule_table.study import write_page
 
     if arguments:
         raise ConfigError(f"{arguments[0]} changes nothing: `make table` has no settings")
@@ -26,7 +26,7 @@ def table(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def plan(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Search splits and layouts of every schedule, or of one, for the fastest."""
-    from harness.planner.verb import plan_command
+    from harness.studies.planner.verb import plan_command
 
     plan_command(arguments, results, console)
     return 0
@@ -34,7 +34,7 @@ def plan(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def scaling(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Plan every schedule for 32 to 1,024 devices, and write docs/scaling.md."""
-    from harness.planner.scaling import write_study
+    from harness.studies.planner.scaling import write_study
 
     if arguments:
         raise ConfigError(f"{arguments[0]} changes nothing: `make scaling` has no settings")
@@ -46,9 +46,9 @@ def scaling(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def predict(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Calibrate on the synchronous rows of a published table, predict the others, and say how far off that is."""
-    from harness.predict.page import draw, print_fits, print_predictions, write_csv
-    from harness.predict.phases import check_given
-    from harness.predict.run import predict_table
+    from harness.studies.predictions.page import draw, print_fits, print_predictions, write_csv
+    from harness.studies.predictions.phases import check_given
+    from harness.studies.predictions.run import predict_table
 
     own, settings = own_arguments(arguments, "table", "given")
     if not own["table"]:

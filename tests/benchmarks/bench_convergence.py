@@ -29,10 +29,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 from rich.console import Console
 
-from harness.campaign.cells import WantedCell, lay_out
-from harness.campaign.outlook import print_failures
-from harness.campaign.running import Runs, run_cells
 from harness.cli import RESULTS
+from harness.comparison.running.cells import WantedCell, lay_out
+from harness.comparison.running.outlook import print_failures
+from harness.comparison.running.running import Runs, run_cells
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.machine import this_machine

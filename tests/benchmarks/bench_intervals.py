@@ -11,11 +11,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-from harness.statistics.families import holm
-from harness.statistics.interquartile import bootstrap_iqm
-from harness.statistics.means import t_bounds
-from harness.statistics.shares import share_bounds
-from harness.statistics.student import two_sided_p
+from harness.comparison.statistics.families import holm
+from harness.comparison.statistics.interquartile import bootstrap_iqm
+from harness.comparison.statistics.means import t_bounds
+from harness.comparison.statistics.shares import share_bounds
+from harness.comparison.statistics.student import two_sided_p
 
 SEEDS = (2, 3, 4, 5, 10)
 REPEATS = 20_000

@@ -20,10 +20,10 @@ from unit.role_setting import CPU, SMALL, CountingQueue, TickingClock, rollout_r
 
 from engines.torch.model import build_model
 from harness.protocols import Request
-from harness.roles.actor import ActorRole
 from harness.runtime.handles import WorkerDied
 from harness.weight_sync import collective, host_staged, ipc
 from harness.weight_sync.digests import digests
+from harness.workers.actor import ActorRole
 
 PROMPT = np.array([5, 3, 8, 2])
 

@@ -13,10 +13,10 @@ from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
 from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling
-from harness.roles.dataflow import partition_name, queue_spec
-from harness.roles.rollout import RolloutRole
 from harness.tasks import TASKS, Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
+from harness.workers.dataflow import partition_name, queue_spec
+from harness.workers.rollout import RolloutRole
 from schedules.protocol import Order
 
 GROUP, GROUPS = 4, 6

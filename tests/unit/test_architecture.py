@@ -103,7 +103,7 @@ def test_the_harness_below_the_runner_knows_no_schedule_and_no_engine(file: str)
 @pytest.mark.parametrize("file", in_package("harness/statistics/"))
 def test_statistics_are_functions_of_arrays(file: str) -> None:
     found = imports(file)
-    assert of_package(found, *PACKAGES) == of_package(found, "harness.statistics")
+    assert of_package(found, *PACKAGES) == of_package(found, "harness.comparison.statistics")
     assert {name.partition(".")[0] for name in found} <= {"harness", "numpy", "__future__", *sys.stdlib_module_names}
 
 

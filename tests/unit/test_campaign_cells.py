@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.campaign import verb
-from harness.campaign.cells import WantedCell, lay_out, lay_out_all, schedule_cells, swept_cells
-from harness.campaign.order import Order, compare_order, sweep_order
-from harness.campaign.running import Outcome, Runs
 from harness.comparison.experiment import read_campaign
+from harness.comparison.running import verb
+from harness.comparison.running.cells import WantedCell, lay_out, lay_out_all, schedule_cells, swept_cells
+from harness.comparison.running.order import Order, compare_order, sweep_order
+from harness.comparison.running.running import Outcome, Runs
 from harness.config import ConfigError
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
-from harness.planner.explore import Effort
+from harness.studies.planner.explore import Effort
 from schedules import SCHEDULES
 
 LAPTOP = Machine(cores=2, gpus=0, gpu_bytes=0)
@@ -114,8 +114,8 @@ def test_devices_that_the_user_chose_are_left() -> None:
 
 def test_a_laid_out_cell_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runs plan nothing and choose nothing: the same folder, on any machine."""
-    monkeypatch.setattr("harness.planner.automatic.EFFORT", Effort(samples=1, trials=1))
-    monkeypatch.setattr("harness.planner.trial._LEAST_SAMPLES", 1)
+    monkeypatch.setattr("harness.studies.planner.automatic.EFFORT", Effort(samples=1, trials=1))
+    monkeypatch.setattr("harness.studies.planner.trial._LEAST_SAMPLES", 1)
     large = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "cost.lengths.mean=64")
     for settings in (("schedule=fully_async", *large), ("schedule=one_step_off",)):
         cell = lay_out(WantedCell("a cell", settings), LAPTOP)

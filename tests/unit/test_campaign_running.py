@@ -14,9 +14,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from harness.campaign import child, running
-from harness.campaign.cells import JobCell, WantedCell, lay_out
-from harness.campaign.running import Command, Outcome, Runs, run_cells
+from harness.comparison.running import child, running
+from harness.comparison.running.cells import JobCell, WantedCell, lay_out
+from harness.comparison.running.running import Command, Outcome, Runs, run_cells
 from harness.config.machine import Machine
 
 PLAYED = """

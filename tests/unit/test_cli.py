@@ -14,7 +14,7 @@ import pytest
 from harness import cli
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
-from harness.papers.experiment import names
+from harness.studies.papers.experiment import names
 from schedules import SCHEDULES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,8 +19,8 @@ from harness.comparison.figures import SPEED, Figure
 from harness.comparison.parts import Cell
 from harness.comparison.result import Comparison, compare
 from harness.comparison.runs import Run, read_run
+from harness.comparison.statistics.interval import Interval
 from harness.config import ConfigError
-from harness.statistics.interval import Interval
 
 SYNC = Made("colocate_sync", lag=0)
 FAST = Made("fully_async", step_s=0.75, draw=1)

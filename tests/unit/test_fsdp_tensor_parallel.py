@@ -25,9 +25,9 @@ from processes import run_in_processes
 from torch.distributed import TCPStore
 
 from harness.config import ModelConfig, TrainingConfig
-from harness.roles.readers import Due
-from harness.runner.neighbours import SharedReader, neighbours
 from harness.weight_sync.plan import pack, plan_transfer, unpack
+from harness.workers.neighbours import SharedReader, neighbours
+from harness.workers.readers import Due
 
 WORLD, TENSOR = 4, 2
 PARALLEL = TrainingConfig(tensor_parallel=TENSOR)

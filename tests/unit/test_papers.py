@@ -14,15 +14,15 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from harness.config.compose import compose_job
-from harness.papers.console import show
-from harness.papers.experiment import PaperExperiment, names, parse, read_experiment
-from harness.papers.files import write, write_overview
-from harness.papers.kinds import calibrated, fitted_ratio, gantt
-from harness.papers.modes import Mode, job_of, steps
-from harness.papers.pools import pooled
-from harness.papers.result import Line, Result
-from harness.papers.run import make
-from harness.papers.surroundings import Surroundings
+from harness.studies.papers.console import show
+from harness.studies.papers.experiment import PaperExperiment, names, parse, read_experiment
+from harness.studies.papers.files import write, write_overview
+from harness.studies.papers.kinds import calibrated, fitted_ratio, gantt
+from harness.studies.papers.modes import Mode, job_of, steps
+from harness.studies.papers.pools import pooled
+from harness.studies.papers.result import Line, Result
+from harness.studies.papers.run import make
+from harness.studies.papers.surroundings import Surroundings
 
 FORMS = {
     "fitted_ratio": "FittedRatio",
@@ -47,8 +47,8 @@ SMALL = [
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are means over 6 batches, however small, and fits are near enough sooner: it saves most of the time."""
-    monkeypatch.setattr("harness.papers.modes._LEAST_SAMPLES", 1)
-    monkeypatch.setattr("harness.papers.kinds.fitted_ratio._NEAR", 0.02)
+    monkeypatch.setattr("harness.studies.papers.modes._LEAST_SAMPLES", 1)
+    monkeypatch.setattr("harness.studies.papers.kinds.fitted_ratio._NEAR", 0.02)
 
 
 def around(folder: Path) -> Surroundings:
@@ -58,7 +58,7 @@ def around(folder: Path) -> Surroundings:
 @pytest.mark.parametrize("name", names())
 def test_every_experiment_can_be_read_and_says_where_each_setting_is_from(name: str) -> None:
     its = read_experiment(name)
-    form = getattr(import_module(f"harness.papers.kinds.{its.kind}"), FORMS[its.kind])
+    form = getattr(import_module(f"harness.studies.papers.kinds.{its.kind}"), FORMS[its.kind])
     assert its.read(form) and its.source and its.scale
     assert all(setting.source for setting in (*its.job.values(), *its.settings.values()))
     compose_job(its.overrides())
@@ -89,7 +89,7 @@ def ablation(published: Mapping[str, float], folder: Path, monkeypatch: pytest.M
     """The experiment on a small job, with these published figures."""
     rows = "\n".join(f"ablation,7b,512,{label},{figure}" for label, figure in published.items())
     (folder / "made.csv").write_text(f"experiment,model,npus,configuration,relative_throughput\n{rows}\n")
-    monkeypatch.setattr("harness.papers.experiment.PAPERS", folder)
+    monkeypatch.setattr("harness.studies.papers.experiment.PAPERS", folder)
     settings = {
         "table": "ablation",
         "engines": 2,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.papers.kinds.measured import Cell, Figure, lines_of, value_of
-from harness.papers.kinds.scaling import Span, Variation, jobs_of, linearity
-from harness.planner.candidate import Candidate
-from harness.planner.trial import Outcome
+from harness.studies.papers.kinds.measured import Cell, Figure, lines_of, value_of
+from harness.studies.papers.kinds.scaling import Span, Variation, jobs_of, linearity
+from harness.studies.planner.candidate import Candidate
+from harness.studies.planner.trial import Outcome
 
 FIGURE = Figure("accuracy", "reward/exact_match", 0.5, relative_to="fresh")
 

@@ -9,8 +9,8 @@ import pytest
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
-from harness.planner.automatic import DEVICES, Automatic, with_plan
-from harness.planner.explore import Effort
+from harness.studies.planner.automatic import DEVICES, Automatic, with_plan
+from harness.studies.planner.explore import Effort
 
 LAPTOP = Machine(cores=2, gpus=0, gpu_bytes=0)
 LARGE = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "cost.lengths.mean=64")
@@ -18,8 +18,8 @@ LARGE = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "
 
 @pytest.fixture(autouse=True)
 def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.planner.automatic.EFFORT", Effort(samples=1, trials=1))
-    monkeypatch.setattr("harness.planner.trial._LEAST_SAMPLES", 1)
+    monkeypatch.setattr("harness.studies.planner.automatic.EFFORT", Effort(samples=1, trials=1))
+    monkeypatch.setattr("harness.studies.planner.trial._LEAST_SAMPLES", 1)
 
 
 def planned(*arguments: str) -> Automatic:

@@ -11,14 +11,14 @@ import pytest
 from harness.config import JobConfig
 from harness.config.checks.job import device_roles
 from harness.config.compose import compose_job, make_schedule
-from harness.planner.candidate import Candidate
-from harness.planner.draws import Draws
-from harness.planner.explore import Effort, cost_of, crew_of, explore, scoring_roles
-from harness.planner.grid import grid
-from harness.planner.period import period
-from harness.planner.trial import trial, window
-from harness.planner.work import least_work, likely_work
 from harness.runner.simulate import simulate
+from harness.studies.planner.candidate import Candidate
+from harness.studies.planner.draws import Draws
+from harness.studies.planner.explore import Effort, cost_of, crew_of, explore, scoring_roles
+from harness.studies.planner.grid import grid
+from harness.studies.planner.period import period
+from harness.studies.planner.trial import trial, window
+from harness.studies.planner.work import least_work, likely_work
 from schedules import SCHEDULES, KStepOff
 
 SMALL = (
@@ -72,7 +72,7 @@ def test_no_run_is_faster_than_its_bound(name: str, option: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.planner.trial._LEAST_SAMPLES", 1)  # two iterations tell them apart
+    monkeypatch.setattr("harness.studies.planner.trial._LEAST_SAMPLES", 1)  # two iterations tell them apart
     chosen = ["algorithm.micro_batch_groups=2", "training.recompute_activations=true", "training.pipeline_parallel=1"]
     fixed = [setting.partition("=")[0] for setting in chosen]
     light = ["cost.lengths.sigma=0.1", "algorithm.reference=false", "cluster.devices=8"]

@@ -13,16 +13,16 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from harness.config.compose import compose_job
-from harness.planner.candidate import Candidate
-from harness.planner.command import bench_command
-from harness.planner.explore import Exploration
-from harness.planner.plan import Choice, Plan
-from harness.planner.reasons import why_slower
-from harness.planner.report import print_plan
-from harness.planner.scaling_page import Point, Study, draw_scaling, efficiency, page
-from harness.planner.search import Found
-from harness.planner.trial import Outcome
-from harness.planner.verb import fixed_by, plan_settings, write_plan
+from harness.studies.planner.candidate import Candidate
+from harness.studies.planner.command import bench_command
+from harness.studies.planner.explore import Exploration
+from harness.studies.planner.plan import Choice, Plan
+from harness.studies.planner.reasons import why_slower
+from harness.studies.planner.report import print_plan
+from harness.studies.planner.scaling_page import Point, Study, draw_scaling, efficiency, page
+from harness.studies.planner.search import Found
+from harness.studies.planner.trial import Outcome
+from harness.studies.planner.verb import fixed_by, plan_settings, write_plan
 from schedules import SCHEDULES
 
 OUTCOME = Outcome(

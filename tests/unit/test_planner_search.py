@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cost_model.cost import largest_share_s
-from harness.planner.draws import Draws
-from harness.planner.pareto import front
-from harness.planner.search import Prospect, search
+from harness.studies.planner.draws import Draws
+from harness.studies.planner.pareto import front
+from harness.studies.planner.search import Prospect, search
 from harness.transfer_queue import Ragged
 
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from harness.config import ConfigError, LengthsConfig
 from harness.cost_model.lengths import Lengths
 from harness.cost_model.shape import forward_flops_per_token
-from harness.predict.fit import Fit, drawn, engine_cost, engines_of, generated_s
-from harness.predict.generation import batch_seconds
-from harness.predict.lengths import capped_mean, lognormal
-from harness.predict.page import draw, print_fits, print_predictions, write_csv
-from harness.predict.run import predict_table
-from harness.predict.settings import read_table_settings
-from harness.predict.table import read_table
+from harness.studies.predictions.fit import Fit, drawn, engine_cost, engines_of, generated_s
+from harness.studies.predictions.generation import batch_seconds
+from harness.studies.predictions.lengths import capped_mean, lognormal
+from harness.studies.predictions.page import draw, print_fits, print_predictions, write_csv
+from harness.studies.predictions.run import predict_table
+from harness.studies.predictions.settings import read_table_settings
+from harness.studies.predictions.table import read_table
 
 SMALL = ["algorithm.batch_groups=32", "algorithm.group_size=4", "cost.lengths.cap=4000", "model=qwen1.5b"]
 """A batch that is simulated in a moment."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from harness.roles.dataflow import queue_spec
 from harness.runner.job import PromptSource
 from harness.tasks import TASKS
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue
+from harness.workers.dataflow import queue_spec
 
 SEED, BATCH, N = 5, 4, 2
 

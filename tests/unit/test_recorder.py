@@ -15,11 +15,11 @@ from harness.metrics.ledger import LedgerError
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.roles.actor import TrainedRows, TrainReport
 from harness.runner.readings import Measured, Simulated
 from harness.runner.recorder import Recorder, places
 from harness.runtime.clock import RealClock
 from harness.transfer_queue import Ragged
+from harness.workers.actor import TrainedRows, TrainReport
 
 N, BATCH = 2, 3  # samples of a group, groups of a batch
 PLACEMENT = Placement({"rollout": (0,), "actor": (1,), "actor_fwd": (1,), "reference": (1,)})

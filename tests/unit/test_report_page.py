@@ -14,6 +14,7 @@ from fabricated_cells import Made, make_cell, make_run
 
 from harness.comparison.parts import Cell
 from harness.comparison.result import Comparison, compare
+from harness.comparison.statistics.interval import Interval
 from harness.config import ConfigError
 from harness.report.page.document import as_script, document
 from harness.report.page.find import comparison_in, folder_of
@@ -23,7 +24,6 @@ from harness.report.page.profile import profile_scores, profile_told
 from harness.report.page.svg import grouped
 from harness.report.page.told import against, headlines, scale_of
 from harness.report.page.write import write_report
-from harness.statistics.interval import Interval
 
 VOID = {"wbr", "meta", "link", "br", "input", "line", "rect", "circle", "polyline", "polygon"}
 HOSTILE = "<script>alert('1')</script> & \"two\" | *three*"

@@ -9,10 +9,10 @@ import torch
 from role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, completion, settle
 
 from harness.protocols import TrainBatch
-from harness.roles.actor import ActorRole, TrainReport
-from harness.roles.dataflow import partition_name
-from harness.roles.readers import AsCompleted, InOrder, Reader
 from harness.transfer_queue import Ragged
+from harness.workers.actor import ActorRole, TrainReport
+from harness.workers.dataflow import partition_name
+from harness.workers.readers import AsCompleted, InOrder, Reader
 
 ROLES = ("rollout", "actor")
 MICRO_BATCH = 2 * GROUP

@@ -29,13 +29,13 @@ from engines.torch.model import build_model
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import group_advantages
-from harness.roles.actor import ActorRole
-from harness.roles.dataflow import partition_name
-from harness.roles.log_probs import OldLogProbStage, ReferenceStage
-from harness.roles.readers import InOrder
-from harness.roles.reward import AdvantageStage, RewardStage
 from harness.transfer_queue import Ragged
 from harness.weight_sync.ipc import SharedOffer
+from harness.workers.actor import ActorRole
+from harness.workers.dataflow import partition_name
+from harness.workers.log_probs import OldLogProbStage, ReferenceStage
+from harness.workers.readers import InOrder
+from harness.workers.reward import AdvantageStage, RewardStage
 
 MICRO_BATCH = 2 * GROUP
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from role_setting import GROUP, ROWS, CountingQueue, TickingClock, completion, settle
 
-from harness.roles.dataflow import iteration_of, partition_name
-from harness.roles.stage import Stage
 from harness.transfer_queue import Batch, Column, LocalQueue, Ragged
+from harness.workers.dataflow import iteration_of, partition_name
+from harness.workers.stage import Stage
 
 
 class NotingStage(Stage):

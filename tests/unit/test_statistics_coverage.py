@@ -8,10 +8,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from harness.statistics.families import call
-from harness.statistics.interquartile import bootstrap_iqm
-from harness.statistics.means import group_difference, paired_difference, t_bounds
-from harness.statistics.shares import share_bounds
+from harness.comparison.statistics.families import call
+from harness.comparison.statistics.interquartile import bootstrap_iqm
+from harness.comparison.statistics.means import group_difference, paired_difference, t_bounds
+from harness.comparison.statistics.shares import share_bounds
 
 REPEATS = 20_000
 

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from harness.statistics import student
-from harness.statistics.families import call, holm
-from harness.statistics.interquartile import bootstrap_iqm, iqm
-from harness.statistics.interval import Interval
-from harness.statistics.means import group_difference, group_ratio, mean_interval, paired_difference, paired_ratio
-from harness.statistics.shares import performance_profile, probability_of_improvement, share_interval
+from harness.comparison.statistics import student
+from harness.comparison.statistics.families import call, holm
+from harness.comparison.statistics.interquartile import bootstrap_iqm, iqm
+from harness.comparison.statistics.interval import Interval
+from harness.comparison.statistics.means import (
+    group_difference,
+    group_ratio,
+    mean_interval,
+    paired_difference,
+    paired_ratio,
+)
+from harness.comparison.statistics.shares import performance_profile, probability_of_improvement, share_interval
 
 OURS = {0: 0.886, 1: 0.904, 2: 0.871, 3: 0.893, 4: 0.880}
 THEIRS = {0: 0.879, 1: 0.887, 2: 0.876, 3: 0.870, 4: 0.869}

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from harness.statistics.outliers import modified_z, outliers
-from harness.statistics.series import drift, has_steady_part, reach, running_mean, steady_rate
+from harness.comparison.statistics.outliers import modified_z, outliers
+from harness.comparison.statistics.series import drift, has_steady_part, reach, running_mean, steady_rate
 
 
 def test_a_running_mean_waits_for_its_window() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.roles.dataflow import iteration_of, partition_name, queue_spec
+from harness.workers.dataflow import iteration_of, partition_name, queue_spec
 
 ROLES = ["rollout", "reference", "actor_fwd", "actor"]
 

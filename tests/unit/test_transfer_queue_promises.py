@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader
 from unit.remote_queue import Stranger, serving, until, whereabouts
 from unit.test_transfer_queue_local import virtual
 
-from harness.roles.dataflow import ROLLOUT_COLUMNS, partition_name, queue_spec
 from harness.transfer_queue import (
     Batch,
     Column,
@@ -39,6 +38,7 @@ from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend
+from harness.workers.dataflow import ROLLOUT_COLUMNS, partition_name, queue_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from harness.comparison.parts import CellMeasure, Measure
 from harness.comparison.result import Comparison
+from harness.comparison.statistics.interval import Interval
 from harness.report.page.numbers import bounds, decimals, figure, signed
-from harness.statistics.interval import Interval
 
 _SHARES = ("idle/", "reward/exact_match", "ledger/", "throughput/fraction_of_bound")
 _HEADLINES = ("throughput/samples_per_s", "reward/exact_match", "reach/seconds/", "staleness/mean")

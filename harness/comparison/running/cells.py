@@ -1,0 +1,209 @@
+"""The cells of a comparison: settings as the user gave them, and the complete job that each of them stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+
+from harness.config import ConfigError, JobConfig
+from harness.config.checks.job import Plan, plan_job
+from harness.config.compose import cell_name, compose_job, make_schedule, plain
+from harness.config.flat import flatten
+from harness.config.machine import Machine
+from harness.cost_model.job_cost import check_given
+from harness.runner.run import run_directory
+from harness.studies.planner.automatic import with_plan
+from harness.studies.planner.command import written
+from schedules import SCHEDULES
+
+_NO_AXIS = {
+    "seeds": "which seeds to run is SEEDS=5, or seeds=[3,4]",
+    "experiment": "all cells go into one experiment",
+    "force": "set it for all cells",
+    "smoke": "a smoke run is no result",
+    "backend": "measured and simulated times cannot be compared",
+}
+
+
+@dataclass(frozen=True)
+class WantedCell:
+    """What one cell is asked to be. label: what tells it from the others."""
+
+    label: str
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JobCell:
+    """A cell that can run. settings: complete, so that its runs need no planner and no look at the machine; they end
+    in whatever the runs decide. planned: by the planner, just now."""
+
+    label: str
+    settings: tuple[str, ...]
+    config: JobConfig
+    plan: Plan
+    planned: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return cell_name(self.config)
+
+    def folder(self, seed: int, results: Path) -> Path:
+        return run_directory(self.config, seed, results).path
+
+    @property
+    def pools(self) -> str:
+        """Devices of each pool, by what it is there for: `rollout 12 (TP4), training 4`, or `shared 2`."""
+        engines, ranks = self.config.engine, self.config.training
+        parallel = {
+            "rollout": {"TP": engines.torch.tensor_parallel},
+            "training": {"TP": ranks.tensor_parallel, "PP": ranks.pipeline_parallel},
+            "scoring": {"TP": ranks.tensor_parallel},
+            "shared": {
+                "engines TP": engines.torch.tensor_parallel,
+                "TP": ranks.tensor_parallel,
+                "PP": ranks.pipeline_parallel,
+            },
+        }
+        pools = []
+        for roles, devices in self.plan.placement.pools.items():
+            purpose = _purpose(roles)
+            told = " ".join(f"{how}{many}" for how, many in parallel[purpose].items() if many > 1)
+            pools.append(f"{purpose} {len(devices)}" + (f" ({told})" if told else ""))
+        return ", ".join(pools)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A cell that cannot run, and why."""
+
+    label: str
+    why: str
+
+
+def _purpose(roles: str) -> str:
+    """Of a pool, by the names of its roles with + between them."""
+    named = roles.split("+")
+    if "actor" in named:
+        return "shared" if "rollout" in named else "training"
+    return "rollout" if "rollout" in named else "scoring"
+
+
+def schedule_cells(schedules: str, settings: Sequence[str]) -> list[WantedCell]:
+    """A cell per schedule. schedules: `all`, or names with commas between them."""
+    names = list(SCHEDULES) if schedules == "all" else [name.strip() for name in schedules.split(",")]
+    for name in names:
+        if name not in SCHEDULES:
+            raise ConfigError(f"schedules={name} is unknown; choose `all`, or some of {','.join(SCHEDULES)}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"schedules={schedules} names one of them twice; name each once")
+    return [WantedCell(name, (f"schedule={name}", *settings)) for name in names]
+
+
+def swept_cells(settings: Sequence[str]) -> tuple[tuple[str, ...], list[WantedCell]]:
+    """The settings with several values, and a cell for each combination of these.
+
+    `a=1,2` has two values; `a=[1,2]` has one, a list; `a=[1,2],[3]` has two lists; `a="1,2"` in quotes has one, a text.
+    """
+    fixed, swept = [], {}
+    for setting in settings:
+        values = _values(setting)
+        name = setting.partition("=")[0].lstrip("+~")
+        if len(values) == 1:
+            fixed.append(setting)
+        elif name in _NO_AXIS:
+            raise ConfigError(f"{setting}: {name} is nothing to sweep; {_NO_AXIS[name]}")
+        elif len(set(values)) < len(values):
+            raise ConfigError(f"{setting} has one value twice; give each once")
+        else:
+            swept[name] = [f"{setting.partition('=')[0]}={value}" for value in values]
+    cells = [WantedCell(_label(chosen), (*fixed, *chosen)) for chosen in product(*swept.values())]
+    return tuple(swept), cells
+
+
+def _values(setting: str) -> list[str]:
+    try:
+        (override,) = OverridesParser.create().parse_overrides([setting])
+    except OverrideParseException as error:
+        raise ConfigError(f"{setting} cannot be read; write setting=value, or setting=value,value to sweep") from error
+    if not override.is_sweep_override():
+        return [setting.partition("=")[2]]
+    return [str(value) for value in override.sweep_string_iterator()]
+
+
+def _label(chosen: Sequence[str]) -> str:
+    """`max_staleness=2, correction=tis`: the last part of each name says enough, where no two are the same."""
+    names = [setting.partition("=")[0].lstrip("+~") for setting in chosen]
+    short = [name.rpartition(".")[2] for name in names]
+    told = short if len(set(short)) == len(short) else names
+    return ", ".join(f"{name}={setting.partition('=')[2]}" for name, setting in zip(told, chosen, strict=True))
+
+
+def lay_out(wanted: WantedCell, machine: Machine) -> JobCell:
+    """The job that a cell stands for on this machine. Raises ConfigError where it cannot run.
+
+    Its settings name what `make bench` would have found out for itself: the backend, and the plan of a simulated job.
+    """
+    asked = compose_job(wanted.settings)
+    planned = with_plan(asked, wanted.settings, machine)
+    plan = plan_job(planned.config, make_schedule(planned.config), machine)
+    config = replace(planned.config, backend=plan.backend)
+    if plan.backend != "real":
+        check_given(config)
+    found = [f"{name}={written(value)}" for name, value in _changed(plain(asked), plain(config)).items()]
+    return JobCell(wanted.label, (*wanted.settings, *found), config, plan, planned.config != asked)
+
+
+def lay_out_all(
+    wanted: Sequence[WantedCell], known: Mapping[str, Sequence[str]], machine: Machine
+) -> tuple[list[JobCell], list[LeftOut]]:
+    """Every cell that can run, and those that cannot.
+
+    known: complete settings by label, where an earlier call found them: then nothing is planned anew. Raises
+    ConfigError where no cell can run, where two would be the same, or where some would be simulated, others measured.
+    """
+    cells: list[JobCell] = []
+    left_out: list[LeftOut] = []
+    errors: list[ConfigError] = []
+    for cell in wanted:
+        try:
+            before = known.get(cell.label)
+            cells.append(lay_out(cell if before is None else WantedCell(cell.label, tuple(before)), machine))
+        except ConfigError as error:
+            errors.append(error)
+            left_out.append(LeftOut(cell.label, str(error)))
+    if not cells:
+        raise errors[0]
+    _refuse_same(cells)
+    _refuse_mixed(cells)
+    return cells, left_out
+
+
+def _changed(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    before = flatten(asked)
+    return {name: value for name, value in flatten(found).items() if name not in before or before[name] != value}
+
+
+def _refuse_same(cells: Sequence[JobCell]) -> None:
+    by_name: dict[str, str] = {}
+    for cell in cells:
+        if cell.name in by_name:
+            raise ConfigError(f"{by_name[cell.name]} and {cell.label} are the same job; leave one of them out")
+        by_name[cell.name] = cell.label
+
+
+def _refuse_mixed(cells: Sequence[JobCell]) -> None:
+    backends = {cell.plan.backend: cell for cell in reversed(cells)}
+    if len(backends) > 1:
+        one, other = list(backends.values())[:2]
+        raise ConfigError(
+            f"{one.label} would be {one.plan.backend} and {other.label} {other.plan.backend}: measured and simulated "
+            "times cannot be compared; set BACKEND=virtual, or BACKEND=real to leave out what cannot run here"
+        )

@@ -1,0 +1,146 @@
+"""The equivalence gate: before schedules are compared, those that may not lag are shown to compute the same.
+
+Three short real runs, seed 0: colocate_sync, and separated_sync and fully_async at staleness 0. The training world is
+one rank in all of them, and the engine batch-invariant (torch on the CPU): then docs/equivalence.md has them equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
+from harness.comparison.running.cells import JobCell, WantedCell, lay_out
+from harness.comparison.running.running import Command, Outcome, Runs, bench_command, run_cells
+from harness.config.machine import Machine
+from harness.metrics.run_files import load_samples
+from harness.metrics.safe_files import write_text
+
+ITERATIONS = 3
+CELLS = {
+    "colocate_sync": ("schedule=colocate_sync", "cluster.devices=1"),
+    "separated_sync, streaming": ("schedule=separated_sync", "schedule.streaming=true", "cluster.devices=2"),
+    "fully_async, max_staleness=0": ("schedule=fully_async", "schedule.max_staleness=0", "cluster.devices=2"),
+}
+"""The first is what the others are held against."""
+
+_SMALL = (
+    "backend=real",
+    "engine=torch",
+    "cluster=local",
+    "cluster.kind=cpu",
+    "cluster.oversubscribe=true",
+    "smoke=true",
+    "save_weights=true",
+    f"iterations={ITERATIONS}",
+    "algorithm.batch_groups=8",
+    "algorithm.group_size=4",
+    "algorithm.micro_batch_groups=4",
+    "algorithm.reference=false",
+    "algorithm.recompute_log_probs=false",
+    "algorithm.kl_coef=0",
+)
+_OF_THE_JOB = ("model", "task", "max_tokens", "algorithm")
+_SOURCES = ("harness", "schedules", "engines", "experiments")
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class GateJob:
+    """What the gate of one experiment runs. settings: of all its runs; note: where that is not what is compared."""
+
+    experiment: str
+    settings: tuple[str, ...]
+    note: str
+
+    @cached_property
+    def made_from(self) -> dict[str, Any]:
+        """What it depends on: it need not run again while this is equal."""
+        return {"settings": list(self.settings), "sources": sources_digest(), "torch": version("torch")}
+
+    @property
+    def cells(self) -> list[WantedCell]:
+        shared = (*self.settings, f"experiment={self.experiment}{GATE_RUNS}")
+        return [WantedCell(f"gate: {label}", (*shared, *its)) for label, its in CELLS.items()]
+
+
+def gate_job(cell: JobCell, given: Sequence[str]) -> GateJob:
+    """The gate of a comparison. cell: one of its cells; given: what its user set for all.
+
+    Where the comparison is simulated, or runs on GPUs, whose sums depend on the batch, the gate runs `tiny` on the CPU.
+    """
+    experiment, engine = cell.config.experiment, cell.config.engine.name
+    if cell.plan.backend == "real" and not cell.plan.gpu:
+        own = tuple(setting for setting in given if setting.partition("=")[0].split(".")[0] in _OF_THE_JOB)
+        note = (
+            "" if engine == "torch" else f"the gate ran with engine torch: what {engine} computes depends on the batch"
+        )
+        return GateJob(experiment, (*own, *_SMALL), note)
+    why = "the comparison runs on GPUs" if cell.plan.backend == "real" else "the comparison is simulated"
+    return GateJob(experiment, ("model=tiny", *_SMALL), f"{why}; the gate ran tiny on the CPU, for real")
+
+
+def passed_before(job: GateJob, results: Path) -> Gate | None:
+    """What this gate found when it passed with these settings, sources and packages; None where it did not yet."""
+    known = read_gate(results / job.experiment)
+    return known if known is not None and known.passed and known.made_from == job.made_from else None
+
+
+def run_gate(job: GateJob, results: Path, machine: Machine, console: Console, command: Command = bench_command) -> Gate:
+    """Run the gate where it has not passed before, and write gate.json into the experiment's folder.
+
+    Raises ConfigError where this machine cannot hold its runs.
+    """
+    known = passed_before(job, results)
+    if known is not None:
+        return known
+    cells = [lay_out(wanted, machine) for wanted in job.cells]
+    gate = _judged(job, cells, run_cells(Runs(tuple(cells), (0,), results, force=True), console, command), results)
+    folder = results / job.experiment
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / GATE, as_json(gate))
+    return gate
+
+
+def _judged(job: GateJob, cells: Sequence[JobCell], outcome: Outcome, results: Path) -> Gate:
+    baseline, *others = [cell.folder(0, results) for cell in cells]
+    name, *names = CELLS
+    failure, samples = "", 0
+    pairs: tuple[Pair, ...] = ()
+    if outcome.failed:
+        first = outcome.failed[0]
+        failure = f"{first.label} {first.how}: {first.log}\n{first.words}"
+    else:
+        pairs = tuple(
+            Pair(its, str(folder.relative_to(results)), tuple(differences(baseline, folder)))
+            for its, folder in zip(names, others, strict=True)
+        )
+        samples = load_samples(baseline).num_rows
+    return Gate(
+        baseline=name,
+        baseline_path=str(baseline.relative_to(results)),
+        pairs=pairs,
+        samples=samples,
+        iterations=ITERATIONS,
+        model=cells[0].config.model.name,
+        note=job.note,
+        failure=failure,
+        made_from=job.made_from,
+    )
+
+
+def sources_digest() -> str:
+    """Of every source and setting that a run is made from: another digest is another program."""
+    digest = hashlib.sha256()
+    for folder in _SOURCES:
+        for path in sorted((_ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                digest.update(f"{path.relative_to(_ROOT)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

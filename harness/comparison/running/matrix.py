@@ -1,0 +1,98 @@
+"""`make matrix`: what staleness costs in learning, under every schedule and every off-policy correction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from rich.console import Console
+
+from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
+from harness.comparison.matrix import matrix_of, write_matrix
+from harness.comparison.running.cells import WantedCell
+from harness.comparison.running.order import Order, order_of, own_and_settings
+from harness.comparison.running.running import Command, bench_command
+from harness.comparison.running.verb import carry_out
+from harness.config import ConfigError
+from harness.config.compose import compose_job, make_schedule
+from harness.config.job import Correction
+from harness.config.machine import Machine, this_machine
+from harness.report.matrix import draw_matrix
+from schedules import SCHEDULES
+
+AXES = ("schedule", "algorithm.correction")
+_SCHEDULES = "fully_async,half_step,one_step_off"
+_STALENESS = "0,1,2,4"
+_STALENESS_OPTION = "max_staleness"
+_CORRECTIONS: tuple[str, ...] = get_args(Correction)
+
+_SHARED = (
+    "backend=real",
+    "cluster.devices=3",
+    "cluster.oversubscribe=true",
+    "schedule.split.rollout=2",
+    "schedule.split.actor=1",
+    "algorithm.reference=false",
+)
+"""Rewards are wanted, which only real runs have; times are not, so devices may share cores. Two engines and one trainer
+are the least that all its schedules run on. Nothing reads the reference where the loss has no KL. Recomputed
+log-probs stay on for all: decoupled needs them, and fair is what is equal."""
+
+
+def matrix_command(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
+    """Run what is not done yet of the matrix, compare it, and write matrix.png, .csv and .md into its folder.
+
+    arguments: `schedules=`, `staleness=`, `corrections=` (lists with commas), `dry=true`, and settings of all jobs.
+    Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
+    """
+    machine, results = this_machine(), results.resolve()
+    order = matrix_order(arguments, machine)
+    code = carry_out(order, machine, results, console, command)
+    folder = results / order.experiment
+    campaign = read_campaign(folder)
+    if order.dry or campaign is None or not common_seeds(folder, campaign):
+        return code
+    matrix = matrix_of(comparison_of(folder, campaign))
+    for path in (*write_matrix(folder, matrix), draw_matrix(folder, matrix)):
+        console.print(str(path), highlight=False, soft_wrap=True, markup=False)
+    return code
+
+
+def matrix_order(arguments: Sequence[str], machine: Machine) -> Order:
+    """A cell for each schedule, at each staleness where that is an option of it, under each correction; the least stale
+    first. Raises ConfigError for what cannot be read."""
+    own, settings = own_and_settings(arguments, "schedules", "staleness", "corrections", "dry")
+    settings = [*_SHARED, *settings]
+    corrections = _listed("corrections", own.get("corrections", ",".join(_CORRECTIONS)), _CORRECTIONS)
+    names = _listed("schedules", own.get("schedules", _SCHEDULES), tuple(SCHEDULES))
+    rows = [row for name in names for row in _rows(name, own.get("staleness", _STALENESS))]
+    wanted = [
+        WantedCell(f"{row.label}, {correction}", (*row.settings, f"algorithm.correction={correction}", *settings))
+        for row in sorted(rows, key=lambda row: _eta(row, settings))
+        for correction in corrections
+    ]
+    return order_of("matrix", AXES, wanted, settings, own, machine)
+
+
+def _rows(schedule: str, staleness: str) -> list[WantedCell]:
+    chosen = f"schedule={schedule}"
+    if _STALENESS_OPTION not in compose_job([chosen]).schedule.options:
+        return [WantedCell(schedule, (chosen,))]
+    values = [value.strip() for value in staleness.split(",")]
+    return [
+        WantedCell(f"{schedule} {value}", (chosen, f"schedule.{_STALENESS_OPTION}={value}"))
+        for value in dict.fromkeys(values)
+    ]
+
+
+def _eta(row: WantedCell, settings: Sequence[str]) -> float:
+    return make_schedule(compose_job((*row.settings, *settings))).eta
+
+
+def _listed(name: str, value: str, known: Sequence[str]) -> list[str]:
+    listed = [part.strip() for part in value.split(",")]
+    for part in listed:
+        if part not in known:
+            raise ConfigError(f"{name}={part} is unknown; choose some of {','.join(known)}")
+    return list(dict.fromkeys(listed))

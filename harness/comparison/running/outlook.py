@@ -1,0 +1,87 @@
+"""What is said before runs begin, and of those that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from harness.comparison.running.cells import JobCell, LeftOut
+from harness.comparison.running.estimate import Estimate, told
+from harness.comparison.running.running import Failure, Runs
+from harness.config.machine import Machine
+from harness.runner.progress import print_banner
+
+GATE_S = 75.0
+"""About what the runs of an equivalence gate take together, the first warm start included."""
+
+
+def machine_warnings(cells: Sequence[JobCell], machine: Machine) -> list[str]:
+    """What about this machine makes times of these cells doubtful."""
+    plan, cluster = cells[0].plan, cells[0].config.cluster
+    if plan.backend == "virtual":
+        return []
+    warnings = []
+    needed = max(cell.plan.placement.total for cell in cells) * cluster.threads_per_device
+    if not plan.gpu and needed > machine.cores:
+        warnings.append(
+            f"{needed} cores are wanted and {machine.cores} are there: devices share cores, so that no time here is to "
+            "be trusted; what is learnt per sample is"
+        )
+    return warnings
+
+
+def print_outlook(
+    runs: Runs,
+    left_out: Iterable[LeftOut],
+    warnings: Iterable[str],
+    gate_due: bool,
+    console: Console,
+) -> None:
+    """Every cell with its devices and seeds, what cannot run and why, and how long all of it will take."""
+    plan = runs.cells[0].plan
+    if plan.backend != "real":
+        print_banner(plan, console)
+    if any(cell.planned for cell in runs.cells):
+        _say(console, "Splits and layouts are the planner's, one for each cell.", "yellow")
+    estimate = runs.estimate()
+    console.print(_table(runs, estimate))
+    for cell in left_out:
+        _say(console, f"{cell.label} is left out: {cell.why}", "yellow")
+    for warning in warnings:
+        _say(console, f"warning: {warning}", "yellow")
+    todo = runs.to_do()
+    left = estimate.left([cell for cell, _ in todo], [], runs.at_once)
+    if gate_due and left is not None:
+        left += GATE_S
+    what = f"{len(todo)} of {len(runs.all)} runs to do" + (", and the equivalence gate" if gate_due else "")
+    _say(console, f"{what}: {told(left)}" if todo or gate_due else "all runs are done already", "bold")
+
+
+def print_failures(failed: Iterable[Failure], console: Console) -> None:
+    """Which runs failed, with the last words of each and where the others are."""
+    for failure in failed:
+        _say(console, f"{failure.label} seed {failure.seed} {failure.how}; its log is {failure.log}", "bold red")
+        _say(console, "\n".join(f"  {line}" for line in failure.words.splitlines()), "red")
+
+
+def _table(runs: Runs, estimate: Estimate) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("cell", "devices", "seeds done", "seeds to run", "a run takes"):
+        table.add_column(heading)
+    waiting = runs.to_do()
+    for cell in runs.cells:
+        due = [seed for seed in runs.seeds if (cell, seed) in waiting]
+        done = [seed for seed in runs.seeds if seed not in due]
+        table.add_row(cell.label, cell.pools, _listed(done), _listed(due), told(estimate.of(cell)))
+    return table
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return " ".join(str(seed) for seed in seeds) or "-"
+
+
+def _say(console: Console, line: str, style: str) -> None:
+    console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)

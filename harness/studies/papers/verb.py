@@ -1,0 +1,34 @@
+"""`make paper`: from the command line to tables and pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.config import ConfigError
+from harness.runner.arguments import own_arguments
+from harness.studies.papers.experiment import names
+from harness.studies.papers.run import make
+from harness.studies.papers.surroundings import Surroundings
+
+
+def paper_command(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Run the experiment that is named, or all; print what was written. Raises ConfigError where none is named."""
+    own, others = own_arguments(arguments, "paper")
+    if others:
+        raise ConfigError(
+            f"{others[0]} changes nothing in a paper experiment: its file in experiments/papers/ says all"
+        )
+    if not own["paper"]:
+        raise ConfigError(f"which? PAPER=all, or one of {', '.join(names())}")
+    with console.status("reading") as status:
+        around = Surroundings(
+            results, console, processes=os.cpu_count() or 1, told=lambda said: status.update(f"{said}")
+        )
+        paths = make(own["paper"][-1], around)
+    for path in paths:
+        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+    return 0

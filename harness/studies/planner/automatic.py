@@ -1,0 +1,84 @@
+"""A simulated job whose user left the devices to us: a plan is made for it before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+
+from harness.config import ConfigError, JobConfig, RooflineConfig
+from harness.config.checks.job import device_roles, plan_job
+from harness.config.compose import make_schedule
+from harness.config.machine import Machine
+from harness.cost_model.memory import STATE_BYTES
+from harness.cost_model.shape import parameters
+from harness.studies.planner.command import bench_command
+from harness.studies.planner.explore import Effort
+from harness.studies.planner.plan import make_plan
+
+DEVICES = 16
+"""Of a simulated job that does not say: two nodes of eight, the fewest on which models of 32 billion parameters train
+beside their rollout on devices of 80 GB."""
+
+EFFORT = Effort(samples=25_000, trials=6)
+
+_CHOSEN = (
+    "schedule.split",
+    "engine.tensor_parallel",
+    "training.tensor_parallel",
+    "training.pipeline_parallel",
+    "training.expert_parallel",
+)
+_SEARCHED = "algorithm.micro_batch_groups"
+_MAX_STALENESS = "schedule.max_staleness"  # decides what is learnt: a plan of one schedule leaves it
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """config: what to run. said: for the user, of what was chosen; empty where nothing was."""
+
+    config: JobConfig
+    said: tuple[str, ...] = ()
+
+
+def with_plan(config: JobConfig, arguments: Sequence[str], machine: Machine) -> Automatic:
+    """The job that `arguments` were composed to, with a split and a layout of the planner's where it will be simulated
+    at the costs of a roofline and the user chose neither.
+
+    Raises ConfigError where nothing fits. A job that runs for real is left as it is.
+    """
+    given = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
+    chosen = any(name.startswith(_CHOSEN) or name == _SEARCHED for name in given)
+    if chosen or not isinstance(config.cost, RooflineConfig) or config.backend not in ("auto", "virtual"):
+        return Automatic(config)
+    why = _why_simulated(config, machine)
+    if why is None:
+        return Automatic(config)
+    if not given & {"cluster", "cluster.devices"}:
+        config = replace(config, cluster=replace(config.cluster, devices=DEVICES))
+    config = replace(config, backend="virtual")
+    plan = make_plan([config], frozenset(given) | {_MAX_STALENESS}, EFFORT, processes=1)
+    command = bench_command(plan.best, arguments, config.iterations)
+    split, layout = plan.best.candidate.told()
+    said = (
+        *((f"Why: {why}",) if why else ()),
+        f"Planned for {config.cluster.devices} devices: {split}; {layout}. The same as",
+        f"  {command}",
+    )
+    return Automatic(plan.best.candidate.apply(config, device_roles(config)), said)
+
+
+def _why_simulated(config: JobConfig, machine: Machine) -> str | None:
+    """Why this job will be simulated, empty where the user said so; None where it will not be, or cannot be at all."""
+    if config.backend == "virtual":
+        return ""
+    try:
+        plan = plan_job(config, make_schedule(config), machine)
+    except ConfigError:
+        # Its own split may be what is impossible. What no split of this machine holds is simulated all the same.
+        need = STATE_BYTES * parameters(config.model)
+        if need <= max(machine.gpus * machine.gpu_bytes, psutil.virtual_memory().total):
+            raise
+        return f"model={config.model.name} needs {need / 2**30:.0f} GiB for its training state, which is not there"
+    return plan.why if plan.backend == "virtual" else None

@@ -1,0 +1,85 @@
+"""Seconds of an iteration in the long run, put together from its work as a schedule does it.
+
+What happens at the same time is combined by `beside`. Of the least work, and with `max`, this is a bound: no run takes
+less. docs/planner.md derives each formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from harness.studies.planner.work import Work
+from schedules import (
+    ColocateSync,
+    DelayedUpdate,
+    FullyAsync,
+    HalfStep,
+    KStepOff,
+    OneStepOff,
+    Schedule,
+    SeparatedSync,
+)
+
+Beside = Callable[..., float]
+"""Seconds of several kinds of work that go on at the same time, from the seconds of each."""
+
+
+def period(schedule: Schedule, work: Work, beside: Beside = max) -> float:
+    """Seconds of an iteration; of a schedule that is not known here, what holds for every one of them."""
+    return _PERIOD.get(type(schedule), _any)(schedule, work, beside)
+
+
+def hindered(*seconds: float) -> float:
+    """What work probably takes that goes on beside other work: it waits now and then, the longer the more there is of
+    the other. Between the longest of them and their sum."""
+    return math.hypot(*seconds)
+
+
+def _any(schedule: Schedule, work: Work, beside: Beside, *, handing_over_s: float = 0.0) -> float:
+    """Each pool has its work; and a batch is sampled by versions at most ceil(eta) behind it, so that its longest
+    response begins, is trained on and has made a version within ceil(eta) + 1 iterations; in its fresh part, floor."""
+    after_s = work.micro_s + work.step_s
+    response_s = (work.longest_s + after_s) / (1 + math.ceil(schedule.eta))
+    fresh_s = (work.fresh_s + after_s) / (1 + math.floor(schedule.eta)) if work.fresh_s else 0.0
+    return beside(work.generate_s, work.actor_s + handing_over_s, work.scorers_s, max(response_s, fresh_s))
+
+
+def _streamed(schedule: Schedule, work: Work, beside: Beside) -> float:
+    """The trainer hands its weights over between two iterations."""
+    return _any(schedule, work, beside, handing_over_s=work.send_s)
+
+
+def _together(schedule: Schedule, work: Work, beside: Beside) -> float:
+    """Generate, then score and train on what is there, then bring the weights; pools work at the same time."""
+    assert isinstance(schedule, SeparatedSync)
+    if not schedule.streaming:
+        return _in_turn(schedule, work, beside)
+    return (
+        beside(work.batch_s + work.micro_s, work.actor_s - work.step_s, work.scorers_s) + work.step_s + work.publish_s
+    )
+
+
+def _in_turn(schedule: Schedule, work: Work, beside: Beside) -> float:
+    """One phase after the other; a device that is shared is given back before it is used otherwise."""
+    give_back_s = work.offload_s if schedule.transport == "ipc" else 0.0
+    return work.batch_s + give_back_s + work.score_s + work.train_s + work.step_s + work.publish_s
+
+
+def _two_pools(schedule: Schedule, work: Work, beside: Beside) -> float:
+    """Generating k batches beside scoring and then training on k batches one by one; then both wait for the weights.
+    Neither hinders the other: they meet when both are done."""
+    batches = schedule.k if isinstance(schedule, KStepOff) else 1
+    generate_s = max(work.generate_s, work.longest_s / batches, work.batch_s if batches == 1 else 0.0)
+    return max(generate_s, work.score_s + work.train_s + work.step_s) + work.publish_s / batches
+
+
+_PERIOD: dict[type, Callable[[Schedule, Work, Beside], float]] = {
+    ColocateSync: _in_turn,
+    SeparatedSync: _together,
+    OneStepOff: _two_pools,
+    KStepOff: _two_pools,
+    DelayedUpdate: _streamed,
+    HalfStep: _streamed,
+    FullyAsync: _streamed,
+}

@@ -1,0 +1,158 @@
+"""An asynchronous row, predicted: its schedule's own file on the virtual clock, at calibrated costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.config import ConfigError, CostConfig, JobConfig
+from harness.metrics.intervals import Interval, clip, length
+from harness.metrics.timeline import Timeline
+from harness.runner.recorder import Recorder
+from harness.runner.simulate import simulate
+from harness.studies.predictions.fit import WARMUP, Fit, around_s, drawn, engine_cost, engines_of, host_s
+from harness.studies.predictions.phases import UPDATE
+from harness.studies.predictions.pool import by_token_alone, one_device_each
+from harness.studies.predictions.settings import TableSettings, factors_of
+from harness.studies.predictions.table import Row
+
+END = 2
+"""Iterations at the end, while no more is generated."""
+
+_TRAINING_SIDE = frozenset({"actor", "actor_fwd", "reference", "reward", "advantages"})
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a training step, means over the simulated ones. phases: those that the simulation was given.
+
+    generation_s: some engine generated; wait_s: the training side did nothing but take samples, or had none.
+    dropped: share of the groups that went out of training as stale.
+    """
+
+    row: Row
+    fit: Fit
+    phases: Mapping[str, float]
+    step_s: float
+    generation_s: float
+    wait_s: float
+    dropped: float
+
+    @property
+    def step_error(self) -> float | None:
+        """Predicted over published, less 1."""
+        return self.step_s / self.row.step_s - 1 if self.row.step_s else None
+
+    @property
+    def wait_error_s(self) -> float | None:
+        return None if self.row.wait_s is None else self.wait_s - self.row.wait_s
+
+    @property
+    def speedup(self) -> float | None:
+        """Over the published step of the nearest synchronous row."""
+        step_s = self.fit.nearest(self.row).step_s
+        return step_s / self.step_s if step_s else None
+
+    @property
+    def published_speedup(self) -> float | None:
+        anchor, own = self.fit.nearest(self.row).step_s, self.row.step_s
+        return anchor / own if anchor and own else None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row and all that its prediction is made of. phases: seconds that its training pool takes for each, for a batch;
+    config: its job, devices and costs aside."""
+
+    row: Row
+    fit: Fit
+    config: JobConfig
+    phases: Mapping[str, float]
+    settings: TableSettings
+
+    @property
+    def fetch_s(self) -> float:
+        """Of a batch: what the trainer spends on taking its samples from the queue, and waits meanwhile."""
+        return self.settings.fetch_s_per_sample.get(self.row.mode, 0.0) * self.config.algorithm.batch_samples
+
+
+def predict(case: Case) -> Prediction:
+    """Run the row's schedule.
+
+    A pool of devices that work together is one device of the simulation, at the pool's costs; each rollout engine is
+    one. Raises ConfigError where the row's job cannot be.
+    """
+    batches = case.settings.batches
+    recorder = simulate(job(case), seed=0)
+    timeline = recorder.timeline
+    window = (timeline.iteration_ends[WARMUP - 1], timeline.iteration_ends[WARMUP + batches - 1])
+    step_s = (window[1] - window[0]) / batches
+    return Prediction(
+        row=case.row,
+        fit=case.fit,
+        phases=case.phases,
+        step_s=step_s,
+        generation_s=_covered(timeline, {"rollout"}, {"generate"}, window) / batches,
+        wait_s=step_s - _covered(timeline, _TRAINING_SIDE, None, window) / batches + case.fetch_s,
+        dropped=_dropped(recorder),
+    )
+
+
+def job(case: Case) -> JobConfig:
+    """The row's job as it is simulated."""
+    config, algorithm, chunks = case.config, case.config.algorithm, case.settings.chunks
+    engines = engines_of(case.row, config)
+    if algorithm.batch_groups % chunks:
+        raise ConfigError(f"chunks={chunks} does not divide algorithm.batch_groups={algorithm.batch_groups}")
+    split: dict[str, int | str] = {"rollout": engines, "actor": 1, "actor_fwd": "actor", "reference": "actor"}
+    return replace(
+        one_device_each(config, split),
+        iterations=WARMUP + case.settings.batches + END,
+        warmup_iterations=WARMUP,
+        algorithm=replace(
+            algorithm,
+            micro_batch_groups=algorithm.batch_groups // chunks,
+            recompute_log_probs="old_log_prob_s" in case.phases,
+            reference="ref_log_prob_s" in case.phases,
+        ),
+        cost=cost(case),
+    )
+
+
+def cost(case: Case) -> CostConfig:
+    """What the row's engines cost by the fitted roofline, and its training pool by the phases, spread over tokens.
+
+    What surrounds the phases is taken to be what it is in the nearest synchronous row.
+    """
+    fit, phases, like = case.fit, case.phases, case.fit.nearest(case.row)
+    old, reference = phases.get("old_log_prob_s"), phases.get("ref_log_prob_s")
+    scoring = [seconds for seconds in (old, reference) if seconds is not None]
+    responses = drawn(fit.lengths, case.config, case.settings.batches)
+    prompts = case.config.algorithm.batch_samples * factors_of(case.config).prompt_tokens
+    tokens = responses.sum() / len(responses) + prompts
+    pools = by_token_alone(
+        fit.applied(engine_cost(case.config, colocated=False)),
+        train_s_per_token=(phases.get(UPDATE, 0.0) + case.fetch_s) / tokens,
+        log_prob_s_per_token=sum(scoring) / max(1, len(scoring)) / tokens,  # they share one setting
+    )
+    return replace(
+        pools,
+        reward_s_per_sample=host_s(like) / case.config.algorithm.batch_samples,
+        generate_s=around_s(like),
+    )
+
+
+def _covered(timeline: Timeline, roles: set[str] | frozenset[str], kinds: set[str] | None, window: Interval) -> float:
+    """Seconds of the window in which some of these roles worked, once however many."""
+    spans: Sequence[Interval] = [
+        (span.start, span.end)
+        for span in timeline.spans
+        if span.role in roles and span.kind != "wait_for_samples" and (kinds is None or span.kind in kinds)
+    ]
+    return length(clip(spans, window))
+
+
+def _dropped(recorder: Recorder) -> float:
+    metrics = recorder.ledger.metrics()
+    done = metrics["ledger/trained"] + metrics["ledger/dropped_stale"]
+    return metrics["ledger/dropped_stale"] / done if done else 0.0

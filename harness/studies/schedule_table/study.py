@@ -1,0 +1,170 @@
+"""The table of docs/schedule_table.md: every schedule on the virtual clock, under twelve conditions.
+
+What is compared, and how the conditions are made, is said in the text that goes above the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from harness.config import CostConfig, JobConfig, LengthsConfig
+from harness.config.compose import choices, compose_job
+from harness.metrics.safe_files import write_text
+from harness.metrics.samples import staleness_metrics
+from harness.runner.recorder import Recorder
+from harness.runner.simulate import simulate
+from harness.studies.schedule_table.page import Figures, page
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "schedule_table.md"
+
+DEVICES, ITERATIONS, WARMUP = 16, 22, 2
+GROUPS, GROUP, SLOTS = 32, 8, 32
+SAMPLES = GROUPS * GROUP
+TRAIN_S = 10.0
+"""Seconds that the training pool (half of the devices) works on a batch."""
+GENERATE_S = {"training is the bottleneck": 2.0, "balanced": 10.0, "generation is the bottleneck": 20.0}
+"""Seconds that the rollout pool would take for a batch, if all its slots were always full."""
+TAILS = {
+    "light tail": LengthsConfig(kind="lognormal", mean=1000.0, sigma=0.3, cap=8000),
+    "heavy tail": LengthsConfig(kind="lognormal", mean=1000.0, sigma=1.0, cap=8000),
+}
+TRANSFER_S = {"fast transfer": 0.1, "slow transfer": 3.0}
+VARIANTS = {
+    "separated_sync": {"sequential": "schedule.streaming=false", "streaming": "schedule.streaming=true"},
+    "fully_async": {f"eta {eta}": f"schedule.max_staleness={eta}" for eta in ("0.5", "1", "2")},
+    "k_step_off": {"k 2": "schedule.k=2"},
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    bottleneck: str
+    tail: str
+    transfer: str
+
+    def __str__(self) -> str:
+        return f"{self.bottleneck}, {self.tail}, {self.transfer}"
+
+
+INTRO = f"""\
+Written by `make table`; nothing here was measured. Every row is a run of the schedule's own file on the virtual
+clock (seed 0, {ITERATIONS} iterations, the first {WARMUP} left out), the same job each time: 32 prompts x 8
+responses, responses of 1,000 tokens in the mean before a cap at 8,000 (log-normal, sigma 0.3 light, 1.0 heavy),
+{DEVICES} devices, one engine each, {SLOTS} slots, half the time of a decode step independent of the batch.
+`colocate_sync` uses all {DEVICES} for each phase in turn, with 0.5 s to give the device back and 0.5 s to take it
+again; the others give {DEVICES // 2} to rollout and {DEVICES // 2} to training, which takes them {TRAIN_S:g} s a
+batch. With all slots full all the time the rollout pool would need 2, 10 or 20 s a batch: so many seconds make
+training the bottleneck, balance the two, or make generation it. (It never is full to the end of a batch; the heavy
+tail costs most.) A transfer takes 0.1 or 3 s over the network; from the host's memory to the device no more than
+0.5 s. Reference and old log-probs are left out.
+
+*Lag* is in iterations (mean over samples of each one's mean over tokens). *Exposed* are the seconds of an iteration
+in which a device waits for a weight transfer, a mean over devices. *Idle* is the share of the time after warm-up in
+which a pool's devices do nothing, a mean over its devices."""
+
+CONDITIONS = [Condition(*names) for names in product(GENERATE_S, TAILS, TRANSFER_S)]
+
+
+def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every schedule, with its variants: what it is called here, and its settings."""
+    for schedule in choices("schedule"):
+        for variant, setting in VARIANTS.get(schedule, {"": ""}).items():
+            yield f"{schedule} {variant}".strip(), tuple(part for part in (f"schedule={schedule}", setting) if part)
+
+
+def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
+    """The job of one row under one condition."""
+    config = compose_job(
+        [
+            *settings,
+            "backend=virtual",
+            "model=qwen7b",
+            f"cluster.devices={DEVICES}",
+            f"iterations={ITERATIONS}",
+            f"warmup_iterations={WARMUP}",
+            f"algorithm.batch_groups={GROUPS}",
+            f"algorithm.group_size={GROUP}",
+            "algorithm.micro_batch_groups=1",
+            "algorithm.reference=false",
+            "algorithm.recompute_log_probs=false",
+        ]
+    )
+    split = dict(config.schedule.split)
+    if split["rollout"] != "actor":  # pools of their own: half and half
+        split |= {"rollout": DEVICES // 2, "actor": DEVICES // 2}
+    decode_s = decode_seconds(condition)
+    transfer, train_pool = TRANSFER_S[condition.transfer], DEVICES // 2
+    tokens = SAMPLES * mean_length(TAILS[condition.tail])
+    cost = CostConfig(
+        name="table",
+        decode_step_s=0.5 * decode_s,
+        decode_step_s_per_sample=0.5 * decode_s / SLOTS,
+        prefill_s_per_token=0.0,
+        log_prob_s_per_token=0.0,
+        train_s_per_token=TRAIN_S * train_pool / tokens,
+        train_step_s=0.0,
+        call_s=0.0,
+        weight_bytes=1.0,
+        network_bytes_per_s=1.0 / transfer,
+        host_bytes_per_s=1.0 / min(transfer, 0.5),
+        sync_s=0.0,
+        offload_s=0.5,
+        reload_s=0.5,
+        prompt_tokens=1,
+        lengths=TAILS[condition.tail],
+    )
+    engine = replace(config.engine, slots=SLOTS)
+    return replace(config, schedule=replace(config.schedule, split=split), cost=cost, engine=engine)
+
+
+def mean_length(lengths: LengthsConfig) -> float:
+    """Mean tokens of a capped log-normal, by its quantiles."""
+    quantiles = np.array([NormalDist().inv_cdf((i + 0.5) / 10_000) for i in range(10_000)])
+    assert lengths.mean is not None
+    tokens = lengths.mean * np.exp(lengths.sigma * quantiles - lengths.sigma**2 / 2)
+    return float(np.minimum(tokens, lengths.cap).mean())
+
+
+def decode_seconds(condition: Condition) -> float:
+    """Seconds of a decode step with all slots full, so that the rollout pool, if it were always full, would generate a
+    batch in GENERATE_S."""
+    steps = mean_length(TAILS[condition.tail]) * SAMPLES / (SLOTS * DEVICES // 2)
+    return GENERATE_S[condition.bottleneck] / steps
+
+
+def figures(recorder: Recorder) -> Figures:
+    timeline = recorder.timeline
+    start, end = timeline.steady_window()
+    late = [r for r in recorder.samples() if r.trained_iteration is not None and r.trained_iteration >= WARMUP]
+    staleness = staleness_metrics(late)
+    iterations = range(WARMUP, ITERATIONS)
+    exposed = [timeline.iteration_metrics(i)["time/weight_sync_exposed_s"] for i in iterations]
+    return Figures(
+        samples_per_s=len(late) / (end - start),
+        lag_mean=staleness["staleness/mean"],
+        lag_worst=staleness["staleness/max"],
+        rollout_idle=timeline.idle("rollout"),
+        training_idle=timeline.idle("actor"),
+        exposed_s=float(np.mean(exposed)),
+    )
+
+
+def study(progress: Callable[[str], None] = lambda said: None) -> dict[str, dict[str, Figures]]:
+    """All rows under all conditions."""
+    found: dict[str, dict[str, Figures]] = {}
+    for condition in CONDITIONS:
+        progress(str(condition))
+        found[str(condition)] = {name: figures(simulate(job(its, condition), seed=0)) for name, its in rows()}
+    return found
+
+
+def write_page(progress: Callable[[str], None]) -> Path:
+    """Run the study and write the page."""
+    write_text(PAGE, page(INTRO, study(progress)))
+    return PAGE

@@ -1,0 +1,276 @@
+"""The rollout role: groups from the queue into one engine, finished samples from the engine into the queue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from harness.protocols import Clock, Completion, Request, RolloutEngine, Span
+from harness.runtime.waits import Waits
+from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
+from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver, stop_reading
+from harness.workers.dataflow import partition_name
+
+
+class RolloutRole:
+    """One rollout engine. `index` is its number, `share` the most samples it takes from the queue at once, and the most
+    it has at a time of one batch; `stream_share` the most it has at a time while it streams.
+
+    With several engines fair shares keep the first to ask from taking all for itself. Where it
+    `shares_device` with other roles, the engine takes the device for a batch and gives it back.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        queue: TransferQueue,
+        clock: Clock,
+        *,
+        index: int,
+        device: torch.device,
+        group_size: int,
+        share: int,
+        stream_share: int,
+        keep_cache: bool,
+        shares_device: bool,
+        wait_timeout_s: float | None,
+    ) -> None:
+        if engine.slots < group_size:
+            raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
+        self.engine, self.queue, self.clock, self.device = engine, queue, clock, device
+        self.index, self.name, self.group_size = index, str(index), group_size
+        self.consumer = f"rollout[{index}]"  # of no other role: what it had is given to others where it dies
+        self.share, self.stream_share = share, stream_share
+        self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
+        self.waits = Waits(self.consumer)
+        self._receiver: WeightReceiver | HostReceiver | None = None
+        self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
+        self._completed: list[Completion] = []
+        self._news = asyncio.Event()  # set when a sample was completed, or came back in the queue
+        self._room = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._spans: list[Span] = []
+        self._busy_since: float | None = None
+        self._paused = False
+        self._turn = asyncio.Lock()  # of what must not happen side by side: a batch, a pause, a load
+        self._retired = False
+        self._feeding: asyncio.Task[None] | None = None
+        self._rest = asyncio.Event()  # set while it does not generate
+        self._rest.set()
+
+    async def generate(self, iteration: int, batches: int = 1) -> list[Span]:
+        """Generate everything of this batch that no other engine took; or of so many batches from there on, as one.
+        Once more, and it takes what others took and did not finish."""
+        async with self._turn:
+            if self.shares_device:
+                await self.engine.wake()
+            # With a batch to share out, whoever asks first must leave the others theirs; it may take more as it
+            # finishes.
+            most = min(self.engine.slots, self.share * batches)
+            await self._run([partition_name(i) for i in range(iteration, iteration + batches)], most)
+            if self.shares_device:
+                await self.engine.sleep()
+        return await self.take_spans()
+
+    async def stream(self) -> list[Span]:
+        """Generate what the dispatch limit allows until the queue is closed and exhausted.
+
+        Returns the last spans only: `take_spans` hands the others out while the run goes on.
+        """
+        await self._run([None], min(self.engine.slots, self.stream_share))
+        return await self.take_spans()
+
+    async def allow(self, below: int) -> None:
+        """Dispatch rule: start only groups numbered under `below`. The queue enforces it, row by row."""
+        await self.queue.set_bound("rollout", self.consumer, below * self.group_size)
+
+    async def pause(self, drain: bool) -> None:
+        """Stop between two tokens (running samples stay), or once the running ones are done.
+
+        Groups that were on their way from the queue still come in; they start after `resume`, under its weights.
+        """
+        async with self._turn:
+            with self.waits("pause", "running samples to end" if drain else "the engine to stop"):
+                await self.engine.pause("wait" if drain else "keep")
+            self._paused = True
+            self._close_span()
+
+    async def join(self, offer: WeightOffer, number: int) -> None:
+        """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
+        self._receiver = offer.receiver(number, self.device, self._receiver)
+
+    async def load(self, version: int) -> list[Span]:
+        """Take the weights of `version` from the trainer."""
+        assert isinstance(self._receiver, WeightReceiver), "load before join, or by a transport that stages"
+        weights = self._receiver.receive(version)
+        try:
+            return await self._load(version, weights)
+        finally:
+            stop_reading(weights)
+
+    async def stage(self, version: int) -> list[Span]:
+        """Take `version` into host memory while the engine generates."""
+        start = self.clock.now()
+        with self.waits("stage", f"version {version} to arrive"):
+            await self._host_receiver.stage(version)
+        return [Span("rollout", self.name, "stage_weights", start, self.clock.now(), version, version - 1)]
+
+    async def swap(self, version: int) -> list[Span]:
+        """Take the weights of `version` from host memory, where `stage` brought them."""
+        return await self._load(version, self._host_receiver.staged(version))
+
+    async def resume(self, below: int) -> None:
+        """Go on under the loaded weights, with a wider dispatch limit."""
+        await self.allow(below)
+        await self._go_on()
+
+    async def retire(self) -> None:
+        """Take no more groups; finish those that it has, under the weights that are loaded. Returns when it did."""
+        self._retired = True
+        if self._feeding is not None:
+            self._feeding.cancel()
+        async with self._turn:
+            if self._paused:
+                await self._go_on()
+        with self.waits("retire", "its last samples"):
+            await self._rest.wait()
+
+    async def enlist(self) -> None:
+        """Take groups again, when it is asked to."""
+        self._retired = False
+
+    async def take_spans(self) -> list[Span]:
+        """Spans since the last call. One that is open is cut, so that nothing done before this call is missing."""
+        if self._busy_since is not None:
+            self._cut_span()
+        spans, self._spans = self._spans, []
+        return spans
+
+    async def waiting(self) -> list[str]:
+        """What this worker's loops wait for, a line each."""
+        return self.waits.told()
+
+    @property
+    def _host_receiver(self) -> HostReceiver:
+        assert isinstance(self._receiver, HostReceiver), "staging needs weights that travel by host_staged"
+        return self._receiver
+
+    async def _go_on(self) -> None:
+        await self.engine.resume()
+        self._paused = False
+        self._open_span()
+
+    async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
+        """Load into a paused or idle engine. The KV cache of the old weights is dropped unless told to keep it."""
+        async with self._turn:
+            start = self.clock.now()
+            self._close_span()
+            with self.waits("load", f"the weights of version {version}"):
+                await self.engine.load_weights(version, weights)
+            if not self.keep_cache:
+                self.engine.drop_cache()
+            span = Span("rollout", self.name, "load_weights", start, self.clock.now(), version, version - 1)
+            self._spans.append(span)
+        return await self.take_spans()
+
+    async def _run(self, partitions: Sequence[str | None], most: int) -> None:
+        self._rest.clear()
+        async with asyncio.TaskGroup() as loops:
+            drain = loops.create_task(self._drain(), name=f"{self.waits.owner}.drain")
+            write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
+            if not self._retired:
+                self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
+                await asyncio.wait([self._feeding])
+            while self._partition_of:
+                self._empty.clear()
+                with self.waits("empty", "its last samples"):
+                    await self._empty.wait()
+            drain.cancel()
+            write.cancel()
+        self._close_span()
+        self._rest.set()
+
+    async def _feed(self, partitions: Sequence[str | None], most: int) -> None:
+        """Consumes groups, produces requests, of one partition after the other (None: of any). Waits for free slots
+        (unblocked by `_drain`) and for groups that the dispatch limit allows (unblocked by admission and by new
+        weights). Ends when the queue has no more."""
+        for partition in partitions:
+            while (batch := await self._next(partition, most)) is not None:
+                prompts = batch.columns["prompt"]
+                assert isinstance(prompts, Ragged)
+                rows = batch.rows.tolist()
+                self._partition_of.update(dict.fromkeys(rows, batch.partition))
+                self.engine.submit([Request(row, prompt) for row, prompt in zip(rows, prompts.rows(), strict=True)])
+                self._open_span()
+
+    async def _next(self, partition: str | None, most: int) -> Batch | None:
+        """As many groups as there is room for, with `most` samples in the engine; None if the queue has no more."""
+        while (free := most - self.engine.running - self.engine.waiting) < self.group_size:
+            self._room.clear()
+            with self.waits("feed", "a free slot"):
+                await self._room.wait()
+        with self.waits("feed", f"groups of {partition or 'any batch'}"):
+            return await self.queue.get(
+                "rollout",
+                min(self.share, free // self.group_size * self.group_size),
+                minimum=self.group_size,
+                partition=partition,
+                consumer=self.consumer,
+                timeout_s=self.wait_timeout_s,
+            )
+
+    async def _drain(self) -> None:
+        """Consumes finished samples as the engine streams them out; unblocks `_feed` (slots) and `_write` (rows)."""
+        while True:
+            with self.waits("drain", "the engine to finish samples"):
+                finished = await self.engine.finished()
+            self._completed += finished  # in two steps: `+=` across the await would bring back what was written
+            if not self.engine.running and not self.engine.waiting:
+                self._close_span()
+            self._room.set()
+            self._news.set()
+
+    async def _write(self) -> None:
+        """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""
+        while True:
+            with self.waits("write", "finished samples"):
+                await self._news.wait()
+            self._news.clear()
+            completed, self._completed = self._completed, []
+            by_partition: dict[str, list[Completion]] = {}
+            for completion in completed:
+                by_partition.setdefault(self._partition_of[completion.sample_id], []).append(completion)
+            for partition, part in by_partition.items():
+                await self.queue.put(partition, [c.sample_id for c in part], self._columns(part))
+                for completion in part:
+                    del self._partition_of[completion.sample_id]
+            if not self._partition_of:
+                self._empty.set()
+
+    def _columns(self, completed: Sequence[Completion]) -> Mapping[str, Column]:
+        return {
+            "response": Ragged.from_rows([c.tokens for c in completed]),
+            "log_probs": Ragged.from_rows([c.log_probs for c in completed]),
+            "versions": Ragged.from_rows([c.versions for c in completed]),
+            "engine": np.full(len(completed), self.index, np.int32),
+            "started_at": np.array([c.started_at for c in completed], np.float64),
+            "finished_at": np.array([c.finished_at for c in completed], np.float64),
+        }
+
+    def _open_span(self) -> None:
+        if self._busy_since is None and not self._paused and (self.engine.running or self.engine.waiting):
+            self._busy_since = self.clock.now()
+
+    def _close_span(self) -> None:
+        if self._busy_since is not None:
+            self._cut_span()
+            self._busy_since = None
+
+    def _cut_span(self) -> None:
+        assert self._busy_since is not None
+        start, version, self._busy_since = self._busy_since, self.engine.version, self.clock.now()
+        if start < self._busy_since:
+            self._spans.append(Span("rollout", self.name, "generate", start, self._busy_since, version, version))
