@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from harness.cli import main
+from harness.cli.main import main
 from harness.runtime.interrupts import spare_imports
 
 if __name__ == "__main__":

@@ -29,16 +29,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 from rich.console import Console
 
-from harness.cli import RESULTS
+from harness.cli.main import RESULTS
 from harness.comparison.running.cells import WantedCell, lay_out
 from harness.comparison.running.outlook import print_failures
 from harness.comparison.running.running import Runs, run_cells
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.machine import this_machine
+from harness.driver.run import run_directory
 from harness.metrics.run_files import WEIGHTS, is_done, load_metrics, load_samples
 from harness.report.plots import save_figure
-from harness.runner.run import run_directory
 from tests.benchmarks.held_out import held_out_exact_match
 
 COMMON = (

@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 from scipy import stats
 
-from harness.cli import RESULTS
+from harness.cli.main import RESULTS
 from harness.metrics.run_files import is_done, load_metrics
 from harness.report.summary import RunSummary, summarize
 

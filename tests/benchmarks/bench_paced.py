@@ -18,10 +18,10 @@ from harness.config import JobConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
+from harness.driver.backends import Wanted, clock_of, event_loop
+from harness.driver.session import Session
+from harness.driver.simulate import simulate
 from harness.metrics.timeline import Timeline
-from harness.runner.backends import Wanted, clock_of, event_loop
-from harness.runner.session import Session
-from harness.runner.simulate import simulate
 from schedules import SCHEDULES
 
 JOB = (

@@ -24,9 +24,9 @@ from harness.cost_model.calibration.costs.runs import WARMUP, base_job, calibrat
 from harness.config import CostConfig
 from harness.config.compose import compose_job
 from harness.cost_model.calibration.cost_file import explained
+from harness.driver.simulate import simulate
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import Timeline
-from harness.runner.simulate import simulate
 from schedules import SCHEDULES
 
 CALIBRATION = (("algorithm.batch_groups=16",), ("algorithm.batch_groups=4", "algorithm.micro_batch_groups=2"))

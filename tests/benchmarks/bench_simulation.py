@@ -12,7 +12,7 @@ import argparse
 import time
 
 from harness.config.compose import compose_job
-from harness.runner.simulate import simulate
+from harness.driver.simulate import simulate
 
 JOB = (
     "schedule=fully_async",

@@ -35,7 +35,7 @@ DRAINED = (
 
 _ALL = """
 import sys
-from harness.cli import main
+from harness.cli.main import main
 for settings in sys.argv[1:]:
     code = main(["bench", *settings.split()])
     if code:

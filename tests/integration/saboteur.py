@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from threading import Thread
 from typing import Any
 
-import harness.runner.run
-from harness.cli import main
-from harness.runner.session import Session
+import harness.driver.run
+from harness.cli.main import main
+from harness.driver.session import Session
 from harness.weight_sync.client import ServiceClient
 
 Moments = Sequence[tuple[str, str, int]]
@@ -67,7 +67,7 @@ def sabotaged(moments: Moments) -> type[Session]:
 if __name__ == "__main__":
     runs: list[dict[str, Any]] = json.loads(sys.argv[1])
     for run in runs:
-        harness.runner.run.Session = sabotaged(run["moments"])  # type: ignore[misc]
+        harness.driver.run.Session = sabotaged(run["moments"])  # type: ignore[misc]
         try:
             print(json.dumps({"code": main(["bench", *run["settings"].split()])}), flush=True)
         except Exception as error:

@@ -9,10 +9,10 @@ import pytest
 from conftest import FIRST_TIMEOUT_S
 from harness.cost_model.calibration.costs.runs import base_job, calibrate_runs, read_run
 
-from harness import cli
+from harness.cli.main import main as cli
 from harness.config import ConfigError, CostConfig
 from harness.config.compose import compose_job
-from harness.runner.simulate import simulate
+from harness.driver.simulate import simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 

@@ -83,7 +83,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_a_server_that_is_killed_during_a_run_loses_nothing(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from harness.runner.mirror import catch_up
+    from harness.driver.mirror import catch_up
 
     results, console = tmp_path / "results", Console(width=200)
     finished_run(results, RunIdentity("whole", "cell", 0, "fully_async", "tiny", "torch", "real"))

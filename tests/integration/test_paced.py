@@ -10,8 +10,8 @@ from invariants import Finished, check_run, read_run
 
 from harness.config import CostConfig
 from harness.cost_model.cost import transfer_times
+from harness.driver.simulate import simulate
 from harness.metrics.run_files import load_manifest
-from harness.runner.simulate import simulate
 
 pytestmark = [pytest.mark.slow]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config import JobConfig
-from harness.runner.recorder import Recorder
-from harness.runner.session import Session
-from harness.runner.simulate import simulate
+from harness.driver.recorder import Recorder
+from harness.driver.session import Session
+from harness.driver.simulate import simulate
 from harness.runtime.handles import Handle, WorkerDied
 from harness.weight_sync.fleet import Fleet
 from harness.weight_sync.membership import Unwilling

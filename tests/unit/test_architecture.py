@@ -26,7 +26,7 @@ KNOW_SCHEDULES_AND_ENGINES = (
     "harness/campaign/",
     "harness/papers/",
     "harness/verbs/",
-    "harness/cli.py",
+    "harness/cli/main.py",
 )
 
 
@@ -64,7 +64,7 @@ def in_package(*starts: str) -> list[str]:
 
 
 def test_the_files_were_found() -> None:
-    assert {"harness/cli.py", "schedules/protocol.py", "engines/torch/fsdp.py"} <= set(FILES)
+    assert {"harness/cli/main.py", "schedules/protocol.py", "engines/torch/fsdp.py"} <= set(FILES)
     assert "harness.config" in imports("engines/torch/model.py") and "schedules.capacity.Capacity" in imports(
         "schedules/fully_async.py"
     )
@@ -95,7 +95,7 @@ def test_an_engine_knows_protocols_config_and_pure_functions_only(file: str) -> 
     "file", [file for file in in_package("harness/") if not file.startswith(KNOW_SCHEDULES_AND_ENGINES)]
 )
 def test_the_harness_below_the_runner_knows_no_schedule_and_no_engine(file: str) -> None:
-    assert not of_package(imports(file), "schedules", "engines", "harness.runner")
+    assert not of_package(imports(file), "schedules", "engines", "harness.driver")
     named = [text for text in texts(file) for schedule in SCHEDULES if schedule in text]
     assert not named
 

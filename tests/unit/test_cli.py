@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import cli
+from harness.cli.main import main as cli
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
 from harness.studies.papers.experiment import names
@@ -27,7 +27,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def run_nothing(*arguments: object) -> None:
         raise AssertionError("the run was started")
 
-    monkeypatch.setattr("harness.runner.run.run_seed", run_nothing)
+    monkeypatch.setattr("harness.driver.run.run_seed", run_nothing)
     monkeypatch.setattr(cli, "RESULTS", tmp_path / "results")
     return tmp_path / "results"
 
@@ -104,7 +104,7 @@ def test_what_is_done_is_shown_and_not_run_again(
     monkeypatch.setattr("harness.report.summary.print_summary", lambda folders, console: shown.append(folders))
     monkeypatch.setattr("harness.config.checks.job.plan_job", lambda *_: SimpleNamespace(backend="real"))
     from harness.config.compose import compose_job
-    from harness.runner.run import run_directory
+    from harness.driver.run import run_directory
 
     with run_directory(compose_job(["backend=real"]), 0, results) as folder:
         folder.finish()
@@ -119,7 +119,7 @@ def verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(arguments: object, results: object, console: object) -> int:
         raise error
 
-    monkeypatch.setattr("harness.verbs.bench.bench", fail)
+    monkeypatch.setattr("harness.cli.bench.bench", fail)
 
 
 def test_an_interrupt_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

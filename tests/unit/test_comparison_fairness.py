@@ -15,9 +15,9 @@ from harness.comparison.fairness import fairness_key, refuse_unfair
 from harness.comparison.runs import Run, read_run
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
+from harness.driver.simulate import simulate
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory
-from harness.runner.simulate import simulate
 
 SMALL = ("backend=virtual", "cost=tiny_cpu", "iterations=3", "algorithm.batch_groups=4", "algorithm.group_size=4")
 SMALLER = ("algorithm.micro_batch_groups=2",)

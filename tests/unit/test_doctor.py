@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import cli
+from harness.cli import machine_report as doctor
+from harness.cli.main import main as cli
 from harness.config.machine import Machine
-from harness.runner import doctor
 
 GIB = 1 << 30
 

@@ -40,7 +40,7 @@ def test_metrics_and_reports_load_without_torch_ray_or_vllm(folder: str) -> None
 
 def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
     light = (
-        "harness.cli, harness.config, harness.config.compose, harness.config.checks.job, harness.runner.doctor, "
+        "harness.cli.main, harness.config, harness.config.compose, harness.config.checks.job, harness.cli.machine_report, "
         "schedules"
     )
     assert brought_along(light, (*HEAVY, "mlflow")) == []

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from role_setting import settle
 
+from harness.driver.job import PublishedWeights, StagePool, TrainerPool
+from harness.driver.rollout_pool import RolloutPool
 from harness.protocols import Span
-from harness.runner.job import PublishedWeights, StagePool, TrainerPool
-from harness.runner.rollout_pool import RolloutPool
 from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.weight_sync.fleet import Fleet
 

@@ -14,7 +14,7 @@ from test_schedule_invariants import jobs, play
 
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
-from harness.runner.recorder import Recorder
+from harness.driver.recorder import Recorder
 from schedules import SCHEDULES
 from schedules.capacity import Capacity
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fabricated_cells import Made, make_cell
 
+from harness.cli.matrix import AXES, matrix_order
 from harness.comparison.matrix import as_csv, as_markdown, matrix_of, write_matrix
 from harness.comparison.result import compare
-from harness.comparison.running.matrix import AXES, matrix_order
 from harness.config import ConfigError
 from harness.config.compose import compose_job
 from harness.config.machine import Machine

@@ -329,14 +329,14 @@ def test_two_first_runs_at_once_share_the_experiment_and_print_nothing(tmp_path:
     ],
 )
 def test_what_cannot_be_caught_up_is_told(store: Path, asked: str, told: str) -> None:
-    from harness.runner.mirror import catch_up
+    from harness.driver.mirror import catch_up
 
     with pytest.raises(ConfigError, match=f"{told}$"):
         catch_up([asked], store, Console())
 
 
 def test_catching_up_can_be_for_one_experiment(store: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from harness.runner.mirror import catch_up
+    from harness.driver.mirror import catch_up
 
     for experiment in (name, f"{name}-other"):
         finished_run(store, identity_in(experiment), mirror=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.cli.plan import fixed_by, plan_settings, write_plan
 from harness.config import ConfigError
 from harness.config.compose import compose_job
 from harness.studies.planner.candidate import Candidate
@@ -22,7 +23,6 @@ from harness.studies.planner.report import print_plan
 from harness.studies.planner.scaling_page import Point, Study, draw_scaling, efficiency, page
 from harness.studies.planner.search import Found
 from harness.studies.planner.trial import Outcome
-from harness.studies.planner.verb import fixed_by, plan_settings, write_plan
 from schedules import SCHEDULES
 
 OUTCOME = Outcome(

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from harness.runner.progress import ProgressDisplay
+from harness.driver.progress import ProgressDisplay
 
 
 def metrics(iteration: int, *, seconds: float = 0.5, lag: float = 1.0, exact: float = 0.5) -> dict[str, float]:

@@ -12,9 +12,9 @@ from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
 from harness.cost_model.calibration.costs import Measured, calibrate, together
 from harness.cost_model.calibration.recorded import decode_steps, measured, turns
+from harness.driver.simulate import simulate
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.runner.simulate import simulate
 
 ALONE = ("schedule=colocate_sync", "cluster.devices=1")
 APART = ("schedule=separated_sync", "schedule.streaming=false", "cluster.devices=3", "schedule.split.rollout=2")

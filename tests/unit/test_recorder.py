@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from harness.config.placement import HOST_ROLES, Placement
+from harness.driver.readings import Measured, Simulated
+from harness.driver.recorder import Recorder, places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.runner.readings import Measured, Simulated
-from harness.runner.recorder import Recorder, places
 from harness.runtime.clock import RealClock
 from harness.transfer_queue import Ragged
 from harness.workers.actor import TrainedRows, TrainReport

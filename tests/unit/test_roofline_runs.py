@@ -17,8 +17,8 @@ from harness.config.checks.layout import training_ranks
 from harness.config.compose import compose_job
 from harness.config.placement import Placement, place
 from harness.cost_model.job_cost import simulated_cost
-from harness.runner.recorder import Recorder
-from harness.runner.simulate import simulate
+from harness.driver.recorder import Recorder
+from harness.driver.simulate import simulate
 from schedules import SCHEDULES
 
 FIGURES = ("flops", "memory_bytes_per_s", "link_bytes_per_s")

@@ -17,9 +17,9 @@ from invariants import LAGS, Finished, check_run
 
 from harness.config import CostConfig, JobConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import compose_job, make_schedule
-from harness.runner.assemble import capacity_rows
-from harness.runner.session import Session
-from harness.runner.simulate import simulate
+from harness.driver.assemble import capacity_rows
+from harness.driver.session import Session
+from harness.driver.simulate import simulate
 from schedules import SCHEDULES
 
 CASES = 150

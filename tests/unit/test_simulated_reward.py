@@ -8,8 +8,8 @@ import pytest
 
 from harness.config import CostConfig
 from harness.config.compose import compose_job
+from harness.driver.simulate import simulate
 from harness.protocols import Span
-from harness.runner.simulate import simulate
 
 GROUP, BATCH, ITERATIONS = 2, 4, 2
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from invariants import Finished, check_run, read_run
 
-from harness import cli
+from harness.cli.main import main as cli
 from harness.config import JobConfig, LengthsConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
+from harness.driver.backends import Backend, Wanted
+from harness.driver.recorder import Recorder
+from harness.driver.session import Session
+from harness.driver.simulate import simulate
+from harness.driver.simulated_kit import VirtualKit
 from harness.metrics.run_files import load_manifest, load_metrics
-from harness.runner.backends import Backend, Wanted
-from harness.runner.recorder import Recorder
-from harness.runner.session import Session
-from harness.runner.simulate import simulate
-from harness.runner.simulated_kit import VirtualKit
 from harness.runtime.clock import RealClock
 from harness.runtime.stall import Stalled
 from harness.runtime.virtual_loop import Deadlock
@@ -191,7 +191,7 @@ def test_on_a_clock_that_passes_by_itself_the_same_is_a_stall(monkeypatch: pytes
         kit = VirtualKit(wanted.config, wanted.schedule, wanted.seed, wanted.plan.placement, clock)
         return Backend(clock, NearRuntime(), kit)
 
-    monkeypatch.setattr("harness.runner.session.OPEN", {"paced": open_near})
+    monkeypatch.setattr("harness.driver.session.OPEN", {"paced": open_near})
     config = replace(planted(NeverAdmits, monkeypatch), backend="paced")
     plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
     session = Session(Wanted(config, make_schedule(config), plan, config.model, seed=0), HandClock(0.0))
@@ -273,7 +273,7 @@ def test_a_paced_run_says_so_before_it_starts(
     results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("harness.runner.run.run_seed", lambda config, plan, *rest: asked.append(plan.backend))
+    monkeypatch.setattr("harness.driver.run.run_seed", lambda config, plan, *rest: asked.append(plan.backend))
     monkeypatch.setattr("harness.report.summary.print_summary", lambda folders, console: None)
     said = bench(
         capsys,

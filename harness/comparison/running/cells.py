@@ -17,7 +17,7 @@ from harness.config.compose import cell_name, compose_job, make_schedule, plain
 from harness.config.flat import flatten
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import check_given
-from harness.runner.run import run_directory
+from harness.driver.run import run_directory
 from harness.studies.planner.automatic import with_plan
 from harness.studies.planner.command import written
 from schedules import SCHEDULES

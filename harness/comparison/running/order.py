@@ -7,13 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.cli.arguments import own_arguments
 from harness.comparison.fairness import fairness_key
 from harness.comparison.running.cells import WantedCell, schedule_cells, swept_cells
 from harness.comparison.running.ground import common_ground
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.config.machine import Machine
-from harness.runner.arguments import own_arguments
 
 SEEDS = "seeds=3"
 """Where nobody says: the fewest that give an interval worth printing."""

@@ -12,7 +12,7 @@ from harness.comparison.running.cells import JobCell, LeftOut
 from harness.comparison.running.estimate import Estimate, told
 from harness.comparison.running.running import Failure, Runs
 from harness.config.machine import Machine
-from harness.runner.progress import print_banner
+from harness.driver.progress import print_banner
 
 GATE_S = 75.0
 """About what the runs of an equivalence gate take together, the first warm start included."""

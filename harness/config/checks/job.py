@@ -17,8 +17,8 @@ from harness.config.checks.layout import check_experts, check_layout, only_simul
 from harness.config.machine import Machine
 from harness.config.placement import DEVICE_ROLES, Placement, place
 from harness.cost_model.job_cost import check_memory
+from harness.driver.build import make_task, max_tokens
 from harness.metrics.manifest import Backend
-from harness.runner.build import make_task, max_tokens
 from harness.tasks import TASKS
 from schedules import Schedule
 

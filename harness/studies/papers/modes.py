@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, JobConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.fields import Count
-from harness.runner.recorder import Recorder
-from harness.runner.simulate import simulate
+from harness.driver.recorder import Recorder
+from harness.driver.simulate import simulate
 from harness.studies.papers.pools import pooled
 from harness.studies.papers.result import Role
 from harness.studies.predictions.fit import WARMUP

@@ -11,7 +11,7 @@ from harness.config.checks.job import device_roles
 from harness.config.compose import make_schedule
 from harness.config.placement import place
 from harness.cost_model.job_cost import check_memory, simulated_cost
-from harness.runner.build import fair_share
+from harness.driver.build import fair_share
 from harness.studies.planner.candidate import Candidate
 from harness.studies.planner.draws import Draws
 from harness.studies.planner.grid import grid

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.cli.plan import plan_jobs
 from harness.metrics.safe_files import write_text
 from harness.studies.planner.explore import Effort
 from harness.studies.planner.origin import origin
 from harness.studies.planner.plan import Plan, explore_all
 from harness.studies.planner.scaling_page import Point, Study, draw_scaling, page
-from harness.studies.planner.verb import plan_jobs
 
 MODELS = ("qwen7b", "qwen32b")
 SIZES = (32, 64, 128, 256, 512, 1024)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.config import JobConfig
-from harness.runner.recorder import Recorder
-from harness.runner.simulate import simulate
+from harness.driver.recorder import Recorder
+from harness.driver.simulate import simulate
 from schedules import KStepOff, Schedule
 
 _LEAST_SAMPLES = 1024  # measured over as many iterations as have so many

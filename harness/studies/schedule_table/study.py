@@ -15,10 +15,10 @@ import numpy as np
 
 from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import choices, compose_job
+from harness.driver.recorder import Recorder
+from harness.driver.simulate import simulate
 from harness.metrics.safe_files import write_text
 from harness.metrics.samples import staleness_metrics
-from harness.runner.recorder import Recorder
-from harness.runner.simulate import simulate
 from harness.studies.schedule_table.page import Figures, page
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "schedule_table.md"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from harness.runner.pool import Observer, Pool
+from harness.driver.pool import Observer, Pool
 from harness.runtime.handles import Handle, death_in
 from harness.weight_sync.fleet import Fleet
 

@@ -17,22 +17,22 @@ Verb = Callable[[Sequence[str], Path, Console], int]
 """Takes its arguments, the results folder and where to write; returns the exit code."""
 
 VERBS = {
-    "bench": "harness.verbs.bench:bench",
-    "compare": "harness.comparison.running.verb:compare_command",
-    "sweep": "harness.comparison.running.verb:sweep_command",
-    "matrix": "harness.comparison.running.matrix:matrix_command",
-    "paper": "harness.studies.papers.verb:paper_command",
-    "report": "harness.verbs.report:report",
-    "list": "harness.verbs.look:show_choices",
-    "doctor": "harness.verbs.look:doctor",
-    "ui": "harness.verbs.mlflow:ui",
-    "mlflow-sync": "harness.verbs.mlflow:mlflow_sync",
-    "table": "harness.verbs.simulated:table",
-    "plan": "harness.verbs.simulated:plan",
-    "scaling": "harness.verbs.simulated:scaling",
-    "predict": "harness.verbs.simulated:predict",
-    "calibrate": "harness.verbs.costs:calibrate",
-    "profile": "harness.verbs.costs:profile",
+    "bench": "harness.cli.bench:bench",
+    "compare": "harness.cli.compare:compare_command",
+    "sweep": "harness.cli.compare:sweep_command",
+    "matrix": "harness.cli.matrix:matrix_command",
+    "paper": "harness.cli.paper:paper_command",
+    "report": "harness.cli.report:report",
+    "list": "harness.cli.look:show_choices",
+    "doctor": "harness.cli.look:doctor",
+    "ui": "harness.cli.mlflow:ui",
+    "mlflow-sync": "harness.cli.mlflow:mlflow_sync",
+    "table": "harness.cli.simulated:table",
+    "plan": "harness.cli.simulated:plan",
+    "scaling": "harness.cli.simulated:scaling",
+    "predict": "harness.cli.simulated:predict",
+    "calibrate": "harness.cli.costs:calibrate",
+    "profile": "harness.cli.costs:profile",
 }
 """Where each verb is. Its module is loaded when it is called."""
 

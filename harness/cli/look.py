@@ -32,7 +32,7 @@ def show_choices(arguments: Sequence[str], results: Path, console: Console) -> i
 
 def doctor(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Look at this machine and say what each missing thing means. Exit code 1 if the main job cannot run."""
-    from harness.runner.doctor import examine
+    from harness.cli.machine_report import examine
 
     findings = examine(results)
     for finding in findings:

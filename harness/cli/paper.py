@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
-from harness.runner.arguments import own_arguments
 from harness.studies.papers.experiment import names
 from harness.studies.papers.run import make
 from harness.studies.papers.surroundings import Surroundings

@@ -16,21 +16,21 @@ from rich.console import Console
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import Plan
 from harness.config.compose import cell_name, make_schedule, plain
+from harness.driver.backends import Wanted, clock_of, event_loop
+from harness.driver.build import make_task
+from harness.driver.initial_weights import initial_model
+from harness.driver.progress import ProgressDisplay
+from harness.driver.session import Session
 from harness.metrics.load import LoadWatch
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import WEIGHTS, RunDirectory
 from harness.metrics.safe_files import replacing
 from harness.report.titles import HOW_TIMED
-from harness.runner.backends import Wanted, clock_of, event_loop
-from harness.runner.build import make_task
-from harness.runner.initial_weights import initial_model
-from harness.runner.progress import ProgressDisplay
-from harness.runner.session import Session
 from harness.runtime.handles import Handle, call_all
 from harness.runtime.interrupts import run_in
 
 if TYPE_CHECKING:
-    from harness.runner.mirror import Mirror
+    from harness.driver.mirror import Mirror
 
 MEMBERSHIP = "membership.json"
 
@@ -128,7 +128,7 @@ def _mirror(
     manifest: dict[str, Any],
     console: Console,
 ) -> Mirror:
-    from harness.runner.mirror import Mirror
+    from harness.driver.mirror import Mirror
 
     return Mirror(folder, results, identity, plain(config), manifest, console)
 

@@ -10,9 +10,9 @@ from harness.config import JobConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import make_schedule
 from harness.config.machine import Machine
-from harness.runner.backends import Wanted, clock_of, event_loop
-from harness.runner.recorder import Recorder
-from harness.runner.session import Session
+from harness.driver.backends import Wanted, clock_of, event_loop
+from harness.driver.recorder import Recorder
+from harness.driver.session import Session
 from harness.runtime.interrupts import run_in
 
 _NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)  # nothing is asked of it

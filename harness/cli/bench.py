@@ -15,9 +15,9 @@ def bench(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.config.compose import compose_job, make_schedule
     from harness.config.machine import this_machine
     from harness.cost_model.job_cost import check_given
+    from harness.driver.progress import print_banner
+    from harness.driver.run import run_directory, run_seed
     from harness.report.summary import print_summary
-    from harness.runner.progress import print_banner
-    from harness.runner.run import run_directory, run_seed
     from harness.studies.planner.automatic import with_plan
 
     machine = this_machine()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import Plan
+from harness.driver.assemble import Kit
+from harness.driver.readings import Measured, Reading, Simulated
 from harness.protocols import Clock
-from harness.runner.assemble import Kit
-from harness.runner.readings import Measured, Reading, Simulated
 from harness.runtime.clock import RealClock
 from harness.runtime.runtime import Runtime
 from harness.runtime.virtual_loop import VirtualClock, VirtualLoop
@@ -40,7 +40,7 @@ class Wanted:
 
 def open_real(wanted: Wanted, clock: Clock, stack: ExitStack) -> Backend:
     """Ray workers around engines that compute. The stack ends them."""
-    from harness.runner.real_kit import RealKit
+    from harness.driver.real_kit import RealKit
 
     assert isinstance(clock, RealClock)
     runtime = stack.enter_context(_ray(wanted))
@@ -59,7 +59,7 @@ def open_real(wanted: Wanted, clock: Clock, stack: ExitStack) -> Backend:
 
 def open_paced(wanted: Wanted, clock: Clock, stack: ExitStack) -> Backend:
     """Ray workers, queue and weight sync, around engines that last as long as the cost model says."""
-    from harness.runner.simulated_kit import PacedKit
+    from harness.driver.simulated_kit import PacedKit
 
     assert isinstance(clock, RealClock)
     runtime = stack.enter_context(_ray(wanted))
@@ -69,7 +69,7 @@ def open_paced(wanted: Wanted, clock: Clock, stack: ExitStack) -> Backend:
 
 def open_virtual(wanted: Wanted, clock: Clock, stack: ExitStack) -> Backend:
     """Everything in this process, on a clock that jumps."""
-    from harness.runner.simulated_kit import VirtualKit
+    from harness.driver.simulated_kit import VirtualKit
     from harness.runtime.virtual_runtime import VirtualRuntime
 
     kit = VirtualKit(wanted.config, wanted.schedule, wanted.seed, wanted.plan.placement, clock)

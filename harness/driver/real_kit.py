@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 from engines import ENGINES
 from harness.config import JobConfig, ModelConfig
 from harness.config.placement import Placement
-from harness.runner.build import (
+from harness.driver.build import (
     Recipe,
     build_actor,
     build_actor_fwd,
@@ -39,7 +39,7 @@ _BUILD: dict[str, Callable[..., Any]] = {
 
 @dataclass
 class RealKit:
-    """`harness.runner.assemble.Kit`. model: the checkpoint of the initial weights."""
+    """`harness.driver.assemble.Kit`. model: the checkpoint of the initial weights."""
 
     config: JobConfig
     schedule: Schedule

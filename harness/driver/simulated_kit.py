@@ -13,8 +13,8 @@ from harness.config import CostConfig, JobConfig
 from harness.config.placement import Placement
 from harness.cost_model.cost import transfer_times
 from harness.cost_model.job_cost import simulated_cost
+from harness.driver.build_simulated import SimulatedRecipe, build_simulated
 from harness.protocols import Clock
-from harness.runner.build_simulated import SimulatedRecipe, build_simulated
 from harness.runtime.clock import RealClock
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
@@ -28,7 +28,7 @@ from schedules import Schedule
 
 @dataclass
 class _SimulatedKit:
-    """What both kits have in common: `harness.runner.assemble.Kit`, save the wire and how workers get their devices."""
+    """What both kits have in common: `harness.driver.assemble.Kit`, save the wire and how workers get their devices."""
 
     config: JobConfig
     schedule: Schedule

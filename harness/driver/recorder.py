@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config.placement import HOST_ROLES, Placement
+from harness.driver.pool import EngineEvent
+from harness.driver.readings import Reading, Response
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import DropReason, Ledger
 from harness.metrics.run_files import RunDirectory
@@ -15,8 +17,6 @@ from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Clock, Span
 from harness.report.titles import ENGINE_EVENTS
 from harness.rl.diagnostics import add_diagnostics
-from harness.runner.pool import EngineEvent
-from harness.runner.readings import Reading, Response
 from harness.workers.actor import TrainReport
 
 
@@ -28,7 +28,7 @@ class _Admitted:
 
 
 class Recorder:
-    """`harness.runner.job.Observer`. One iteration is closed when the version it made has been published."""
+    """`harness.driver.job.Observer`. One iteration is closed when the version it made has been published."""
 
     def __init__(
         self,

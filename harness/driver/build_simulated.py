@@ -15,8 +15,8 @@ from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, JobConfig
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import Lengths
+from harness.driver.build import fair_share, least_rows, reader_of
 from harness.protocols import Clock, Span
-from harness.runner.build import fair_share, least_rows, reader_of
 from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import Batch, Column, TransferQueue
 from harness.weight_sync.receiver import WeightOffer, WeightSender

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
-from harness.runner.arguments import own_arguments
 
 
 def table(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -26,7 +26,7 @@ def table(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def plan(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Search splits and layouts of every schedule, or of one, for the fastest."""
-    from harness.studies.planner.verb import plan_command
+    from harness.cli.plan import plan_command
 
     plan_command(arguments, results, console)
     return 0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
-from harness.runner.arguments import own_arguments
 
 
 def report(arguments: Sequence[str], results: Path, console: Console) -> int:

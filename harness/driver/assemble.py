@@ -9,10 +9,10 @@ from typing import Protocol
 
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement
+from harness.driver.job import PromptSource, PublishedWeights, RunningJob, StagePool, TrainerPool
+from harness.driver.pool import Observer
+from harness.driver.rollout_pool import RolloutPool
 from harness.protocols import Clock
-from harness.runner.job import PromptSource, PublishedWeights, RunningJob, StagePool, TrainerPool
-from harness.runner.pool import Observer
-from harness.runner.rollout_pool import RolloutPool
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
 from harness.runtime.stall import ask_waiting

@@ -31,7 +31,7 @@ def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Fill in what MLflow lacks of finished runs, of all or of one experiment."""
-    from harness.runner.mirror import catch_up
+    from harness.driver.mirror import catch_up
 
     catch_up(arguments, results, console)
     return 0

@@ -7,11 +7,11 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 
+from harness.driver.assemble import Assembly, assemble
+from harness.driver.backends import OPEN, Backend, Wanted, reading_of
+from harness.driver.recorder import Recorder, places
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
-from harness.runner.assemble import Assembly, assemble
-from harness.runner.backends import OPEN, Backend, Wanted, reading_of
-from harness.runner.recorder import Recorder, places
 from harness.runtime.clock import RealClock
 from harness.runtime.handles import Handle, WorkerDied, call_all
 from harness.runtime.stall import watch

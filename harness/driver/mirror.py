@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
 from harness.metrics.manifest import RunIdentity
 from harness.metrics.mlflow_store import MlflowException, first_line, tracking_uri
@@ -15,7 +16,6 @@ from harness.metrics.mlflow_sync import Filled, sync
 from harness.metrics.run_files import RunDirectory, mirrored_files
 from harness.metrics.system import SystemSampler
 from harness.metrics.tracking import Tracker
-from harness.runner.arguments import own_arguments
 
 
 class Mirror:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from harness.driver.pool import Observer, Pool
+from harness.driver.rollout_pool import RolloutPool
 from harness.protocols import Clock
-from harness.runner.pool import Observer, Pool
-from harness.runner.rollout_pool import RolloutPool
 from harness.runtime.handles import Handle, call_all
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
