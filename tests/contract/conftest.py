@@ -10,7 +10,6 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
-
 from contract.engine_under_test import EngineUnderTest
 from contract.registered import REGISTERED, engine_called
 from contract.subject import WAIT_S, Subject, waiting_for

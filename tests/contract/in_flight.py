@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-
 from contract.subject import LOAD, Subject
 
 LOADS = (LOAD, 4 * LOAD, 16 * LOAD)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-
 from contract.engine_under_test import EngineUnderTest, Setting
+
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.cost_model.lengths import Lengths

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from contract.reference import assert_greedy
 from contract.subject import Subject
+
 from harness.protocols import Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

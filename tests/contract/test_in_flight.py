@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from contract.in_flight import in_flight, too_late_unless
 from contract.reference import log_probs_of
 from contract.subject import VARIED, Subject
+
 from harness.protocols import Completion, PauseMode, Request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from contract.in_flight import in_flight, too_late_unless
 from contract.reference import assert_greedy
 from contract.subject import VARIED, Collected, Subject, waiting_for
+
 from harness.protocols import Completion, PauseMode, Request, Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from contract.in_flight import in_flight, too_late_unless
 from contract.subject import NAME, VARIED, Subject
 

@@ -6,7 +6,6 @@ import os
 import signal
 
 import pytest
-
 from contract.conftest import OneAtATime
 from contract.subject import NAME, VARIED, Subject
 

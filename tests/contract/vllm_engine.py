@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from contract.engine_under_test import EngineUnderTest, constructed
+
 from engines.vllm.rollout import VLLMRollout
 from harness.protocols import RolloutEngine
 

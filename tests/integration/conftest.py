@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.project import ROOT
+
 RUN_TIMEOUT_S = 280
 FIRST_TIMEOUT_S = 1500
 """Of a test that may be the first to ask for a row of runs, and waits for all of them."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import BARE, ROOT, environment
 
 from harness.comparison.equivalence import read_gate
 from harness.comparison.experiment import comparison_of, read_campaign
+from tests.integration.conftest import BARE, ROOT, environment
 
 WITHIN_S = 1200  # seven short runs; on a quiet machine two minutes
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.project import ROOT
+
 PAGE = ROOT / "docs" / "adding_an_engine.md"
 
 

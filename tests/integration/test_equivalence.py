@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_TIMEOUT_S
 
 from harness.comparison.equivalence import differences
 from harness.metrics.run_files import load_ledger, load_samples
+from tests.integration.conftest import FIRST_TIMEOUT_S
 
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 

@@ -1,16 +1,16 @@
-"""What is promised of every schedule (tests/invariants.py), read from the files of real runs."""
+"""What is promised of every schedule (tests/support/invariants.py), read from the files of real runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_TIMEOUT_S
-from invariants import check_run, read_run
 
 from harness.config.compose import choices
 from harness.report.summary import summarize
 from schedules import SCHEDULES
+from tests.integration.conftest import FIRST_TIMEOUT_S
+from tests.support.invariants import check_run, read_run
 
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 

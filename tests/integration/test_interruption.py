@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import BARE, ROOT, Bench, command, environment
 
 from harness.metrics.run_files import load_ledger, load_metrics
+from tests.integration.conftest import BARE, ROOT, Bench, command, environment
 
 pytestmark = pytest.mark.slow
 

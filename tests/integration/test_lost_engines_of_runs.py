@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import FIRST_TIMEOUT_S, ROOT, SMALL, environment
-from invariants import check_dispatch, check_every_sample_once, check_run, check_times, lags, read_run
 
 from harness.metrics.run_files import is_done, load_ledger
 from harness.report.summary import print_summary
+from tests.integration.conftest import FIRST_TIMEOUT_S, ROOT, SMALL, environment
+from tests.support.invariants import check_dispatch, check_every_sample_once, check_run, check_times, lags, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
@@ -76,7 +76,7 @@ class Made:
 def made(results: Path) -> Made:
     runs = [{"settings": f"experiment=lost_{k} {w.settings}", "moments": w.moments} for k, w in ALL.items()]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/integration/saboteur.py"), json.dumps(runs)],
+        [sys.executable, str(ROOT / "tests/support/saboteur.py"), json.dumps(runs)],
         cwd=ROOT,
         env=environment(results),
         stdout=subprocess.PIPE,

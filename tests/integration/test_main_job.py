@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Bench
 
 from harness.metrics.manifest import identity_of
 from harness.metrics.run_files import load_ledger, load_manifest, load_metrics, load_samples, load_timeline
+from tests.integration.conftest import Bench
 
 ITERATIONS = {"fully_async": 120, "colocate_sync": 60}
 ROWS = 16 * 8

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mirrored_run import finished_run, mirrored
 from rich.console import Console
 
 from harness.config import ConfigError
 from harness.metrics.manifest import RunIdentity
 from harness.metrics.run_files import INCOMPLETE
+from tests.support.mirrored_run import finished_run, mirrored
 
 # mlflow's own dependencies deprecate things that it still uses.
 pytestmark = [

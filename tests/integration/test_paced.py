@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Bench
-from invariants import Finished, check_run, read_run
 
 from harness.config import CostConfig
 from harness.cost_model.cost import transfer_times
 from harness.driver.simulate import simulate
 from harness.metrics.run_files import load_manifest
+from tests.integration.conftest import Bench
+from tests.support.invariants import Finished, check_run, read_run
 
 pytestmark = [pytest.mark.slow]
 

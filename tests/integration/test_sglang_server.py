@@ -13,8 +13,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import FIRST_TIMEOUT_S, ROOT, SMALL, BenchAll
-from invariants import check_run, read_run
 from transformers import Qwen3ForCausalLM
 
 from engines.sglang.interpreter import TOKEN, URL
@@ -25,6 +23,8 @@ from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.clock import RealClock
 from schedules import SCHEDULES
+from tests.integration.conftest import FIRST_TIMEOUT_S, ROOT, SMALL, BenchAll
+from tests.support.invariants import check_run, read_run
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from queue_machine import SPEC, TASKS, run_machine
-from queue_sides import SocketSide
 
 from harness.transfer_queue.storage.ray_objects import RayBackend
+from tests.support.queue_machine import SPEC, TASKS, run_machine
+from tests.support.queue_sides import SocketSide
 
 pytestmark = [
     # Ray leaves files, sockets and its log handles to the garbage collector.

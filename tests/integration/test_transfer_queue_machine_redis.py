@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from queue_machine import SPEC, TASKS, run_machine
-from queue_sides import SocketSide
+
+from tests.support.queue_machine import SPEC, TASKS, run_machine
+from tests.support.queue_sides import SocketSide
 
 pytest.importorskip("redis", reason="needs the redis extra")
 from integration.test_transfer_queue_redis import keys, redis_server  # noqa: E402

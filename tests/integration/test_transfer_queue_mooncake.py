@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from storages import SPECS, assert_read, columns, handout, tokens
 
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.storage.protocol import Session
+from tests.support.storages import SPECS, assert_read, columns, handout, tokens
 
 pytest.importorskip("mooncake.store", reason="needs the mooncake extra", exc_type=ImportError)
 from harness.transfer_queue.storage.mooncake_storage import MooncakeBackend  # noqa: E402

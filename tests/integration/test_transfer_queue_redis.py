@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from storages import SPECS, assert_read, columns, handout, tokens
 
 from harness.transfer_queue.frames import assemble
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.storage.protocol import Session
+from tests.support.storages import SPECS, assert_read, columns, handout, tokens
 
 redis = pytest.importorskip("redis", reason="needs the redis extra")
 from harness.transfer_queue.storage.redis_storage import RedisBackend  # noqa: E402

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_TIMEOUT_S
 
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
+from tests.integration.conftest import FIRST_TIMEOUT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 

@@ -15,8 +15,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import FIRST_TIMEOUT_S, SMALL, BenchAll
-from invariants import check_run, read_run
 from transformers import Qwen3ForCausalLM
 
 from engines.torch.model import build_model
@@ -27,6 +25,8 @@ from harness.config.compose import choices
 from harness.protocols import Completion, Request, Sampling
 from harness.report.summary import summarize
 from harness.runtime.clock import RealClock
+from tests.integration.conftest import FIRST_TIMEOUT_S, SMALL, BenchAll
+from tests.support.invariants import check_run, read_run
 
 pytestmark = [
     pytest.mark.vllm,

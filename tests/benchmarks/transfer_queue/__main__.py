@@ -21,9 +21,9 @@ from tests.benchmarks.transfer_queue import breakdown, control_cost, limits
 from tests.benchmarks.transfer_queue.cases import CASES, Figures
 from tests.benchmarks.transfer_queue.machine import BUSY, wait_for_quiet
 from tests.benchmarks.transfer_queue.report import PEER, SHM, print_table
+from tests.support.project import ROOT
 
 DEADLINE_S = 600.0
-ROOT = Path(__file__).parents[3]
 OTHERS = ("stream", "put 16", "get 16 1")  # cases of the other backends
 QUICK = tuple(case for case in CASES if case not in ("stored 4096", "stored 100000", "put 8", "put 128"))
 

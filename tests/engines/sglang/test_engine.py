@@ -1,0 +1,296 @@
+"""The SGLang adapter against a server that speaks the protocol and computes nothing, in both dialects."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engines.sglang import client
+from engines.sglang.interpreter import PYTHON, URL
+from engines.sglang.interpreter import TOKEN as TOKEN_VARIABLE
+from engines.sglang.requests import sampling_seed
+from engines.sglang.rollout import SGLangRollout
+from engines.sglang.weights import TornWeights
+from engines.torch.model import build_model
+from harness.config import ConfigError, ModelConfig
+from harness.config.checks.job import plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
+from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
+from harness.runtime.clock import RealClock
+from tests.support.sglang_server import TOKEN, WAIT_S, SGLangServer, serving, token_at
+
+MODEL = ModelConfig("tiny", 32, 1, 2, 1, 16, 64, 32, True, 64)
+SEED, SLOTS = 3, 4
+PROMPT = np.array([5, 6, 7])
+
+
+def weights(seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, tensor.detach()) for name, tensor in build_model(MODEL, seed=seed).named_parameters())
+
+
+def make_engine(*, name: str = "0", top_p: float = 1.0) -> SGLangRollout:
+    engine = SGLangRollout(
+        build_model(MODEL),
+        sampling=Sampling(max_tokens=10, top_p=top_p),
+        slots=SLOTS,
+        seed=SEED,
+        clock=RealClock.starting_now(),
+        name=name,
+        timeout_s=WAIT_S,
+    )
+    _: RolloutEngine = engine
+    return engine
+
+
+@pytest.fixture(params=[True, False], ids=["new dialect", "old dialect"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLangServer]:
+    server = SGLangServer(brackets=request.param, vocabulary=MODEL.vocabulary)
+    with serving(server) as url:
+        monkeypatch.setenv(URL, f"{url}/")
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        yield server
+
+
+@pytest.fixture
+async def engine(server: SGLangServer) -> AsyncIterator[SGLangRollout]:
+    engine = make_engine()
+    yield engine
+    await engine.close()
+
+
+def requests(number: int) -> list[Request]:
+    return [Request(sample_id, PROMPT) for sample_id in range(number)]
+
+
+async def drain(engine: SGLangRollout, number: int) -> dict[int, Completion]:
+    done: list[Completion] = []
+    while len(done) < number:
+        done += await engine.finished()
+    return {completion.sample_id: completion for completion in done}
+
+
+def expected(sample_id: int) -> list[int]:
+    """What the sample draws if nobody interrupts it."""
+    seed = sampling_seed(SEED, sample_id)
+    return [token_at(seed, len(PROMPT) + n, MODEL.vocabulary) for n in range(10)]
+
+
+async def until_in_flight(server: SGLangServer, tokens: int) -> None:
+    await server.until(lambda: len(server.running) == SLOTS and all(len(g.tokens) == tokens for g in server.running))
+
+
+# --- samples -------------------------------------------------------------------------------------------------------
+
+
+async def test_samples_are_what_the_server_said(engine: SGLangRollout) -> None:
+    engine.submit(requests(9))
+    assert (engine.running, engine.waiting) == (SLOTS, 5)
+    for sample_id, completion in (await drain(engine, 9)).items():
+        assert completion.tokens.tolist() == expected(sample_id)
+        assert completion.log_probs.tolist() == [-float(token) for token in completion.tokens]
+        assert (completion.versions.tolist(), completion.finish_reason) == ([0] * 10, "length")
+
+
+async def test_a_server_of_somebody_else_gets_the_weights_first(engine: SGLangRollout, server: SGLangServer) -> None:
+    engine.submit(requests(SLOTS))
+    await drain(engine, SLOTS)
+    assert server.paths().count("/update_weights_from_distributed") == 1
+    assert all(torch.equal(server.weights[name], tensor) for name, tensor in weights(0))
+
+
+async def test_every_sample_has_a_seed_of_its_own(engine: SGLangRollout, server: SGLangServer) -> None:
+    engine.submit(requests(SLOTS))
+    await drain(engine, SLOTS)
+    seeds = [body["sampling_params"]["sampling_seed"] for path, body in server.calls if path == "/generate"]
+    assert sorted(seeds) == sorted(sampling_seed(SEED, n) for n in range(SLOTS)) and len(set(seeds)) == SLOTS
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+async def test_a_connection_that_rested_too_long_is_not_used_again(
+    server: SGLangServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may be ending it just then, and a request on it would be lost."""
+    monkeypatch.setattr(client, "_IDLE_S", 0.0)
+    engine = make_engine()
+    for request in requests(3):
+        engine.submit([request])
+        await drain(engine, 1)
+    assert len(set(server.connections)) == len(server.connections) > 3
+    await engine.close()
+
+
+async def test_a_server_that_does_not_know_log_probs_under_top_p_is_found_out(server: SGLangServer) -> None:
+    engine = make_engine(top_p=0.9)
+    engine.submit(requests(1))
+    with pytest.raises(RuntimeError, match=r"engine 0.*top_p=0.9.*algorithm.top_p=1"):
+        await engine.finished()
+    await engine.close()
+
+
+# --- weights -------------------------------------------------------------------------------------------------------
+
+
+async def test_only_a_server_that_brackets_updates_is_told_where_they_begin_and_end(
+    engine: SGLangRollout, server: SGLangServer
+) -> None:
+    server.calls.clear()
+    await engine.load_weights(1, weights(1))
+    inner = ["/update_weights_from_distributed"]
+    assert server.paths()[1:] == (["/begin_weight_update", *inner, "/end_weight_update"] if server.brackets else inner)
+    assert (engine.version, server.version) == (1, "1")
+    assert all(torch.equal(server.weights[name], tensor) for name, tensor in weights(1))
+
+
+@pytest.mark.parametrize("drop_cache", [True, False])
+async def test_running_samples_live_through_an_update_and_each_token_knows_its_version(
+    engine: SGLangRollout, server: SGLangServer, drop_cache: bool
+) -> None:
+    server.stop_at = 4
+    engine.submit(requests(SLOTS))
+    await until_in_flight(server, 4)
+    server.calls.clear()
+    await engine.pause("keep")
+    await engine.load_weights(1, weights(1))
+    if drop_cache:
+        engine.drop_cache()
+    assert engine.running == SLOTS
+    server.change(stop_at=None)
+    await engine.resume()
+    for sample_id, completion in (await drain(engine, SLOTS)).items():
+        assert completion.tokens.tolist() == expected(sample_id)
+        assert completion.versions.tolist() == [0] * 4 + [1] * 6
+    assert ("/flush_cache" in server.paths()) == drop_cache
+    if server.brackets:
+        modes = [body["mode"] for path, body in server.calls if path == "/pause_generation"]
+        assert modes == (["in_place", "retract"] if drop_cache else ["in_place"])
+        assert "/abort_request" not in server.paths()
+    else:
+        again = [body for path, body in server.calls if path == "/generate"]
+        assert [len(body["input_ids"]) for body in again] == [len(PROMPT) + 4] * SLOTS
+        assert [body["sampling_params"]["max_new_tokens"] for body in again] == [6] * SLOTS
+
+
+async def test_a_transfer_that_fails_tears_the_weights_and_a_whole_one_heals_them(
+    engine: SGLangRollout, server: SGLangServer
+) -> None:
+    server.refuse = {"/init_weights_update_group"}
+    with pytest.raises(TornWeights, match="engine 0.*because the test says so"):
+        await engine.load_weights(1, weights(1))
+    assert engine.version == 0
+    engine.submit(requests(2))
+    with pytest.raises(RuntimeError, match="engine 0: version 1 was loaded in part only"):
+        await engine.finished()
+    server.refuse = set()
+    await engine.pause("keep")
+    await engine.load_weights(2, weights(2))
+    await engine.resume()
+    assert {v for completion in (await drain(engine, 2)).values() for v in completion.versions} == {2}
+
+
+async def test_weights_that_do_not_arrive_whole_are_not_even_begun(engine: SGLangRollout, server: SGLangServer) -> None:
+    def broken_off() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(weights(1))[:2]
+        raise ConnectionError("the trainer is gone")
+
+    engine.submit(requests(1))
+    await drain(engine, 1)
+    server.calls.clear()
+    with pytest.raises(ConnectionError, match="the trainer is gone"):
+        await engine.load_weights(1, broken_off())
+    with pytest.raises(ValueError, match="engine 0.*model.norm.weight is missing"):
+        await engine.load_weights(1, list(weights(1))[:-1])
+    assert server.calls == []
+    engine.submit(requests(1))
+    assert (await drain(engine, 1))[0].versions.tolist() == [0] * 10
+
+
+# --- pauses --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["running", "kept"])
+async def test_aborted_samples_go_on_from_their_tokens(
+    engine: SGLangRollout, server: SGLangServer, before: str
+) -> None:
+    server.stop_at = 4
+    engine.submit(requests(SLOTS + 2))
+    await until_in_flight(server, 4)
+    if before == "kept":
+        await engine.pause("keep")
+    await engine.pause("abort")
+    assert (engine.running, engine.waiting) == (0, 0)
+    partials = await drain(engine, SLOTS + 2)
+    assert [len(partials[n].tokens) for n in range(SLOTS + 2)] == [4] * SLOTS + [0] * 2
+    server.change(stop_at=None)
+    engine.submit([replace(request, partial=partials[request.sample_id]) for request in requests(SLOTS + 2)])
+    await engine.resume()
+    for sample_id, completion in (await drain(engine, SLOTS + 2)).items():
+        assert completion.tokens.tolist() == expected(sample_id)
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+async def test_a_paused_engine_posts_no_request(engine: SGLangRollout, server: SGLangServer, mode: PauseMode) -> None:
+    await engine.pause(mode)
+    engine.submit(requests(2))
+    assert (engine.running, engine.waiting) == (0, 2)
+    await engine.resume()
+    await drain(engine, 2)
+
+
+async def test_a_sleeping_server_takes_back_the_memory_of_weights_before_weights_and_the_rest_when_it_wakes(
+    engine: SGLangRollout, server: SGLangServer
+) -> None:
+    await engine.sleep()
+    await engine.load_weights(1, weights(1))
+    with pytest.raises(RuntimeError, match="engine 0 is asleep"):
+        await engine.resume()
+    await engine.wake()
+    told = [(path, body["tags"]) for path, body in server.calls if "memory_occupation" in path]
+    assert told == [
+        ("/release_memory_occupation", ["kv_cache", "weights"]),
+        ("/resume_memory_occupation", ["weights"]),
+        ("/resume_memory_occupation", ["kv_cache"]),
+    ]
+
+
+# --- servers that fail ---------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_breaks_off_is_named(engine: SGLangRollout, server: SGLangServer) -> None:
+    server.stop_at = 4
+    engine.submit(requests(SLOTS))
+    await until_in_flight(server, 4)
+    server.change(cut=True)
+    with pytest.raises(RuntimeError, match="engine 0.*/generate broke off"):
+        await engine.finished()
+    with pytest.raises(RuntimeError, match="engine 0 cannot go on"):
+        await engine.resume()
+
+
+async def test_a_sample_that_the_server_gives_up_is_an_error(engine: SGLangRollout, server: SGLangServer) -> None:
+    server.give_up = True
+    engine.submit(requests(1))
+    with pytest.raises(RuntimeError, match="engine 0.*gave up sample 0.*out of memory"):
+        await engine.finished()
+
+
+async def test_a_wrong_token_is_refused_at_the_start(server: SGLangServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "open")
+    with pytest.raises(PermissionError, match="engine 0.*refuses the token"):
+        make_engine()
+
+
+async def test_every_engine_needs_a_server_of_its_own(server: SGLangServer) -> None:
+    with pytest.raises(ValueError, match="1 servers, none for engine 1"):
+        make_engine(name="1")
+
+
+def test_a_run_without_an_interpreter_for_the_server_is_refused_at_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PYTHON, "/no/such/python")
+    config = compose_job(["engine=sglang", "backend=real"])
+    with pytest.raises(ConfigError, match=r"engine.name=sglang: /no/such/python is not there: run `make setup-sglang`"):
+        plan_job(config, make_schedule(config), Machine(cores=8, gpus=0, gpu_bytes=0))

@@ -1,0 +1,99 @@
+"""Simulated forward and training passes: how long they last, and who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engines.simulated.devices import SharedDevice
+from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
+from harness.runtime.virtual_loop import VirtualClock, run_virtual
+from harness.transfer_queue import Ragged
+from tests.support.simulated_setting import COST, now
+
+
+def ragged(*rows: list[int]) -> Ragged:
+    return Ragged.from_rows([np.array(row, np.int64) for row in rows], np.int64)
+
+
+PROMPTS = ragged([10], [20], [30], [40])
+RESPONSES = ragged([5], [1, 4], [10], [3, 3, 4])
+
+
+def train_batch() -> TrainBatch:
+    zeros = Ragged(np.zeros(7, np.float32), RESPONSES.lengths)
+    return TrainBatch(PROMPTS, RESPONSES, zeros, zeros, np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize(("ranks", "tokens"), [(1, 130), (2, 90), (3, 90), (4, 50), (9, 50)])
+def test_a_pass_lasts_as_long_as_the_largest_share_of_its_tokens(ranks: int, tokens: int) -> None:
+    async def main() -> tuple[float, float, float]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        device = SharedDevice(clock)
+        scorer = SimulatedLogProb(COST, device, clock=clock, ranks=ranks, load_s=2.0)
+        trainer = SimulatedTrainer(COST, device, ranks=ranks)
+        _: tuple[LogProbEngine, TrainEngine] = (scorer, trainer)
+        log_probs = await scorer.log_probs(PROMPTS, RESPONSES)
+        assert log_probs.values.dtype == np.float32 and log_probs.lengths.tolist() == [1, 2, 1, 3]
+        scored = now()
+        assert await trainer.accumulate(train_batch()) == {}
+        trained = now()
+        assert await trainer.step() == {"grad_norm": 0.0}
+        assert trainer.named_parameters() == {}
+        return scored, trained - scored, now() - trained
+
+    assert run_virtual(main()) == (3.0 + 0.5 * tokens, 3.0 + 2.0 * tokens, 7.0)
+
+
+def test_the_slowest_share_need_not_have_the_most_tokens() -> None:
+    """Attention: four samples of 5 tokens against one of 12 and three of 2."""
+    cost = replace(COST, log_prob_s_per_pair=0.25, train_s_per_pair=1.0, log_prob_call_s=1.5, train_call_s=2.5)
+    prompts, responses = ragged([3], [3], [3], [3], [3], [1], [1], [1]), ragged(*[[2], [1, 1]] * 2, [9], *[[1]] * 3)
+
+    async def main() -> tuple[float, float]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        device = SharedDevice(clock)
+        await SimulatedLogProb(cost, device, clock=clock, ranks=2).log_probs(prompts, responses)
+        scored = now()
+        zeros = Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
+        batch = TrainBatch(prompts, responses, zeros, zeros, np.zeros(8, np.float32))
+        await SimulatedTrainer(cost, device, ranks=2).accumulate(batch)
+        return scored, now() - scored
+
+    tokens, pairs = 12 + 3 * 2, 12**2 + 3 * 2**2
+    assert run_virtual(main()) == (3.0 + 1.5 + 0.5 * tokens + 0.25 * pairs, 3.0 + 2.5 + 2.0 * tokens + pairs)
+
+
+def test_a_scorer_takes_its_weights_in_their_time() -> None:
+    async def main() -> tuple[int, float]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        scorer = SimulatedLogProb(COST, SharedDevice(clock), clock=clock, load_s=2.0)
+        await scorer.load_weights(3, iter(()))
+        return scorer.version, now()
+
+    assert run_virtual(main()) == (3, 2.0)
+
+
+def test_passes_on_one_device_take_turns_in_the_order_they_came() -> None:
+    async def main() -> list[tuple[str, float]]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        device, seen = SharedDevice(clock), list[tuple[str, float]]()
+        scorer = SimulatedLogProb(COST, device, clock=clock)
+        trainer = SimulatedTrainer(COST, device)
+
+        async def score(name: str) -> None:
+            await scorer.log_probs(ragged([4]), ragged([4]))
+            seen.append((name, now()))
+
+        async def train() -> None:
+            await trainer.step()
+            seen.append(("step", now()))
+
+        await asyncio.gather(score("first"), train(), score("second"))
+        return seen
+
+    assert run_virtual(main()) == [("first", 7.0), ("step", 14.0), ("second", 21.0)]

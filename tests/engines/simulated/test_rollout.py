@@ -1,0 +1,284 @@
+"""The simulated rollout engine: one rule of what roles rely on at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.simulated.rollout import SimulatedRollout
+from harness.protocols import Completion, Request
+from harness.runtime.clock import RealClock
+from harness.runtime.virtual_loop import VirtualClock, VirtualLoop, run_virtual
+from tests.support.simulated_setting import COST, Given, drain, make_engine, now, requests, runs
+
+
+def test_a_step_lasts_longer_the_more_samples_run_and_prompts_hold_everyone_up() -> None:
+    async def main() -> dict[int, Completion]:
+        engine = make_engine(2, 4, 2, slots=2, decode_step_s_per_sample=0.5, prefill_s_per_token=0.1)
+        engine.submit(requests(0, 1, 2))
+        return await drain(engine)
+
+    done = run_virtual(main())
+    assert (done[0].started_at, done[0].finished_at) == (0.0, 6.0)  # two prompts, then two steps with two samples
+    assert (done[2].started_at, done[2].finished_at) == (6.0, 11.0)  # a prompt, two steps with two samples
+    assert (done[1].started_at, done[1].finished_at) == (0.0, 11.0)
+
+
+def test_the_last_of_a_group_or_a_group_of_free_slots_hands_over() -> None:
+    async def main() -> list[tuple[float, list[int]]]:
+        engine = make_engine(1, 2, 3, 9, 4, 5, 20, 20, slots=8, group_size=4)
+        engine.submit(requests(*range(8)))
+        seen = []
+        while engine.running:
+            done = await engine.finished()
+            seen.append((now(), sorted(completion.sample_id for completion in done)))
+        return seen
+
+    # Four slots are free at 4 s, group 0 is complete at 9 s.
+    assert run_virtual(main()) == [(4.0, [0, 1, 2, 4]), (9.0, [3, 5]), (20.0, [6, 7])]
+
+
+def test_a_sample_that_lives_through_updates_has_a_run_for_each_version() -> None:
+    async def main() -> dict[int, Completion]:
+        engine = make_engine(10, 2, 3)
+        engine.submit(requests(0))
+        for version, at in ((1, 3.0), (2, 5.5), (3, 6.0)):
+            await asyncio.sleep(at - now())
+            await engine.pause("keep")
+            await engine.load_weights(version, iter(()))
+            await engine.resume()
+        engine.submit(requests(1))
+        return await drain(engine)
+
+    done = run_virtual(main())
+    assert runs(done[0]) == [(0, 3), (1, 3), (3, 4)]  # version 2 sampled nothing before version 3 came
+    assert runs(done[1]) == [(3, 2)]
+
+
+def test_pause_waits_for_the_step_that_is_under_way() -> None:
+    async def main() -> tuple[float, float]:
+        engine = make_engine(4)
+        engine.submit(requests(0))
+        await asyncio.sleep(1.25)
+        await engine.pause("keep")
+        paused_at = now()
+        await asyncio.sleep(10.0)
+        assert engine.running == 1
+        await engine.resume()
+        return paused_at, (await drain(engine))[0].finished_at
+
+    assert run_virtual(main()) == (2.0, 14.0)
+
+
+def test_an_engine_that_drains_starts_nothing_new_until_it_goes_on() -> None:
+    async def main() -> tuple[float, int, Completion]:
+        engine = make_engine(3, 2, slots=1)
+        engine.submit(requests(0, 1))
+        await engine.pause("wait")
+        drained_at, waiting = now(), engine.waiting
+        await asyncio.sleep(2.0)
+        await engine.resume()
+        return drained_at, waiting, (await drain(engine))[1]
+
+    drained_at, waiting, last = run_virtual(main())
+    assert (drained_at, waiting, last.started_at, last.finished_at) == (3.0, 1, 5.0, 7.0)
+
+
+def test_a_dropped_cache_costs_the_prefill_of_all_that_runs() -> None:
+    async def finish(drop: bool) -> float:
+        engine = make_engine(6, prefill_s_per_token=0.1)
+        engine.submit(requests(0))
+        await asyncio.sleep(4.0)  # one second of prefill, three tokens
+        await engine.pause("keep")
+        if drop:
+            engine.drop_cache()
+        await engine.resume()
+        return (await drain(engine))[0].finished_at
+
+    assert run_virtual(finish(drop=False)) == 7.0
+    assert run_virtual(finish(drop=True)) == pytest.approx(7.0 + 1.3)
+
+
+def test_aborted_samples_come_back_with_what_they_have_and_go_on_elsewhere() -> None:
+    async def main() -> tuple[dict[int, Completion], dict[int, Completion]]:
+        one, other = make_engine(8, 8, 1, slots=2, group_size=3), make_engine(8, 8, 1, group_size=3)
+        one.submit(requests(0, 1, 2))
+        await asyncio.sleep(3.0)
+        await one.pause("abort")
+        partials = {completion.sample_id: completion for completion in await one.finished()}
+        await asyncio.sleep(7.0)
+        await other.load_weights(4, iter(()))
+        other.submit([Request(i, np.array([10]), partial) for i, partial in partials.items()])
+        return partials, await drain(other)
+
+    partials, done = run_virtual(main())
+    assert {i: (runs(c), c.finish_reason) for i, c in partials.items()} == {
+        0: ([(0, 3)], "abort"),
+        1: ([(0, 3)], "abort"),
+        2: ([], "abort"),
+    }
+    assert {i: (runs(c), c.finish_reason) for i, c in done.items()} == {
+        0: ([(0, 3), (4, 5)], "stop"),
+        1: ([(0, 3), (4, 5)], "stop"),
+        2: ([(4, 1)], "stop"),
+    }
+    assert done[0].started_at == 0.0 and done[0].finished_at == 15.0
+
+
+def test_what_comes_while_weights_load_into_an_idle_engine_starts_under_the_new_ones() -> None:
+    async def main() -> Completion:
+        engine = make_engine(2, load_s=5.0)
+        load = asyncio.create_task(engine.load_weights(1, iter(())))
+        await asyncio.sleep(1.0)
+        engine.submit(requests(0))
+        await load
+        engine.drop_cache()
+        return (await drain(engine))[0]
+
+    done = run_virtual(main())
+    assert (runs(done), done.started_at, done.finished_at) == ([(1, 2)], 5.0, 7.0)
+
+
+def test_loading_lasts_as_long_as_it_should_and_no_longer_than_the_weights_take() -> None:
+    async def main() -> tuple[float, float]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        engine = SimulatedRollout(COST, Given(1), slots=1, group_size=1, clock=clock, load_s=5.0)
+        await engine.load_weights(1, iter(()))
+        loaded = now()
+
+        def slow() -> Iterator[tuple[str, Any]]:
+            clock.origin -= 4.0  # what arrives takes this long, on the engine's clock
+            yield "weight", None
+
+        await engine.load_weights(2, slow())
+        return loaded, now()
+
+    assert run_virtual(main()) == (5.0, 6.0)
+
+
+def test_an_engine_that_gave_its_device_back_takes_it_again_before_it_generates() -> None:
+    async def main() -> tuple[float, float, Completion]:
+        engine = make_engine(2)
+        await engine.wake()
+        assert now() == 0.0
+        await engine.sleep()
+        asleep_at = now()
+        engine.submit(requests(0))
+        with pytest.raises(RuntimeError, match="asleep; call wake"):
+            await engine.finished()
+        await engine.wake()
+        return asleep_at, now(), (await drain(engine))[0]
+
+    asleep_at, awake_at, done = run_virtual(main())
+    assert (asleep_at, awake_at) == (4.0 + 2.0, 6.0 + 5.0 + 2.0)  # and the weights there and back
+    assert (done.started_at, done.finished_at) == (13.0, 15.0)
+
+
+def test_weights_that_break_off_leave_an_engine_that_refuses_to_generate() -> None:
+    def broken() -> Iterator[tuple[str, Any]]:
+        yield "weight", None
+        raise ConnectionError("the trainer is gone")
+
+    async def main() -> Completion:
+        engine = make_engine(2)
+        with pytest.raises(ConnectionError):
+            await engine.load_weights(1, broken())
+        engine.submit(requests(0))
+        with pytest.raises(RuntimeError, match="version 1 was loaded in part only"):
+            await engine.finished()
+        await engine.pause("keep")
+        with pytest.raises(RuntimeError, match="version 1 was loaded in part only"):
+            await engine.resume()
+        await engine.load_weights(2, iter(()))
+        await engine.resume()
+        return (await drain(engine))[0]
+
+    assert runs(run_virtual(main())) == [(2, 2)]
+
+
+def test_a_busy_engine_takes_no_weights_and_gives_no_device_back() -> None:
+    async def main() -> None:
+        engine = make_engine(5)
+        engine.submit(requests(0))
+        with pytest.raises(RuntimeError, match="load_weights needs a paused or idle engine, but 1 samples run"):
+            await engine.load_weights(1, iter(()))
+        with pytest.raises(RuntimeError, match="sleep needs a paused or idle engine"):
+            await engine.sleep()
+        assert runs((await drain(engine))[0]) == [(0, 5)]
+
+    run_virtual(main())
+
+
+def test_a_closed_engine_leaves_no_timer_and_says_so() -> None:
+    async def main() -> float:
+        engine = make_engine(50)
+        engine.submit(requests(0))
+        waits = asyncio.create_task(engine.finished())
+        await asyncio.sleep(1.0)
+        await engine.close()
+        with pytest.raises(RuntimeError, match="engine 0 is closed"):
+            await waits
+        loop = asyncio.get_running_loop()
+        assert all(timer.cancelled() for timer in loop._scheduled)  # type: ignore[attr-defined]
+        return now()
+
+    assert run_virtual(main()) == 1.0
+
+
+def test_what_is_no_simulated_request_is_refused() -> None:
+    async def main() -> None:
+        engine = make_engine(5, 5)
+        with pytest.raises(ValueError, match="sample 1: a simulated prompt is one value"):
+            engine.submit([Request(1, np.array([3, 4]))])
+        done = Completion(0, np.array([5]), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop", 0.0, 1.0)
+        with pytest.raises(ValueError, match="only its own aborted completion"):
+            engine.submit([Request(0, np.array([3]), done)])
+        assert not engine.running and not engine.waiting
+
+    run_virtual(main())
+
+
+def test_a_sample_at_the_cap_ended_by_its_length() -> None:
+    async def main() -> list[str]:
+        engine = make_engine(1000, 999)
+        engine.submit(requests(0, 1))
+        done = await drain(engine)
+        return [done[0].finish_reason, done[1].finish_reason]
+
+    assert run_virtual(main()) == ["length", "stop"]
+
+
+async def test_on_a_real_clock_samples_last_as_long_as_their_steps_whenever_the_timers_come() -> None:
+    clock = RealClock.starting_now()
+    cost = replace(COST, decode_step_s=0.001)
+    engine = SimulatedRollout(cost, Given(3, 5, 4), slots=2, group_size=1, clock=clock, load_s=0.0)
+    engine.submit(requests(0, 1, 2))
+    done = await drain(engine)
+    assert done[0].finished_at - done[0].started_at == pytest.approx(0.003)
+    assert done[1].finished_at - done[1].started_at == pytest.approx(0.005)
+    assert done[2].started_at == done[0].finished_at
+    assert done[2].finished_at - done[2].started_at == pytest.approx(0.004)
+    assert clock.now() >= done[2].finished_at
+    await engine.close()
+
+
+class LateLoop(VirtualLoop):
+    """Every timer comes late, as on a busy machine."""
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return super().call_later(delay + 0.7, callback, *args, context=context)
+
+
+def test_a_timer_that_is_late_delays_no_sample() -> None:
+    async def finish_times() -> list[float]:
+        engine = make_engine(3, 5, 5, 9, 12, 4, slots=2)
+        engine.submit(requests(0, 1, 2, 3, 4, 5))
+        return [completion.finished_at for _, completion in sorted((await drain(engine)).items())]
+
+    with asyncio.Runner(loop_factory=LateLoop) as late:
+        assert late.run(finish_times()) == run_virtual(finish_times()) == [3.0, 5.0, 8.0, 14.0, 20.0, 18.0]

@@ -1,0 +1,191 @@
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engines.torch.model import build_model, parameter_count
+from engines.torch.rollout import TorchRollout
+from harness.config import TrainingConfig
+from harness.protocols import Sampling, TrainEngine
+from harness.rl.losses import CORRECTIONS
+from harness.runtime.clock import RealClock
+from harness.weight_sync.plan import pack, plan_transfer, unpack
+from tests.support.fsdp_samples import (
+    FREE,
+    SAMPLES,
+    SMALL,
+    World,
+    assert_close,
+    batch_of,
+    computed,
+    gradients,
+    plain_gradients,
+    token_count,
+    train,
+    weights,
+)
+
+ALL = range(SAMPLES)
+BFLOAT16 = replace(SMALL, dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World() as world:
+        yield world
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_gradients_are_those_of_the_token_mean_of_samples_taken_alone(
+    world: World, correction: str, layout: str
+) -> None:
+    algorithm = replace(FREE, correction=correction, temperature=0.7)
+    engine = world.engine(algorithm, TrainingConfig(layout=layout))
+    _: TrainEngine = engine
+    norm = train(engine, [ALL[:8], ALL[8:]])
+    model, _loss = plain_gradients(ALL, algorithm)
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert_close(gradients(engine), expected, rtol=1e-5)
+    assert norm == pytest.approx(float(torch.nn.utils.get_total_norm(expected.values())), rel=1e-5)
+
+
+def test_with_the_trainer_as_the_proximal_policy_recomputed_log_probs_do_not_matter(world: World) -> None:
+    algorithm = replace(FREE, correction="decoupled", proximal="trainer", recompute_log_probs=False)
+    batch = batch_of(ALL)
+    without = replace(batch, old_log_probs=None)
+    masked = replace(FREE, correction="mis", mis_low=0.0, mis_high=FREE.decoupled_cap)
+    norms = []
+    for settings, given in ((algorithm, batch), (algorithm, without), (masked, without)):
+        engine = world.engine(settings)
+        computed(engine.accumulate(given))
+        norms.append(computed(engine.step())["grad_norm"])
+    assert norms[0] == norms[1] == pytest.approx(norms[2], rel=1e-6)
+
+
+def test_a_step_is_that_of_plain_adamw_after_clipping(world: World) -> None:
+    algorithm = replace(FREE, betas=(0.9, 0.95), grad_clip=0.05, weight_decay=0.1)
+    engine = world.engine(algorithm)
+    norm = train(engine, [ALL[:8], ALL[8:]])
+    model, _loss = plain_gradients(ALL, algorithm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)) > 0.05, "nothing was clipped"
+    optimizer.step()
+    assert norm > 0.05
+    before = dict(build_model(SMALL).named_parameters())
+    for name, parameter in model.named_parameters():
+        moved, expected = weights(engine)[name] - before[name], parameter - before[name]
+        torch.testing.assert_close(moved, expected.detach(), rtol=0, atol=1e-3 * 1e-3)  # 0.1 % of the learning rate
+
+
+def test_nothing_of_one_step_is_left_for_the_next(world: World) -> None:
+    still = replace(FREE, learning_rate=0.0)
+    twice, once = world.engine(still), world.engine(still)
+    train(twice, [ALL[8:]])
+    assert train(twice, [ALL[:8]]) == train(once, [ALL[:8]])
+
+
+def test_the_kl_term_needs_a_coefficient_and_a_reference(world: World) -> None:
+    without = replace(FREE, kl_coef=0.0)
+    batch = batch_of(ALL)
+
+    def norm(algorithm: type(FREE), batch: object = batch) -> float:
+        engine = world.engine(algorithm)
+        computed(engine.accumulate(batch))
+        return computed(engine.step())["grad_norm"]
+
+    assert norm(FREE) != norm(without)
+    assert norm(FREE, replace(batch, ref_log_probs=None)) == norm(without)
+
+
+def test_diagnostics_count_the_response_tokens(world: World) -> None:
+    told = computed(world.engine(FREE).accumulate(batch_of(ALL)))
+    assert told["tokens"] == token_count(ALL)
+    assert {"entropy", "kl_ref", "clipped", "ratio_max"} <= told.keys()
+    assert "mismatch" not in told
+
+
+def test_only_tokens_of_the_recomputed_version_are_compared_with_the_engine(world: World) -> None:
+    batch = batch_of(ALL)
+    old_versions = np.where(np.arange(SAMPLES) < 5, 0, 1).astype(np.int32)  # tokens are of version 0
+    scored = replace(batch, old_log_probs=batch.behaviour_log_probs, old_versions=old_versions)
+    told = computed(world.engine(FREE).accumulate(scored))
+    assert told["mismatch_tokens"] == batch.responses.lengths[:5].sum()
+    assert told["mismatch"] == 0
+
+
+def test_its_weights_are_float32_and_fit_a_rollout_engine(world: World) -> None:
+    engine = world.engine(FREE)
+    train(engine, [ALL])
+    rollout = TorchRollout(
+        build_model(SMALL, seed=1), sampling=Sampling(4), slots=2, seed=0, clock=RealClock.starting_now()
+    )
+    computed(rollout.load_weights(1, weights(engine).items()))
+    assert rollout.version == 1
+    assert {tensor.dtype for tensor in weights(engine).values()} == {torch.float32}
+
+
+def test_a_bfloat16_model_keeps_float32_weights_that_small_steps_can_move(world: World) -> None:
+    engine = world.engine(replace(FREE, learning_rate=1e-6), model=BFLOAT16)
+    before = weights(engine)
+    train(engine, [ALL])
+    after = weights(engine)
+    assert {tensor.dtype for tensor in after.values()} == {torch.float32}
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_bfloat16_model_is_sent_in_bfloat16_in_half_the_bytes(world: World) -> None:
+    engine = world.engine(FREE, model=BFLOAT16)
+    train(engine, [ALL])
+    plan, wide = (
+        plan_transfer(parameters.items(), 1 << 12) for parameters in (engine.named_parameters(), engine.masters)
+    )
+    assert sum(spec.bytes for bucket in plan.buckets for spec in bucket.tensors) == 2 * parameter_count(BFLOAT16)
+    assert sum(spec.bytes for bucket in wide.buckets for spec in bucket.tensors) == 4 * parameter_count(BFLOAT16)
+    arrived = {}
+    for bucket in plan.buckets:
+        buffer = torch.empty(bucket.bytes, dtype=torch.uint8)
+        pack(bucket, engine.named_parameters(), buffer)
+        arrived |= {name: tensor.clone() for name, tensor in unpack(bucket, buffer)}
+    assert {tensor.dtype for tensor in arrived.values()} == {torch.bfloat16}
+    assert all(torch.equal(tensor, weights(engine)[name].bfloat16()) for name, tensor in arrived.items())
+
+
+def test_recomputing_activations_changes_no_bit(world: World) -> None:
+    recomputing = world.engine(FREE, TrainingConfig(recompute_activations=True))
+    keeping = world.engine(FREE)
+    assert train(recomputing, [ALL[:8], ALL[8:]]) == train(keeping, [ALL[:8], ALL[8:]])
+    ours, theirs = weights(recomputing), weights(keeping)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_recomputing_activations_runs_each_layer_twice(world: World) -> None:
+    calls: dict[bool, int] = {True: 0, False: 0}
+    for recompute in calls:
+        engine = world.engine(FREE, TrainingConfig(recompute_activations=recompute))
+
+        def count(*_: object, recompute: bool = recompute) -> None:
+            calls[recompute] += 1
+
+        engine._scorer.model.model.layers[0].mlp.register_forward_pre_hook(count)
+        train(engine, [ALL])
+    assert calls == {True: 2, False: 1}
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_packed_micro_batches_have_the_gradients_of_samples_taken_alone(world: World, recompute: bool) -> None:
+    engine = world.engine(FREE, TrainingConfig(layout="packed", recompute_activations=recompute))
+    train(engine, [ALL[:8], ALL[8:]])
+    model, _loss = plain_gradients(ALL, FREE)
+    assert_close(gradients(engine), {name: parameter.grad for name, parameter in model.named_parameters()}, rtol=1e-5)
+
+
+def test_packed_and_padded_micro_batches_say_the_same_of_themselves(world: World) -> None:
+    batch = batch_of(ALL)
+    batch = replace(batch, old_log_probs=batch.ref_log_probs, old_versions=np.zeros(SAMPLES, np.int32))
+    packed, padded = (
+        computed(world.engine(FREE, TrainingConfig(layout=layout)).accumulate(batch)) for layout in ("packed", "padded")
+    )
+    assert packed == pytest.approx(padded, rel=1e-5)

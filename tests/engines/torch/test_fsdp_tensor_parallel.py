@@ -1,0 +1,169 @@
+"""FSDP2 x tensor parallelism: four processes, two that share layers in each of two that share the data."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from harness.config import ModelConfig, TrainingConfig
+from harness.weight_sync.plan import pack, plan_transfer, unpack
+from harness.workers.neighbours import SharedReader, neighbours
+from harness.workers.readers import Due
+from tests.support.fsdp_samples import (
+    FREE,
+    SAMPLES,
+    SMALL,
+    Tensors,
+    World,
+    assert_close,
+    computed,
+    gradients,
+    plain_gradients,
+    train,
+    weights,
+)
+from tests.support.processes import run_in_processes
+
+WORLD, TENSOR = 4, 2
+PARALLEL = TrainingConfig(tensor_parallel=TENSOR)
+TIED, UNTIED = SMALL, replace(SMALL, tied_embeddings=False)
+HALVES = (range(0, SAMPLES, 2), range(1, SAMPLES, 2))
+BUCKET = 4096
+
+
+@dataclass
+class Told:
+    """What one rank saw: first gradients and their norm, weights, and weights as their transfer plan delivers them."""
+
+    gradients: Tensors
+    norm: float
+    weights: Tensors
+    sent: Tensors
+    held: int
+    resumed: Tensors
+    read: list[int | None]
+
+
+def received(parameters: Any) -> Tensors:
+    found = {}
+    for bucket in plan_transfer(parameters.items(), BUCKET).buckets:
+        buffer = torch.empty(bucket.bytes, dtype=torch.uint8)
+        pack(bucket, parameters, buffer)
+        found |= {name: tensor.clone() for name, tensor in unpack(bucket, buffer)}
+    return found
+
+
+class Numbers:
+    """A `Reader` and its `Share`: what the queue hands to one rank."""
+
+    def __init__(self, first: int) -> None:
+        self._left = [first, first + 1]
+
+    def share(self, iteration: int, first: Due) -> Any:
+        return self
+
+    async def fetch(self) -> int | None:
+        return self._left.pop(0) if self._left else None
+
+
+def read_together(rank: int) -> list[int | None]:
+    """What a rank is given where the queue hands 0 and 1 to the first pair, and 10 and 11 to the second."""
+    reader = Numbers(10 * (rank // TENSOR)) if rank % TENSOR == 0 else None
+    share = SharedReader(reader, neighbours(TENSOR, timeout_s=60)).share(0, ())
+
+    async def read() -> list[int | None]:
+        return [await share.fetch() for _ in range(3)]
+
+    return asyncio.run(read())
+
+
+def one_rank(rank: int, port: int, folder: Path) -> dict[str, Told]:
+    store = TCPStore("127.0.0.1", port, WORLD, False, wait_for_workers=False)
+    told = {}
+    with World(store, rank, WORLD, TENSOR) as world:
+        read = read_together(rank)
+        for name, model in (("tied", TIED), ("untied", UNTIED)):
+            engine = world.engine(FREE, PARALLEL, model)
+            half = HALVES[rank // TENSOR]
+            norm = train(engine, [half[:4], half[4:]])
+            computed(engine.save(folder / name))
+            first, stepped = gradients(engine), weights(engine)
+            held = sum(parameter.to_local().numel() for parameter in engine.masters.values())
+            sent = received(engine.named_parameters())
+            train(engine, [half[:2]])
+            told[name] = Told(first, norm, stepped, sent, held, weights(engine), read)
+    return told
+
+
+@dataclass
+class Run:
+    ranks: list[Told]
+    model: ModelConfig
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    store = TCPStore("127.0.0.1", 0, WORLD, True, wait_for_workers=False)
+    ranks = run_in_processes(one_rank, [(rank, store.port, folder) for rank in range(WORLD)], timeout_s=200)
+    models = {"tied": TIED, "untied": UNTIED}
+    return {name: Run([told[name] for told in ranks], model, folder / name) for name, model in models.items()}
+
+
+@pytest.fixture(params=["tied", "untied"])
+def run(request: pytest.FixtureRequest, both: dict[str, Run]) -> Run:
+    return both[request.param]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World() as world:
+        yield world
+
+
+def same_bits(ours: Tensors, theirs: Tensors) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_gradients_are_those_of_samples_taken_alone(run: Run) -> None:
+    model, _loss = plain_gradients(range(SAMPLES), FREE, config=run.model)
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for told in run.ranks:
+        assert_close(told.gradients, expected, rtol=1e-5)
+        assert told.norm == pytest.approx(float(torch.nn.utils.get_total_norm(expected.values())), rel=1e-5)
+
+
+def test_all_ranks_agree_on_the_weights_bit_for_bit(run: Run) -> None:
+    assert all(same_bits(run.ranks[0].weights, told.weights) for told in run.ranks)
+    assert len({told.norm for told in run.ranks}) == 1
+
+
+def test_each_rank_holds_its_share_and_norms_are_held_twice(run: Run) -> None:
+    everything = sum(tensor.numel() for tensor in run.ranks[0].weights.values())
+    norms = sum(tensor.numel() for name, tensor in run.ranks[0].weights.items() if "norm" in name)
+    assert sum(told.held for told in run.ranks) == everything + norms * (TENSOR - 1)
+
+
+def test_buckets_gather_whole_tensors_on_every_rank(run: Run) -> None:
+    assert all(same_bits(told.sent, told.weights) for told in run.ranks)
+
+
+def test_ranks_that_share_layers_read_the_same_micro_batches(run: Run) -> None:
+    assert [told.read for told in run.ranks] == [[0, 1, None]] * TENSOR + [[10, 11, None]] * TENSOR
+
+
+def test_one_rank_alone_goes_on_from_what_four_have_saved(run: Run, world: World) -> None:
+    engine = world.engine(FREE, model=run.model)
+    computed(engine.load(run.folder))
+    assert same_bits(weights(engine), run.ranks[0].weights)
+    assert same_bits(gradients(engine), run.ranks[0].gradients)
+    train(engine, [[*HALVES[0][:2], *HALVES[1][:2]]])
+    before, after = run.ranks[0].weights, run.ranks[0].resumed
+    moved = {name: after[name] - before[name] for name in after}
+    assert_close({name: tensor - before[name] for name, tensor in weights(engine).items()}, moved, rtol=1e-2)

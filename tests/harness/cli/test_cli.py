@@ -1,0 +1,185 @@
+"""The verbs, as a user sees them: one line for what cannot work, exit code 2, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.cli.main import main as cli
+from harness.config import ConfigError
+from harness.config.compose import GROUPS
+from harness.studies.papers.experiment import names
+from schedules import SCHEDULES
+from tests.support.project import ROOT
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A results folder that is not there yet; running anything is a failure."""
+
+    def run_nothing(*arguments: object) -> None:
+        raise AssertionError("the run was started")
+
+    monkeypatch.setattr("harness.driver.run.run_seed", run_nothing)
+    monkeypatch.setattr(cli, "RESULTS", tmp_path / "results")
+    return tmp_path / "results"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["schedule=nope"], "schedule=nope is unknown; choose one of colocate_sync, delayed_update, fully_async, "),
+        (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
+        (["task=nope"], "task=nope is unknown; choose one of copy, expand, jsonl, reverse"),
+        (["engine=nope"], "engine=nope is unknown; choose one of sglang, torch, vllm"),
+        (["schedule.nonsense=1"], "schedule.nonsense is no setting; those of schedule are "),
+        (["foo.bar=2"], "foo.bar is no setting; those of a job are "),
+        (["algorithm.lr=1"], "algorithm.lr is no setting; those of algorithm are "),
+        (["iterations=abc"], "iterations=abc is no whole number"),
+        (["iterations=0"], "iterations=0 is too small; use at least 1"),
+        (["iterations"], "iterations cannot be read; write setting=value"),
+        (["seeds=0"], "seeds=0 gives no seeds"),
+        (["seeds=[1,1]"], "seeds=[1, 1] gives no seeds"),
+        (["schedule.max_staleness=-1"], "schedule.max_staleness=-1.0 is no bound; use 0 or more"),
+        (["schedule.max_staleness=nan"], "schedule.max_staleness=nan is no bound"),
+        (["schedule.max_staleness=many"], "schedule.max_staleness=many is no number"),
+        (["backend=real", "cluster.kind=cpu", "cluster.devices=4096"], "the job needs 4096 devices, this machine has "),
+        (
+            ["schedule.split.rollout=5"],
+            "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set DEVICES=6",
+        ),
+        (["algorithm.micro_batch_groups=7", "cluster.oversubscribe=true"], "algorithm.batch_groups=16 does not divide"),
+        (["task=jsonl"], 'task.path has no value; add ARGS="task.path=..."'),
+        (["task=jsonl", "task.path=not/there"], "task.path=not/there: No such file or directory"),
+        (
+            ["backend=real", "model=qwen7b", "cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true"],
+            "model=qwen7b needs 156.0 GiB for its training state",
+        ),
+        (["experiment=a/b"], "experiment=a/b cannot name a folder"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
+    settings: list[str], told: str, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *settings]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(told) and err.count("\n") == 1 and err.endswith("\n")
+    assert not out and not results.exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["benhc"], ["--help"]])
+def test_an_unknown_verb_names_those_that_there_are(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert "use python -m harness bench|" in err and err.count("\n") == 1
+    assert err.startswith(f"{arguments[0]} is no verb" if arguments else "use python")
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_every_verb_is_where_it_is_said_to_be_and_says_what_it_does(name: str) -> None:
+    module, _, function = cli.VERBS[name].partition(":")
+    assert getattr(import_module(module), function).__doc__
+
+
+def test_list_names_every_choice_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    for path in (path for group in GROUPS for path in (ROOT / "experiments" / group).glob("*.yaml")):
+        assert f"{path.parent.name}=" in out and f"  {path.stem}" in out
+    for name in names():
+        assert f"  {name} " in out
+
+
+def test_what_is_done_is_shown_and_not_run_again(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[list[Path]] = []
+    monkeypatch.setattr("harness.report.summary.print_summary", lambda folders, console: shown.append(folders))
+    monkeypatch.setattr("harness.config.checks.job.plan_job", lambda *_: SimpleNamespace(backend="real"))
+    from harness.config.compose import compose_job
+    from harness.driver.run import run_directory
+
+    with run_directory(compose_job(["backend=real"]), 0, results) as folder:
+        folder.finish()
+    assert cli.main(["bench"]) == 0
+    assert shown == [[folder.path]]
+    assert "seed 0 is done already; FORCE=1 runs it again" in capsys.readouterr().out
+    with pytest.raises(AssertionError, match="the run was started"):
+        cli.main(["bench", "force=true"])
+
+
+def verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(arguments: object, results: object, console: object) -> int:
+        raise error
+
+    monkeypatch.setattr("harness.cli.bench.bench", fail)
+
+
+def test_an_interrupt_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["bench"]) == 130
+    assert "the same command starts this seed again" in capsys.readouterr().err
+
+
+def test_the_first_failure_of_a_run_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = OSError("disk full")
+    verb(monkeypatch, BaseExceptionGroup("loops", [BaseExceptionGroup("roles", [cause]), ValueError("later")]))
+    with pytest.raises(OSError, match="disk full") as caught:
+        cli.main(["bench"])
+    assert caught.value is cause
+
+
+def test_a_folder_that_another_process_writes_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(monkeypatch, BlockingIOError("seed=0: this cell and seed is being run by another process"))
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr().err == "seed=0: this cell and seed is being run by another process\n"
+
+
+@pytest.mark.parametrize("port", ["port=http", "port=0", "port=65536", "port="])
+def test_a_port_that_is_none_is_refused(port: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results.mkdir()
+    (results / "mlflow.db").touch()
+    assert cli.main(["ui", port]) == 2
+    assert capsys.readouterr().err == f"{port} is no port; use a number such as PORT=5001\n"
+
+
+def test_ui_before_any_run_says_what_to_do(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["ui"]) == 2
+    assert "is not there yet; run `make bench` first" in capsys.readouterr().err
+
+
+def test_ui_of_runs_that_go_to_a_server_says_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert cli.main(["ui"]) == 0
+    assert "http://127.0.0.1:5000 (MLFLOW_TRACKING_URI)" in capsys.readouterr().out
+
+
+def test_a_long_message_is_still_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(monkeypatch, ConfigError("[red]long[/] " * 40))
+    assert cli.main(["bench"]) == 2
+    assert capsys.readouterr().err == "[red]long[/] " * 40 + "\n"
+
+
+def test_the_command_itself_ends_with_code_2_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "bench", "schedule=nope"],
+        cwd=ROOT,
+        env=os.environ | {"CADENCE_RESULTS": str(tmp_path / "results")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"schedule=nope is unknown; choose one of {', '.join(sorted(SCHEDULES))}\n"
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,113 @@
+"""Staleness x correction x schedule: which jobs, and what is told of them."""
+
+from __future__ import annotations
+
+import csv
+import struct
+from pathlib import Path
+
+import pytest
+
+from harness.cli.matrix import AXES, matrix_order
+from harness.comparison.matrix import as_csv, as_markdown, matrix_of, write_matrix
+from harness.comparison.result import compare
+from harness.config import ConfigError
+from harness.config.compose import compose_job
+from harness.config.machine import Machine
+from harness.report.matrix import draw_matrix
+from tests.support.fabricated_cells import Made, make_cell
+
+TWO_CORES = Machine(cores=2, gpus=0, gpu_bytes=0)
+
+
+def test_the_matrix_has_every_schedule_at_every_staleness_under_every_correction() -> None:
+    order = matrix_order([], TWO_CORES)
+    labels = [cell.label for cell in order.wanted]
+    corrections = ("none", "clip", "decoupled", "tis", "mis")
+    assert len(labels) == len(set(labels)) == 6 * len(corrections)
+    assert labels[:5] == [f"fully_async 0, {correction}" for correction in corrections], "on-policy is the baseline"
+    rows = list(dict.fromkeys(label.rpartition(", ")[0] for label in labels))
+    assert rows == ["fully_async 0", "half_step", "fully_async 1", "one_step_off", "fully_async 2", "fully_async 4"]
+    jobs = [compose_job(cell.settings) for cell in order.wanted[::7]]
+    assert order.seeds == (0, 1, 2) and {job.cluster.devices for job in jobs} == {3}
+    assert all(job.algorithm.recompute_log_probs for job in jobs), "decoupled needs them, so all have them"
+    assert len({job.experiment for job in jobs}) == 1
+
+
+def test_what_is_asked_for_is_what_is_run() -> None:
+    asked = ["schedules=fully_async", "staleness=0.5,3", "corrections=tis,clip", "seeds=2", "dry=true", "iterations=6"]
+    order = matrix_order(asked, TWO_CORES)
+    assert [cell.label for cell in order.wanted] == [
+        f"fully_async {staleness}, {correction}" for staleness in ("0.5", "3") for correction in ("tis", "clip")
+    ]
+    assert order.dry and order.axes == AXES and order.seeds == (0, 1)
+    job = compose_job(order.wanted[0].settings)
+    assert (job.iterations, job.algorithm.correction) == (6, "tis")
+    assert job.schedule.options["max_staleness"] == 0.5
+
+
+@pytest.mark.parametrize("asked", ["schedules=magic", "corrections=none,magic"])
+def test_names_that_are_none_are_refused(asked: str) -> None:
+    with pytest.raises(ConfigError, match=r"=magic is unknown; choose some of .*(half_step|decoupled)"):
+        matrix_order([asked], TWO_CORES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("matrix")
+
+
+def made(folder: Path, staleness: int, correction: str, exact_match: float, seeds: int = 4) -> object:
+    settings = (f"schedule.max_staleness={staleness}", f"algorithm.correction={correction}")
+    wanted = Made(exact_match=exact_match, lag=staleness, settings=settings, noise=(0.0, 0.01))
+    return make_cell(folder, f"fully_async {staleness}, {correction}", wanted, range(seeds))
+
+
+def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None:
+    cells = [made(folder, 0, "none", 0.9), made(folder, 0, "tis", 0.9), made(folder, 2, "none", 0.4)]
+    matrix = matrix_of(compare(cells, AXES))
+    assert matrix.rows == ("fully_async 0", "fully_async 2") and matrix.columns == ("none", "tis")
+    lost = matrix.entries["fully_async 2", "none"]
+    assert lost.distinguishable and not lost.baseline and lost.lag == pytest.approx(1.85)
+    assert matrix.entries["fully_async 0", "none"].baseline
+    assert not matrix.entries["fully_async 0", "tis"].distinguishable
+    table = as_markdown(matrix)
+    assert "| schedule | mean lag | none | tis |" in table
+    last = table.splitlines()[-1]
+    assert last == "| `fully_async 2` | 1.85 | **.399**\\* [.388, .409] (.402 .390 .398 .405) | not run |"
+    rows = list(csv.DictReader(as_csv(matrix).splitlines()))
+    assert [(row["schedule"], row["correction"], row["differs"]) for row in rows] == [
+        ("fully_async 0", "none", "baseline"),
+        ("fully_async 0", "tis", "false"),
+        ("fully_async 2", "none", "true"),
+    ]
+    measured = lost.measured
+    assert measured.interval is not None
+    told = rows[2]
+    assert [float(told[name]) for name in ("mean", "low", "high", "seed 3")] == pytest.approx(
+        [measured.value, measured.interval.low, measured.interval.high, measured.per_seed[3]]
+    )
+    assert [path.name for path in write_matrix(folder, matrix)] == ["matrix.csv", "matrix.md"]
+    picture = draw_matrix(folder, matrix).read_bytes()
+    width, height = struct.unpack(">II", picture[16:24])
+    assert picture.startswith(b"\x89PNG") and width > height > 300
+
+
+def test_one_seed_alone_has_no_interval_to_show(folder: Path) -> None:
+    matrix = matrix_of(compare([made(folder / "alone", 0, "clip", 0.9, seeds=1)], AXES))
+    assert "[" not in as_markdown(matrix).splitlines()[-1]
+    draw_matrix(folder, matrix)
+
+
+def test_runs_that_learn_nothing_make_no_matrix(folder: Path) -> None:
+    simulated = Made(exact_match=None, backend="virtual", settings=("schedule.max_staleness=0",))
+    with pytest.raises(ConfigError, match="simulated runs learn nothing; set backend=real"):
+        matrix_of(compare([make_cell(folder, "simulated", simulated, range(2))], AXES))
+
+
+def test_what_a_matrix_has_no_place_for_is_named(folder: Path) -> None:
+    one = made(folder / "one", 0, "clip", 0.9)
+    settings = ("schedule.max_staleness=0", "algorithm.correction=clip", "schedule.partial=false")
+    other = make_cell(folder, "drained", Made(settings=settings), range(4))
+    with pytest.raises(ConfigError, match="two cells are fully_async 0 under clip"):
+        matrix_of(compare([one, other], AXES))

@@ -1,0 +1,260 @@
+"""Comparisons made of made-up runs whose truth is known: what is measured, called, refused, warned of and printed."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from harness.comparison import measures
+from harness.comparison.console import print_comparison
+from harness.comparison.figures import SPEED, Figure
+from harness.comparison.parts import Cell
+from harness.comparison.result import Comparison, compare
+from harness.comparison.runs import Run, read_run
+from harness.comparison.statistics.interval import Interval
+from harness.config import ConfigError
+from tests.support.fabricated_cells import BATCH, Made, make_cell, make_run
+
+SYNC = Made("colocate_sync", lag=0)
+FAST = Made("fully_async", step_s=0.75, draw=1)
+WORSE = Made("half_step", step_s=0.7, exact_match=0.7, draw=2, lag=0)
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
+    root = tmp_path_factory.mktemp("results")
+    made = {"sync": SYNC, "fast": FAST, "worse": WORSE}
+    return [make_cell(root, label, its) for label, its in made.items()]
+
+
+@pytest.fixture(scope="module")
+def compared(cells: list[Cell]) -> Comparison:
+    return compare(cells)
+
+
+def printed(comparison: Comparison, width: int = 100) -> str:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        print_comparison(comparison, console)
+    return captured.get()
+
+
+def value_of(comparison: Comparison, key: str, cell: int = 0) -> float:
+    measure = comparison.measure(key)
+    assert measure is not None, key
+    return measure.cells[cell].value
+
+
+def test_a_faster_schedule_is_called_faster_by_what_it_is(compared: Comparison) -> None:
+    measure = compared.measure("throughput/samples_per_s")
+    assert measure is not None
+    ratio = measure.against_baseline(1)
+    assert ratio is not None and ratio.distinguishable and ratio.paired
+    assert ratio.interval.low < 4 / 3 < ratio.interval.high
+    assert measure.cells[1].better is not None and measure.cells[1].better.value == 1.0
+    assert measure.cells[0].difference is None and measure.against_baseline(0) is None
+
+
+def test_rates_leave_the_warm_up_out_and_the_whole_run_does_not(compared: Comparison) -> None:
+    run = compared.cells[0].runs[0]
+    metrics = run.metrics
+    expected = (len(metrics) - 2) * BATCH / (metrics[-1]["seconds"] - metrics[1]["seconds"])
+    measure = compared.measure("throughput/samples_per_s")
+    assert measure is not None and measure.cells[0].per_seed[0] == pytest.approx(expected)
+    assert value_of(compared, "seconds") == pytest.approx(
+        np.mean([run.metrics[-1]["seconds"] for run in compared.cells[0].runs])
+    )
+    assert value_of(compared, "throughput/tokens_per_s") == pytest.approx(
+        10 * value_of(compared, "throughput/samples_per_s")
+    )
+
+
+def test_what_learns_as_well_cannot_be_told_and_what_learns_worse_can(compared: Comparison) -> None:
+    measure = compared.measure("reward/exact_match")
+    assert measure is not None
+    same, worse = measure.against_baseline(1), measure.against_baseline(2)
+    assert same is not None and not same.distinguishable
+    assert worse is not None and worse.distinguishable and worse.interval.high < 0
+    assert measure.cells[0].iqm is not None and measure.cells[0].iqm.bounded
+
+
+def test_an_interval_ends_where_the_possible_does(tmp_path: Path) -> None:
+    two = compare([make_cell(tmp_path, "sync", replace(SYNC, exact_match=0.95, noise=(0.0, 0.03)), range(2))])
+    measure = two.measure("reward/exact_match")
+    assert measure is not None and measure.cells[0].interval is not None
+    assert measure.cells[0].interval.high == 1.0 > measure.cells[0].value > measure.cells[0].interval.low
+    assert Interval(0.5, -math.inf, math.inf).within(0.0, 1.0).bounded is False, "one seed has no interval"
+
+
+def test_the_verdict_says_both_and_how_sure_it_is(compared: Comparison, cells: list[Cell]) -> None:
+    assert compared.verdict.startswith("worse trains 1.4")
+    assert "5 paired seeds) the samples per second of sync; its exact match at the end is 0.1" in compared.verdict
+    assert "Of those that learn no worse than sync, as far as these seeds can tell, fast is the fastest with 1.3" in (
+        compared.verdict
+    )
+    two = compare(cells[:2])
+    assert two.verdict.startswith("fast trains 1.3")
+    assert "exact match at the end differs by no more than five seeds can tell (" in two.verdict
+    against_fast = compare(cells[:2], baseline=1)
+    assert against_fast.verdict.startswith("fast trains most samples per second; sync, which comes next, trains 0.7")
+
+
+def test_the_same_schedule_with_other_noise_is_not_called_different(tmp_path: Path) -> None:
+    draws = count(100)
+    for name in ("first", "second"):
+        here, there = (make_cell(tmp_path / name, label, replace(SYNC, draw=next(draws))) for label in ("one", "other"))
+        compared = compare([here, there])
+        called = [its.title for its in compared.measures if (d := its.against_baseline(1)) and d.distinguishable]
+        assert called == []
+        assert "other cannot be told from one in samples per second" in compared.verdict
+
+
+def test_the_more_is_measured_the_more_it_takes_to_call_any_of_it(
+    cells: list[Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faint = {"sync": [0.5, 1.9, 2.4, 1.2, 2.3], "fast": [1.0, 2.0, 3.0, 1.5, 2.5]}  # p = .021
+
+    def of(run: Run) -> float:
+        return faint[run.identity.cell][run.identity.seed]
+
+    keys = [SPEED, *(f"other/{number}" for number in range(10))]
+    figures = [Figure(key, key, "", "higher", "difference", of) for key in keys]
+    monkeypatch.setattr(measures, "figures_of", lambda runs: figures)
+    speed, *others = measures.measures_of(cells[:2], baseline=0)
+    assert speed.cells[1].difference is not None and speed.cells[1].difference.distinguishable
+    for its in others:
+        difference = its.cells[1].difference
+        assert difference is not None and difference.interval.low > 0 and not difference.distinguishable
+
+
+def test_runs_of_one_schedule_with_different_seeds_are_not_called_different(tmp_path: Path, cells: list[Cell]) -> None:
+    first, second = (
+        Cell(f"seed {run.identity.seed}", f"seed {run.identity.seed}", (run,)) for run in cells[0].runs[:2]
+    )
+    compared = compare([first, second], axes=("seeds",))
+    assert not any(its.cells[1].ratio and its.cells[1].ratio.distinguishable for its in compared.measures)
+    assert "cannot be told" in compared.verdict and "1 and 1 seeds, unpaired" in compared.verdict
+    assert "one seed: there is no interval, and nothing can be told apart" in compared.warnings
+    others = make_cell(tmp_path, "others", SYNC, seeds=range(5, 10))
+    groups = compare([cells[0], others], axes=("seeds",))
+    assert "cannot be told" in groups.verdict and "5 and 5 seeds, unpaired" in groups.verdict
+    assert any("compared as groups" in warning for warning in groups.warnings)
+
+
+def test_an_unfair_pair_is_refused_by_setting_and_values(tmp_path: Path, cells: list[Cell]) -> None:
+    other = replace(FAST, settings=("algorithm.learning_rate=0.1",))
+    unfair = make_cell(tmp_path, "unfair", other)
+    with pytest.raises(ConfigError, match=r"sync.*unfair.*algorithm\.learning_rate=0\.0005.*0\.1"):
+        compare([cells[0], unfair])
+    assert compare([cells[0], unfair], axes=("schedule", "algorithm.learning_rate")).verdict
+
+
+def test_a_seed_that_never_got_there_is_counted_and_not_averaged(compared: Comparison) -> None:
+    measure = compared.measure("reach/samples/0.8")
+    assert measure is not None
+    sync, worse = measure.cells[0], measure.cells[2]
+    assert sync.reached == 5 and sync.interval is not None and sync.value < 20 * BATCH
+    assert worse.reached == 0 and worse.interval is None and worse.value == math.inf
+    assert worse.difference is None and worse.ratio is None
+    assert worse.better is not None and worse.better.value == 0.0
+    assert compared.measure("reach/seconds/0.8") and not compared.measure("reach/samples/0.95")
+    assert "0 of 5" in printed(compared)
+
+
+def test_curves_of_a_cell_lie_on_a_grid_that_all_its_seeds_cover(compared: Comparison) -> None:
+    drawn = {(curve.key, curve.axis, curve.cell): curve for curve in compared.curves}
+    assert len(drawn) == len(compared.curves) == 3 * 3 * 3
+    curve = drawn["reward/exact_match", "seconds", 1]
+    assert curve.window == 1 and set(curve.per_seed) == set(range(5))
+    assert curve.grid[-1] == min(run.metrics[-1]["seconds"] for run in compared.cells[1].runs)
+    assert np.all(curve.low < curve.mean) and np.all(curve.mean < curve.high)
+    assert curve.mean == pytest.approx(np.mean(list(curve.per_seed.values()), axis=0))
+    tokens = drawn["reward/mean", "tokens", 0]
+    assert tokens.grid[-1] == pytest.approx(20 * BATCH * 10)
+
+
+def test_staleness_and_profiles_are_there_for_every_cell(compared: Comparison) -> None:
+    sync, fast, _ = compared.staleness
+    assert sync.lags.tolist() == fast.lags.tolist() == [0, 1]
+    assert sync.shares.tolist() == [1.0, 0.0]
+    assert fast.shares == pytest.approx([1 / 20, 19 / 20])
+    profile = compared.profiles[0]
+    assert profile.shares[0] == 1.0 and profile.shares[-1] == 0.0
+    assert np.all(np.diff(profile.shares) <= 0) and np.all(profile.low <= profile.shares)
+
+
+def test_idle_shares_are_measures_of_the_roles_on_devices(compared: Comparison) -> None:
+    assert value_of(compared, "idle/rollout") == pytest.approx(0.4)
+    assert value_of(compared, "idle/actor") == pytest.approx(0.2)
+    assert compared.measure("idle/reward") is None
+
+
+def test_simulated_runs_have_no_rewards_and_everything_else(tmp_path: Path) -> None:
+    made = [replace(its, backend="virtual", exact_match=None) for its in (SYNC, FAST)]
+    compared = compare(
+        [make_cell(tmp_path, label, its, range(3)) for label, its in zip(("sync", "fast"), made, strict=True)]
+    )
+    assert compared.simulated and compared.profiles == ()
+    assert compared.verdict.startswith("Simulated: fast trains 1.3") and "exact match" not in compared.verdict
+    assert {curve.key for curve in compared.curves} == {"response_length/mean"}
+    text = printed(compared)
+    assert "(simulated)" in text and "exact match" not in text.lower()
+
+
+def test_warnings_name_what_is_odd(tmp_path: Path, cells: list[Cell]) -> None:
+    first = replace(SYNC, draw=7)
+    runs = [make_run(tmp_path, "odd", first, seed, slower=2.0 if seed == 0 else 1.0) for seed in range(4)]
+    busy = {"load": {"others": 0.4}, "git": {"commit": "b" * 40, "dirty": True}, "started_at": "2026-01-02"}
+    runs.append(make_run(tmp_path, "odd", first, 4, manifest=busy))
+    odd = Cell("odd", "odd", tuple(read_run(run.path) for run in runs))
+    warnings = "\n".join(compare([cells[0], odd]).warnings)
+    assert "odd: the first run (seed 0) is " in warnings and "slower than the median of its seeds" in warnings
+    assert "odd, seed 4: other processes used up to 40% of the machine" in warnings
+    assert "the runs come from 2 commits: aaaaaaa, bbbbbbb" in warnings
+    assert "some runs come from code that differs from its commit" in warnings
+
+
+def test_a_clean_comparison_of_five_seeds_has_no_warning(cells: list[Cell]) -> None:
+    assert compare(cells).warnings == ()
+
+
+def test_a_run_without_a_steady_part_says_so(tmp_path: Path) -> None:
+    short = [replace(its, iterations=2) for its in (SYNC, FAST)]
+    made = [make_cell(tmp_path, label, its, range(3)) for label, its in zip(("sync", "fast"), short, strict=True)]
+    warnings = "\n".join(compare(made).warnings)
+    assert "sync, every seed: no steady part: the run ends within its 2 warm-up iterations" in warnings
+    assert "3 seeds only: the clearest difference has to be 4.3 standard errors large" in warnings
+
+
+@pytest.mark.parametrize("width", [100, 80])
+def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: int) -> None:
+    text = printed(compared, width)
+    assert all(len(line) <= width for line in text.splitlines())
+    flat = " ".join(text.split())
+    assert compared.verdict in flat and "conservation passed: 15 ledgers close" in flat
+    for whole in ("largest lag", "exposed, s", "of bound", "rollout", "actor"):
+        assert re.search(rf"{whole}\b", text), "no column is cut"
+    measure = compared.measure("reward/exact_match")
+    assert measure is not None
+    for its in measure.cells:
+        assert all(f"{value:.3f}" in text for value in its.per_seed.values())
+
+
+def test_one_cell_is_described_without_a_baseline(cells: list[Cell]) -> None:
+    alone = compare(cells[:1])
+    assert alone.verdict.startswith("sync trains 8.") and alone.verdict.endswith("there is nothing to compare it with.")
+    assert "against baseline" not in printed(alone)
+
+
+def test_cells_without_runs_or_with_one_label_are_refused(cells: list[Cell]) -> None:
+    with pytest.raises(ConfigError, match="needs finished runs in every cell"):
+        compare([cells[0], Cell("none", "none", ())])
+    with pytest.raises(ConfigError, match="same label"):
+        compare([cells[0], cells[0]])

@@ -1,0 +1,227 @@
+"""A device's figures as costs: by hand for a small model, and better figures never cost more."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from harness.config import CostConfig, DeviceConfig, RooflineConfig
+from harness.config.compose import EXPERIMENTS, choices, compose_job
+from harness.cost_model.layout import Layout
+from harness.cost_model.links import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s
+from harness.cost_model.memory import gathered_bytes
+from harness.cost_model.roofline import roofline
+from harness.cost_model.shape import (
+    active_parameters,
+    expert_parameters,
+    forward_flops_per_pair,
+    parameters,
+    weight_bytes,
+)
+from tests.support.rooflines import DEVICE, FACTORS, MODEL
+
+ACTIVE, ALL = active_parameters(MODEL), parameters(MODEL)
+HEAD = 8 * 10
+QWEN = compose_job(["model=qwen7b"])
+FACTORS_OF_FILES = QWEN.cost
+assert isinstance(FACTORS_OF_FILES, RooflineConfig)
+
+# -- by hand
+
+
+def test_one_device_costs_what_arithmetic_by_hand_says() -> None:
+    cost = roofline(MODEL, DEVICE, FACTORS, Layout())
+    assert cost.decode_step_s == 1.0
+    assert cost.decode_weights_s == pytest.approx(2 * ACTIVE / 50.0)  # bytes over half of the memory's bandwidth
+    assert cost.decode_step_s_per_sample == pytest.approx(2 * ACTIVE / 500.0)
+    assert cost.decode_s_per_cached_token == pytest.approx(32 / 50.0)
+    assert cost.prefill_s_per_token == pytest.approx(2 * (ACTIVE - HEAD) / 500.0)
+    assert cost.log_prob_s_per_token == pytest.approx(2 * ACTIVE / 500.0)
+    assert cost.train_s_per_token == pytest.approx(6 * ACTIVE / 250.0)
+    assert cost.log_prob_s_per_pair == cost.prefill_s_per_pair == pytest.approx(2 * 2 * 2 * 4 / 500.0)
+    assert cost.train_s_per_pair == pytest.approx(3 * 32 / 250.0)
+    assert cost.train_step_s == pytest.approx(28 * ALL / 50.0)
+    assert cost.log_prob_call_s == cost.train_call_s == 0.0
+    assert (cost.weight_bytes, cost.network_bytes_per_s, cost.host_bytes_per_s) == (2 * ALL, 2.5, 10.0)
+    assert (cost.call_s, cost.sync_s, cost.offload_s, cost.reload_s) == (0.25, 0.125, 3.0, 4.0)
+    assert cost.kv_tokens == (90_000 - 2 * ALL) // 32
+    assert (cost.prompt_tokens, cost.lengths) == (FACTORS.prompt_tokens, FACTORS.lengths)
+
+
+def test_ranks_gather_shards_twice_and_reduce_gradients_in_each_call() -> None:
+    cost = roofline(MODEL, DEVICE, FACTORS, Layout(train_ranks=4))
+    gathered = 0.75 * 2 * ALL / 25.0  # three quarters of it come from others, over half of the link
+    assert cost.log_prob_call_s == pytest.approx(gathered)
+    assert cost.train_call_s == pytest.approx(2 * gathered + 0.75 * 4 * ALL / 25.0)
+    assert cost.train_step_s == pytest.approx(28 * ALL / 4 / 50.0)
+    hidden = roofline(MODEL, DEVICE, replace(FACTORS, overlap=0.75), Layout(train_ranks=4))
+    assert hidden.train_call_s == pytest.approx(cost.train_call_s / 4)
+
+
+def test_devices_that_share_layers_divide_the_work_and_sum_activations() -> None:
+    one, two = (roofline(MODEL, DEVICE, FACTORS, Layout(engine_devices=n, train_devices=n)) for n in (1, 2))
+    summed = 2 * 0.5 * (2 * 8 * 2) / 25.0  # an all-reduce of two: of layers x hidden x bytes, over half of the link
+    assert two.decode_weights_s == pytest.approx(one.decode_weights_s / 2)
+    assert two.decode_step_s_per_sample == pytest.approx(one.decode_step_s_per_sample / 2 + 2 * summed)
+    assert two.log_prob_s_per_token == pytest.approx(one.log_prob_s_per_token / 2 + 2 * summed)
+    assert two.train_s_per_token == pytest.approx(one.train_s_per_token / 2 + 4 * summed)
+    assert two.decode_s_per_cached_token == one.decode_s_per_cached_token, "both hold the one KV head"
+    assert two.host_bytes_per_s == 2 * one.host_bytes_per_s
+    latency = roofline(MODEL, DEVICE, replace(FACTORS, latency_s=0.5), Layout(engine_devices=2, train_devices=2))
+    assert latency.decode_step_s == 1.0 + 2 * 2 * 0.5
+    assert latency.train_call_s == pytest.approx(4 * 2 * 0.5)
+
+
+def test_activations_that_are_not_kept_cost_a_third_more() -> None:
+    kept, again = (roofline(MODEL, DEVICE, FACTORS, Layout(recompute=value)) for value in (False, True))
+    assert again.train_s_per_token == pytest.approx(kept.train_s_per_token * 4 / 3)
+    assert again.train_s_per_pair == pytest.approx(kept.train_s_per_pair * 4 / 3)
+    assert again.log_prob_s_per_token == kept.log_prob_s_per_token
+
+
+def test_a_pipeline_stands_still_while_it_fills_and_empties() -> None:
+    one = roofline(MODEL, DEVICE, FACTORS, Layout())
+    for samples in (1, 3, 1000):
+        two = roofline(MODEL, DEVICE, FACTORS, Layout(train_devices=2, pipeline=2, samples_per_call=samples))
+        assert two.train_s_per_token == pytest.approx(one.train_s_per_token / 2 * (samples + 1) / samples)
+
+
+def test_taking_turns_slows_training_and_moves_its_state() -> None:
+    own, shared = (roofline(MODEL, DEVICE, FACTORS, Layout(colocated=value)) for value in (False, True))
+    assert shared.train_s_per_token == 2 * own.train_s_per_token
+    assert shared.train_step_s == 2 * own.train_step_s
+    assert shared.log_prob_s_per_token == own.log_prob_s_per_token
+    assert shared.offload_s == pytest.approx(own.offload_s + 16 * ALL / 10.0)
+    assert shared.reload_s == pytest.approx(own.reload_s + 16 * ALL / 10.0)
+    assert shared.kv_tokens == (50_000 - 2 * ALL) // 32
+
+
+def test_experts_are_read_whole_and_multiplied_with_in_part() -> None:
+    mixture = replace(MODEL, experts=4, active_experts=2)
+    dense, mixed = (roofline(model, DEVICE, FACTORS, Layout()) for model in (MODEL, mixture))
+    router, network = 2 * 8 * 4, 2 * 3 * 8 * 16
+    assert mixed.decode_weights_s - dense.decode_weights_s == pytest.approx(2 * (router + 3 * network) / 50.0)
+    assert mixed.train_s_per_token - dense.train_s_per_token == pytest.approx(6 * (router + network) / 250.0)
+    assert mixed.weight_bytes == weight_bytes(mixture) == 2 * (ALL + router + 3 * network)
+
+
+def test_experts_that_are_spread_are_gathered_by_fewer_and_reached_by_all_to_alls() -> None:
+    mixture = replace(MODEL, experts=4, active_experts=2)
+    whole, spread = (roofline(mixture, DEVICE, FACTORS, Layout(train_ranks=4, expert_ranks=n)) for n in (1, 2))
+    experts = expert_parameters(mixture)
+    assert experts == 2 * 4 * 3 * 8 * 16
+    dense_s = 0.75 * 2 * (parameters(mixture) - experts) / 25.0
+    assert whole.log_prob_call_s == pytest.approx(dense_s + 0.75 * 2 * experts / 25.0)
+    half_s = 0.5 * 2 * (experts / 2) / 25.0  # two ranks have the same half
+    assert spread.log_prob_call_s == pytest.approx(dense_s + half_s)
+    sent_s = 0.5 * (2 * 8 * 2 * 2) / 25.0  # layers x hidden x bytes to each of two experts, half of them elsewhere
+    assert spread.log_prob_s_per_token == pytest.approx(whole.log_prob_s_per_token + 2 * sent_s)
+    assert spread.train_s_per_token == pytest.approx(whole.train_s_per_token + 4 * sent_s)
+    assert spread.decode_step_s_per_sample == whole.decode_step_s_per_sample
+    network = 3 * 8 * 16
+    less = gathered_bytes(mixture, Layout(train_ranks=4)) - gathered_bytes(
+        mixture, Layout(train_ranks=4, expert_ranks=2)
+    )
+    assert less == 2 * 2 * 2 * network, "two layers without two experts each"
+
+
+def test_an_all_to_all_uses_the_link_inside_of_a_node_and_the_network_beyond() -> None:
+    assert all_to_all_s(8.0, 1, DEVICE, FACTORS) == 0.0
+    assert all_to_all_s(8.0, 4, DEVICE, FACTORS) == pytest.approx(6.0 / 25.0)
+    assert all_to_all_s(8.0, 8, DEVICE, FACTORS) == pytest.approx(max(3.0 / 25.0, 4.0 / 2.5))
+    assert all_to_all_s(8.0, 4, DEVICE, FACTORS, apart=2) == pytest.approx(max(2.0 / 25.0, 4.0 / 2.5))
+
+
+def test_a_ring_across_nodes_has_the_networks_of_all_its_members_in_a_node() -> None:
+    def speed(devices: int, apart: int = 1) -> float:
+        return ring_bytes_per_s(devices, DEVICE, FACTORS, apart=apart) / FACTORS.network_share
+
+    assert speed(4) == speed(2, apart=2) == DEVICE.link_bytes_per_s
+    assert speed(5) == 4 * DEVICE.network_bytes_per_s
+    assert speed(3, apart=2) == 2 * DEVICE.network_bytes_per_s
+    assert speed(2, apart=4) == speed(2, apart=8) == DEVICE.network_bytes_per_s
+    assert (gather_s(100.0, 4, 5.0), all_reduce_s(100.0, 4, 5.0), gather_s(100.0, 1, 5.0)) == (15.0, 30.0, 0.0)
+
+
+def test_in_one_node_weights_travel_over_its_links() -> None:
+    assert roofline(MODEL, DEVICE, FACTORS, Layout(one_node=True)).network_bytes_per_s == 25.0
+
+
+# -- better is never worse
+
+
+LAYOUTS = st.builds(
+    lambda engine, tensor, pipeline, **rest: Layout(engine, tensor * pipeline, pipeline=pipeline, **rest),
+    engine=st.sampled_from([1, 2, 4, 8]),
+    tensor=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([1, 2, 4]),
+    train_ranks=st.integers(1, 200),
+    colocated=st.booleans(),
+    samples_per_call=st.integers(1, 64),
+    recompute=st.booleans(),
+    one_node=st.booleans(),
+)
+GROWS = ("kv_tokens", "network_bytes_per_s", "host_bytes_per_s")
+FIGURES = [field.name for field in fields(DeviceConfig) if field.name not in ("name", "per_node", "source")]
+SHARES = [field.name for field in fields(RooflineConfig) if field.name.endswith("_share") or field.name == "overlap"]
+
+
+def worse(before: CostConfig, after: CostConfig) -> list[str]:
+    """Costs that became larger, and speeds that became smaller."""
+    numbers = [f.name for f in fields(CostConfig) if f.name not in ("name", "kind", "lengths", "prompt_tokens")]
+    grown = {name: getattr(after, name) - getattr(before, name) for name in numbers}
+    return [name for name, by in grown.items() if (by < 0 if name in GROWS else by > 0)]
+
+
+@given(LAYOUTS, st.sampled_from(FIGURES), st.floats(1.0, 10.0))
+def test_a_better_device_makes_nothing_slower(layout: Layout, figure: str, factor: float) -> None:
+    device = QWEN.device
+    better = replace(device, **{figure: factor * getattr(device, figure)})
+    before, after = (roofline(QWEN.model, its, FACTORS_OF_FILES, layout) for its in (device, better))
+    assert worse(before, after) == []
+
+
+@given(LAYOUTS, st.sampled_from(SHARES), st.floats(0.0, 1.0))
+def test_a_larger_share_makes_nothing_slower(layout: Layout, share: str, towards: float) -> None:
+    value = getattr(FACTORS_OF_FILES, share)
+    better = replace(FACTORS_OF_FILES, **{share: min(1.0, value + towards * (1.0 - value))})
+    before, after = (roofline(QWEN.model, QWEN.device, factors, layout) for factors in (FACTORS_OF_FILES, better))
+    assert worse(before, after) == []
+
+
+@given(LAYOUTS, st.integers(1, 3))
+def test_more_devices_make_no_engine_and_no_optimizer_slower(layout: Layout, doublings: int) -> None:
+    """Where links cost nothing: an all-reduce may cost more than sharing the work saves."""
+    free = replace(FACTORS_OF_FILES, latency_s=0.0, overlap=1.0)
+    device = replace(QWEN.device, link_bytes_per_s=1e30, network_bytes_per_s=1e30)
+    more = replace(
+        layout, engine_devices=layout.engine_devices << doublings, train_ranks=layout.train_ranks << doublings
+    )
+    before, after = (roofline(QWEN.model, device, free, its) for its in (layout, more))
+    assert worse(before, after) == []
+
+
+# -- the files
+
+
+@pytest.mark.parametrize("name", choices("device"))
+def test_every_device_of_the_files_is_plausible(name: str) -> None:
+    device = DeviceConfig(**OmegaConf.load(EXPERIMENTS / "device" / f"{name}.yaml"))
+    assert 100e12 <= device.flops <= 5e15 and 1e12 <= device.memory_bytes_per_s <= 10e12
+    assert 60e9 <= device.memory_bytes <= 300e9
+    assert device.network_bytes_per_s < device.link_bytes_per_s < device.memory_bytes_per_s
+    assert len(device.source) > 20
+
+
+def test_a_7b_model_on_an_h100_is_about_as_fast_as_people_measure() -> None:
+    """Orders of magnitude: a decode step of a few milliseconds, forward of some 30,000 tokens a second."""
+    cost = roofline(QWEN.model, QWEN.device, FACTORS_OF_FILES, Layout(train_ranks=8))
+    assert 0.004 < cost.decode_step_s + cost.decode_weights_s < 0.012
+    assert 20_000 < 1 / cost.log_prob_s_per_token < 50_000
+    assert 6_000 < 1 / cost.train_s_per_token < 12_000
+    assert 500_000 < cost.kv_tokens < 1_500_000
+    assert forward_flops_per_pair(QWEN.model) * 8192 < 2 * active_parameters(QWEN.model), "attention is less"

@@ -1,0 +1,248 @@
+"""What a schedule's calls become: calls on workers, what the observer hears of them, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from harness.driver.job import PublishedWeights, StagePool, TrainerPool
+from harness.driver.rollout_pool import RolloutPool
+from harness.protocols import Span
+from harness.transfer_queue import LocalQueue, QueueSpec
+from harness.weight_sync.fleet import Fleet
+from tests.support.role_setting import settle
+
+
+class Worker:
+    """Writes down what is asked of it; `work` lasts until it is told to end, and its spans are numbered."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked: list[tuple[Any, ...]] = []
+        self.end = asyncio.Event()
+        self.answer = asyncio.Event()
+        self.answer.set()
+        self.error: Exception | None = None
+        self._spans = 0
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self.asked.append((method, *arguments))
+        if method in ("stream", "generate", "process"):
+            await self.end.wait()
+        if method == "take_spans":
+            await self.answer.wait()
+        if self.error is not None:
+            raise self.error
+        return self._span() if method in ("stream", "generate", "process", "take_spans") else None
+
+    def _span(self) -> list[Span]:
+        self._spans += 1
+        return [Span("rollout", self.name, "generate", self._spans, self._spans + 1, 0, 0)]
+
+
+class Heard:
+    """An observer."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.versions: list[tuple[int, int]] = []
+        self.reports: list[tuple[int, Sequence[Any]]] = []
+
+    def doing(self, role: str, what: str) -> None:
+        self.lines.append(f"{role}: {what}")
+
+    def spans(self, spans: Iterable[Span]) -> None:
+        self.lines += [f"span {span.start} of {span.engine}" for span in spans]
+
+    def trained(self, iteration: int, reports: Sequence[Any]) -> None:
+        self.reports.append((iteration, reports))
+
+    def published(self, version: int, queue: Mapping[str, float]) -> None:
+        self.lines.append(f"published {version}")
+        self.versions.append((version, int(queue["queue/depth_samples"])))
+
+    @property
+    def of_spans(self) -> list[str]:
+        return [line for line in self.lines if line.startswith("span")]
+
+
+class Weights:
+    """A coordinator that writes down what is asked of it; a transfer lasts until `moved`."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.moved = asyncio.Event()
+
+    async def publish(self, version: int) -> None:
+        self.asked.append(("publish", version))
+        await self.moved.wait()
+
+    async def stage(self, version: int) -> None:
+        self.asked.append(("stage", version))
+        await self.moved.wait()
+
+    async def arrived(self, version: int) -> None:
+        self.asked.append(("arrived", version))
+
+    async def swap(self, handles: Sequence[Worker], version: int) -> None:
+        self.asked.append(("swap", [handle.name for handle in handles], version))
+
+
+class Queue:
+    def __init__(self) -> None:
+        self.cleared = 0
+
+    async def describe(self) -> Mapping[str, Any]:
+        return {**await LocalQueue(QueueSpec({}, {})).describe(), "depth_samples": 7}
+
+    async def clear_finished(self) -> list[str]:
+        self.cleared += 1
+        return []
+
+
+def engines(count: int) -> list[Worker]:
+    return [Worker(str(k)) for k in range(count)]
+
+
+def pool_of(workers: Sequence[Worker], heard: Heard | None = None) -> RolloutPool:
+    return RolloutPool(Fleet(workers), heard or Heard())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "names"),
+    [(2, [["0", "2", "4"], ["1", "3"]]), (None, [["0"], ["1"], ["2"], ["3"], ["4"]]), (1, [["0", "1", "2", "3", "4"]])],
+)
+def test_engines_are_dealt_out_in_turn(cohorts: int | None, names: list[list[str]]) -> None:
+    pool = pool_of(engines(5))
+    assert [[engine.name for engine in cohort.workers] for cohort in pool.split(cohorts)] == names
+
+
+@pytest.mark.parametrize("cohorts", [0, 3])
+def test_cohorts_without_an_engine_are_refused(cohorts: int) -> None:
+    with pytest.raises(ValueError, match=f"2 rollout engines cannot be split into {cohorts} cohorts"):
+        pool_of(engines(2)).split(cohorts)
+
+
+async def test_a_cohort_pauses_and_generates_alone() -> None:
+    workers = engines(2)
+    first, second = pool_of(workers).split()
+    workers[0].end.set()
+    await first.generate(3)
+    await second.pause(drain=True)
+    await second.resume(below=8)
+    assert workers[0].asked == [("generate", 3, 1)]
+    assert workers[1].asked == [("pause", True), ("resume", 8)]
+
+
+async def test_spans_of_a_long_call_are_heard_whenever_asked_for_and_each_once() -> None:
+    worker, heard = Worker("0"), Heard()
+    pool = StagePool("reward", [worker], heard)  # type: ignore[arg-type,list-item]
+    pool.ask_spans()  # nothing is under way: nothing is asked of anyone
+    running = asyncio.create_task(pool.stream())
+    await settle()
+    assert heard.of_spans == []
+    for _ in range(2):
+        pool.ask_spans()
+        await settle()
+    assert heard.of_spans == ["span 1 of 0", "span 2 of 0"]
+    worker.end.set()
+    await running
+    assert heard.of_spans == ["span 1 of 0", "span 2 of 0", "span 3 of 0"]
+    assert worker.asked == [("stream",), ("take_spans",), ("take_spans",)]
+
+
+async def test_a_long_call_that_ends_while_its_spans_are_on_their_way_loses_none() -> None:
+    worker, heard = Worker("0"), Heard()
+    running = asyncio.create_task((pool := pool_of([worker], heard)).stream())
+    await settle()
+    worker.answer.clear()
+    pool.ask_spans()
+    await settle()
+    worker.end.set()
+    await settle()
+    assert not running.done()
+    worker.answer.set()
+    await running
+    assert sorted(heard.of_spans) == ["span 1 of 0", "span 2 of 0"]
+
+
+async def test_a_worker_that_fails_in_a_long_call_ends_it() -> None:
+    worker = Worker("0")
+    worker.error = FloatingPointError("not finite")
+    running = asyncio.create_task(pool_of([worker]).stream())
+    await settle()
+    worker.end.set()
+    with pytest.raises(ExceptionGroup) as caught:
+        await running
+    assert caught.group_contains(FloatingPointError, match="not finite")
+
+
+async def test_a_stage_worker_hands_its_spans_in_with_its_batch() -> None:
+    worker, heard = Worker("0"), Heard()
+    worker.end.set()
+    await StagePool("reward", [worker], heard).process(4)  # type: ignore[arg-type,list-item]
+    assert worker.asked == [("process", 4)]
+    assert heard.lines == ["reward: batch 4", "span 1 of 0", "reward: waiting"]
+
+
+@pytest.mark.parametrize("first", [[], [(12, 4), (16, 8)]])
+async def test_every_rank_trains_the_batch_and_its_reports_are_heard(first: list[tuple[int, int]]) -> None:
+    ranks, heard = engines(2), Heard()
+    await TrainerPool(ranks, heard).train(5, first)  # type: ignore[arg-type]
+    assert [rank.asked for rank in ranks] == [[("train", 5, first)]] * 2
+    assert heard.reports == [(5, [None, None])]
+
+
+@pytest.mark.parametrize("how", ["publish", "stage"])
+async def test_a_version_closes_its_iteration_when_its_transfer_lets_the_trainer_go_on(how: str) -> None:
+    worker, heard, weights, queue = Worker("0"), Heard(), Weights(), Queue()
+    pool = pool_of([worker], heard)
+    front = PublishedWeights(weights, queue, heard, [pool])  # type: ignore[arg-type]
+    (cohort,) = pool.split()
+    running = asyncio.create_task(cohort.stream())
+    await settle()
+    publishing = asyncio.create_task(getattr(front, how)(1))
+    await settle()
+    assert weights.asked == [(how, 1)] and not heard.versions and queue.cleared == 1
+    weights.moved.set()
+    await publishing
+    assert heard.versions == [(1, 7)]
+    assert heard.lines.index("span 1 of 0") < heard.lines.index("published 1")
+    worker.end.set()
+    await running
+
+
+async def test_who_computes_while_a_version_is_published_holds_nobody_up() -> None:
+    worker, heard, weights = Worker("0"), Heard(), Weights()
+    pool = StagePool("reference", [worker], heard)  # type: ignore[arg-type,list-item]
+    front = PublishedWeights(weights, Queue(), heard, [pool])  # type: ignore[arg-type]
+    weights.moved.set()
+    running = asyncio.create_task(pool.stream())
+    await settle()
+    worker.answer.clear()
+    await front.publish(1)
+    assert heard.versions == [(1, 7)] and heard.of_spans == []
+    worker.answer.set()
+    await settle()
+    assert heard.of_spans == ["span 1 of 0"]
+    worker.end.set()
+    await running
+
+
+async def test_a_version_that_is_kept_goes_nowhere() -> None:
+    heard, weights, queue = Heard(), Weights(), Queue()
+    await PublishedWeights(weights, queue, heard, []).keep(2)  # type: ignore[arg-type]
+    assert (weights.asked, heard.versions, queue.cleared) == ([], [(2, 7)], 1)
+
+
+async def test_a_cohort_alone_swaps_what_has_arrived() -> None:
+    heard, weights = Heard(), Weights()
+    cohorts = pool_of(engines(3), heard).split(2)
+    front = PublishedWeights(weights, Queue(), heard, [])  # type: ignore[arg-type]
+    await front.arrived(1)
+    await front.swap(cohorts[0], 1)
+    assert weights.asked == [("arrived", 1), ("arrived", 1), ("swap", ["0", "2"], 1)]
+    assert "rollout 0: at version 1" in heard.lines

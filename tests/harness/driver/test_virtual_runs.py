@@ -1,0 +1,295 @@
+"""Whole runs without a device: repeatable, told as simulated, and an error where they cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli.main import main as cli
+from harness.config import JobConfig, LengthsConfig
+from harness.config.checks.job import plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
+from harness.driver.backends import Backend, Wanted
+from harness.driver.recorder import Recorder
+from harness.driver.session import Session
+from harness.driver.simulate import simulate
+from harness.driver.simulated_kit import VirtualKit
+from harness.metrics.run_files import load_manifest, load_metrics
+from harness.runtime.clock import RealClock
+from harness.runtime.stall import Stalled
+from harness.runtime.virtual_loop import Deadlock
+from harness.runtime.virtual_runtime import LocalRole, VirtualRuntime
+from schedules import SCHEDULES, FullyAsync
+from schedules.protocol import Job
+from tests.support.invariants import Finished, check_run, read_run
+
+SMALL = (
+    "cost=tiny_cpu",
+    "iterations=4",
+    "cluster.devices=4",
+    "algorithm.batch_groups=4",
+    "algorithm.group_size=2",
+    "algorithm.micro_batch_groups=1",
+)
+
+
+def job(schedule: str = "fully_async", **options: Any) -> JobConfig:
+    config = compose_job([*SMALL, "backend=virtual", f"schedule={schedule}"])
+    return replace(config, schedule=replace(config.schedule, options=config.schedule.options | options))
+
+
+# -- the same seed, the same run
+
+
+def told(recorder: Recorder) -> tuple[Any, ...]:
+    timeline = recorder.timeline
+    return recorder.samples(), timeline.spans, timeline.iteration_ends, recorder.ledger.to_json()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_is_the_same_for_the_same_seed_and_another_for_another(schedule: str) -> None:
+    first, again, other = (told(simulate(job(schedule), seed)) for seed in (3, 3, 4))
+    assert first == again
+    assert first[0] != other[0] and first[1] != other[1]
+
+
+def test_the_seed_is_what_draws_the_lengths() -> None:
+    first, other = (sorted(s.response_tokens for s in simulate(job(), seed).samples()) for seed in (3, 4))
+    assert first != other
+
+
+# -- what is too old is dropped, or waited for
+
+
+def overtaken(on_stale: str) -> Finished:
+    """Completion order under a heavy tail, with training so fast that versions fly past the long samples."""
+    config = job(order="completion", max_staleness=1.0, on_stale=on_stale)
+    lengths = LengthsConfig(kind="lognormal", mean=20.0, sigma=2.0, cap=400)
+    cost = replace(config.cost, lengths=lengths, call_s=1e-3, train_s_per_token=1e-6, train_step_s=1e-3)
+    config = replace(config, iterations=20, cost=cost)
+    recorder = simulate(config, seed=0)
+    return Finished(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+
+
+def test_what_would_lag_too_much_is_dropped_and_others_trained_instead() -> None:
+    run = overtaken("drop")
+    check_run(run)  # among others: every batch is full, and nothing trained lags by more than 1
+    assert run.counts["dropped_stale"] > 0
+    assert run.counts["trained"] == 20 * 4 * 2
+    dropped = [sample for sample in run.samples if sample.fate == "dropped_stale"]
+    assert len(dropped) == run.counts["dropped_stale"]
+    assert {(sample.trained_iteration, sample.lag_worst) for sample in dropped} == {(None, None)}
+
+
+def test_what_would_lag_too_much_can_be_waited_for_instead() -> None:
+    run = overtaken("wait")
+    check_run(run)
+    assert run.counts == {"admitted": 160, "trained": 160, "dropped_stale": 0, "dropped_filtered": 0, "in_flight": 0}
+    order = [sample.trained_iteration for sample in run.samples]
+    assert order != sorted(order), "nothing was overtaken: completion order made no difference"  # type: ignore[type-var]
+
+
+# -- a run that cannot go on
+
+
+class NeverAdmits(FullyAsync):
+    async def _train(self, job: Job) -> None:
+        await job.rollout.allow(below=job.batch)
+        await job.trainer.train(0)
+
+
+class NeverPublishes(FullyAsync):
+    async def _train(self, job: Job) -> None:
+        await job.rollout.allow(below=job.batch)
+        for iteration in range(job.iterations):
+            await job.prompts.admit(below=job.batch * (iteration + 1))
+            await job.trainer.train(iteration)
+
+
+class AdmitsAllAtOnce(FullyAsync):
+    async def _train(self, job: Job) -> None:
+        await job.prompts.admit(below=job.batch * job.iterations)
+        await job.trainer.train(0)
+
+
+STUCK = {
+    NeverAdmits: (
+        "rollout[0].feed waits for groups of any batch",
+        "reward[0].work waits for rows of any batch",
+        "actor[0].train waits for rows of batch 0",
+        "of any partition: there is none",
+    ),
+    NeverPublishes: (
+        "rollout[1].feed waits for groups of any batch",
+        "actor[0].train waits for rows of batch 1",
+        "with ids below 8 (the bound of consumer 'rollout[0]') of partition 'train_1'",
+        "rows that lack a column: {'response': 8",
+    ),
+    AdmitsAllAtOnce: (
+        "rollout[1].feed waits for groups of any batch",
+        "room for the 8 rows of partition 'train_3': the slowest task is ",
+    ),
+}
+
+
+def planted(schedule: type[FullyAsync], monkeypatch: pytest.MonkeyPatch) -> JobConfig:
+    monkeypatch.setitem(SCHEDULES, "planted", schedule)
+    config = job()
+    return replace(config, schedule=replace(config.schedule, name="planted"))
+
+
+@pytest.mark.parametrize("schedule", STUCK)
+def test_a_schedule_that_forgets_something_is_a_deadlock_that_names_the_waiting_loops(
+    schedule: type[FullyAsync], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Deadlock) as caught:
+        simulate(planted(schedule, monkeypatch), seed=0)
+    message = str(caught.value)
+    assert message.startswith("nothing can run and nothing is due at ")
+    assert [part for part in STUCK[schedule] if part not in message] == []
+
+
+class HandClock(RealClock):
+    """Passes as fast as it is slept on."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def restart(self) -> None:
+        self.time = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        await asyncio.sleep(0)
+
+
+class NearRole(LocalRole):
+    """All workers have the driver's clock, which they are otherwise told when it begins."""
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return None if method == "begin" else await super().call(method, *arguments)
+
+
+class NearRuntime(VirtualRuntime):
+    def start(self, role: str, number: int, build: Any, **arguments: Any) -> NearRole:
+        return NearRole(f"{role}[{number}]", build(number=number, **arguments))
+
+
+def test_on_a_clock_that_passes_by_itself_the_same_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session of a paced run, with its workers in this process."""
+
+    def open_near(wanted: Wanted, clock: Any, stack: ExitStack) -> Backend:
+        kit = VirtualKit(wanted.config, wanted.schedule, wanted.seed, wanted.plan.placement, clock)
+        return Backend(clock, NearRuntime(), kit)
+
+    monkeypatch.setattr("harness.driver.session.OPEN", {"paced": open_near})
+    config = replace(planted(NeverAdmits, monkeypatch), backend="paced")
+    plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
+    session = Session(Wanted(config, make_schedule(config), plan, config.model, seed=0), HandClock(0.0))
+    with ExitStack() as stack, pytest.raises(ExceptionGroup) as caught, asyncio.Runner() as runner:
+        session.start(stack)
+        runner.run(session.connect())
+        runner.run(session.measure())
+    stalled = caught.value.exceptions[0]
+    assert isinstance(stalled, Stalled)
+    assert str(stalled).startswith(f"nothing happened for {config.cluster.stall_timeout_s:g} s; waiting: ")
+    assert [part for part in STUCK[NeverAdmits] if part not in str(stalled)] == []
+
+
+# -- the command
+
+
+def mirrored(test: Any) -> Any:
+    """SQLAlchemy and MLflow warn of themselves while they make their tables."""
+    for of_theirs in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning", "ResourceWarning"):
+        test = pytest.mark.filterwarnings(f"ignore::{of_theirs}")(test)
+    return test
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One folder for all, since MLflow takes seconds to make its database."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("results")
+        patch.setattr(cli, "RESULTS", folder)
+        yield folder
+
+
+def bench(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
+    """What it printed, on one line."""
+    assert cli.main(["bench", *SMALL, *settings]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+SIMULATED = "SIMULATED: every time below comes from a cost model; no model is trained and nothing is rewarded."
+
+
+@mirrored
+def test_a_virtual_run_leaves_what_a_run_leaves_but_nothing_of_a_model(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("experiment=virtual", "schedule=half_step", "backend=virtual")
+    said = bench(capsys, *settings)
+    assert said.startswith(f"{SIMULATED} half_step | tiny | reverse | seed 0 | simulated Runs ")
+    assert said.count("simulated") == 3, "the title and both tables say so"
+    (folder,) = (results / "virtual").glob("half_step-tiny-reverse-*/seed=0")
+    left = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    files = {"config.yaml", "manifest.json", "metrics.jsonl", "system.jsonl", "samples.parquet", "trace.json"}
+    assert left == files | {"ledger.json", "DONE", "staleness.png", "gantt.png", "idle.png"}
+    assert load_manifest(folder)["backend"] == "virtual"
+    assert len(load_metrics(folder)) == 4
+    assert not [name for metrics in load_metrics(folder) for name in metrics if name.startswith(("reward", "policy"))]
+    run = read_run(folder)
+    check_run(run)
+    assert {(sample.reward, sample.exact_match) for sample in run.samples} == {(None, None)}
+
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert "seed 0 is done already; FORCE=1 runs it again" in bench(capsys, *settings)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+@mirrored
+def test_a_model_that_this_machine_cannot_hold_is_simulated_and_the_banner_says_why(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = ("cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true", "iterations=1", "cost=tiny_cpu")
+    said = bench(capsys, "experiment=auto", "backend=auto", "model=qwen7b", *here)
+    assert said.startswith(f"{SIMULATED} Why: model=qwen7b needs ")
+    (folder,) = (results / "auto").glob("*/seed=0")
+    assert load_manifest(folder)["backend"] == "virtual"
+    assert "backend: virtual" in (folder / "config.yaml").read_text()
+
+
+def test_a_paced_run_says_so_before_it_starts(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("harness.driver.run.run_seed", lambda config, plan, *rest: asked.append(plan.backend))
+    monkeypatch.setattr("harness.report.summary.print_summary", lambda folders, console: None)
+    said = bench(
+        capsys,
+        "backend=paced",
+        "cluster.devices=12",
+        "schedule.split.rollout=8",
+        "schedule.split.actor=4",
+        "algorithm.micro_batch_groups=1",
+    )
+    assert said.startswith("PACED: real processes, queue and weight transfers around engines that last as long as")
+    assert asked == ["paced"]
+
+
+@pytest.mark.parametrize("backend", ["virtual", "paced"])
+def test_roles_that_would_slow_each_other_down_are_not_simulated(
+    backend: str, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *SMALL, f"backend={backend}", "schedule.split.rollout=actor"]) == 2
+    assert "no simulation knows what that costs; give rollout devices of its own" in capsys.readouterr().err

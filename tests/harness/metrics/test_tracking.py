@@ -1,0 +1,345 @@
+"""The MLflow mirror, against a real SQLite store."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.config import ConfigError
+from harness.metrics.manifest import RunIdentity
+from harness.metrics.run_files import INCOMPLETE
+from tests.support.mirrored_run import CONFIG, ITERATIONS, STARTED_AT, finished_run, manifest_of, mirrored, points
+from tests.support.project import ROOT
+
+# mlflow's own dependencies (SQLAlchemy, pydantic) deprecate things that it still uses.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::PendingDeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One database for all tests (making its tables takes a second); each test has its own experiment."""
+    patch = pytest.MonkeyPatch()
+    patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    yield tmp_path_factory.mktemp("results")
+    patch.undo()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return request.node.name
+
+
+def refuse_loss(why: str) -> None:
+    raise AssertionError(f"the mirror was lost: {why}")
+
+
+def identity_in(experiment: str, *, seed: int = 0) -> RunIdentity:
+    return RunIdentity(experiment, "fully_async", seed, "fully_async", "tiny", "torch", "virtual")
+
+
+def track(store: Path, experiment: str, *, seed: int = 0, started_at: str = STARTED_AT, **options: Any) -> Any:
+    from harness.metrics.tracking import Tracker
+
+    identity = identity_in(experiment, seed=seed)
+    manifest = manifest_of(identity) | {"started_at": started_at}
+    options = {"flush_seconds": 3600.0, "on_lost": refuse_loss} | options
+    return Tracker(store, identity, CONFIG, manifest, **options)
+
+
+def runs_of(tracker: Any, experiment: str) -> Iterator[Any]:
+    client = tracker._store.client
+    return iter(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
+
+
+def test_a_run_is_mirrored_with_its_tags_params_metrics_and_artifacts(store: Path, name: str, tmp_path: Path) -> None:
+    picture = tmp_path / "reward.png"
+    picture.write_bytes(b"png")
+    tracker = track(store, name)
+    tracker.log({"iteration": 1, "samples": 8, "reward/mean": 0.5, "policy/kl_ref": math.nan})
+    tracker.log({"iteration": 2, "samples": 16, "reward/mean": 0.75})
+    tracker.log_system({"time": 1.5, "system/cpu_utilization_percentage": 50.0})
+    tracker.finish(artifacts=[picture])
+    client = tracker._store.client
+    run = client.get_run(tracker.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"schedule.name": "fully_async", "schedule.eta": "0.5"}
+    wanted = {"schedule": "fully_async", "model": "tiny", "engine": "torch", "backend": "virtual", "commit": "abc123"}
+    assert wanted.items() <= run.data.tags.items()
+    assert run.data.metrics == {"samples": 16.0, "reward/mean": 0.75, "system/cpu_utilization_percentage": 50.0}
+    assert points(client, tracker.run_id)["reward/mean"] == {1: 0.5, 2: 0.75}
+    stored = store / "mlflow-artifacts" / tracker.run_id / "artifacts" / "reward.png"
+    assert stored.read_bytes() == b"png"
+
+
+def test_the_description_makes_the_run_again(store: Path, name: str) -> None:
+    with track(store, name, seed=3) as tracker:
+        note = tracker._store.client.get_run(tracker.run_id).data.tags["mlflow.note.content"]
+    assert f"`{name}/fully_async/seed=3/`" in note
+    assert "\n    git checkout abc123\n" in note
+    assert note.endswith("\n    python -m harness bench schedule=fully_async 'seeds=[3]' force=true")
+
+
+def test_runs_of_one_experiment_share_one_parent(store: Path, name: str) -> None:
+    for seed in (0, 1):
+        with track(store, name, seed=seed) as tracker:
+            pass
+    parents = [run for run in runs_of(tracker, name) if "cadence.parent" in run.data.tags]
+    children = [run for run in runs_of(tracker, name) if "cadence.parent" not in run.data.tags]
+    assert len(parents) == 1 and len(children) == 2
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parents[0].info.run_id}
+    assert {run.data.tags["seed"] for run in children} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(None, "FINISHED"), (ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")]
+)
+def test_the_status_says_how_the_run_ended(
+    store: Path, name: str, error: type[BaseException] | None, status: str
+) -> None:
+    tracker = track(store, name)
+    try:
+        with tracker:
+            if error is not None:
+                raise error
+    except (ValueError, KeyboardInterrupt):
+        pass
+    assert tracker._store.client.get_run(tracker.run_id).info.status == status
+    assert not tracker._thread.is_alive()
+
+
+def test_an_earlier_try_that_died_silently_is_marked_killed(store: Path, name: str) -> None:
+    dead, other = track(store, name), track(store, name, seed=1)
+    with track(store, name) as alive:
+        assert alive._store.client.get_run(dead.run_id).info.status == "KILLED"
+        assert alive._store.client.get_run(other.run_id).info.status == "RUNNING"
+    other.finish()
+    dead._closing.set()
+
+
+def test_the_thread_writes_without_being_asked(store: Path, name: str) -> None:
+    tracker = track(store, name, flush_seconds=0.001)
+    written = threading.Event()
+    log_batch = tracker._store.client.log_batch
+
+    def note(*args: Any, **kwargs: Any) -> None:
+        log_batch(*args, **kwargs)
+        written.set()
+
+    tracker._store.client.log_batch = note
+    tracker.log({"iteration": 1, "reward/mean": 0.5})
+    assert written.wait(30)
+    assert tracker._store.client.get_run(tracker.run_id).data.metrics == {"reward/mean": 0.5}
+    tracker.finish()
+
+
+def test_a_store_that_fails_is_told_once_and_ends_no_run(store: Path, name: str) -> None:
+    told: list[str] = []
+    tracker = track(store, name, flush_seconds=0.001, on_lost=told.append)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full\nand more about it")
+
+    tracker._store.client.log_batch = fail
+    tracker.log({"iteration": 1, "reward/mean": 0.5})
+    tracker._thread.join(30)
+    for iteration in (2, 3):
+        tracker.log({"iteration": iteration, "reward/mean": 0.5})
+        tracker.flush()
+    tracker.finish()
+    assert told == ["disk full"] and tracker._pending == []
+
+
+def test_a_mistake_of_ours_is_no_lost_mirror(store: Path, name: str) -> None:
+    tracker = track(store, name)
+    tracker._store.client.log_batch = None
+    tracker.log({"iteration": 1, "reward/mean": 0.5})
+    with pytest.raises(TypeError):
+        tracker.flush()
+    tracker._closing.set()
+
+
+def test_a_server_that_was_never_there_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # the discard service: nobody listens
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    told: list[str] = []
+    with track(tmp_path, "bench", on_lost=told.append) as tracker:
+        tracker.log({"iteration": 1, "reward/mean": 0.5})
+    (why,) = told
+    assert re.fullmatch(r"API request to http://127\.0\.0\.1:9/\S* failed", why)
+
+
+def test_more_metrics_than_one_batch_holds_are_all_written(store: Path, name: str) -> None:
+    with track(store, name) as tracker:
+        for iteration in range(60):
+            tracker.log({"iteration": iteration} | {f"idle/role{i}": float(iteration) for i in range(20)})
+    assert len(tracker._store.client.get_metric_history(tracker.run_id, "idle/role7")) == 60
+
+
+def test_a_deleted_experiment_is_brought_back(store: Path, name: str) -> None:
+    with track(store, name) as tracker:
+        experiment = tracker._store.client.get_experiment_by_name(name)
+    tracker._store.client.delete_experiment(experiment.experiment_id)
+    with track(store, name) as again:
+        found = again._store.client.get_experiment_by_name(name)
+    assert (found.experiment_id, found.lifecycle_stage) == (experiment.experiment_id, "active")
+
+
+def synced(results: Path, experiment: str) -> list[Any]:
+    from harness.metrics.mlflow_sync import sync
+
+    return list(sync(results, results / experiment))
+
+
+def test_a_run_that_mlflow_never_saw_is_made_from_its_folder(store: Path, name: str) -> None:
+    told: list[str] = []
+    live = finished_run(store, identity_in(name), on_lost=told.append)
+    finished_run(store, identity_in(f"{name}-again"), mirror=False)
+    assert not told and not (live / INCOMPLETE).exists()
+    (filled,) = synced(store, f"{name}-again")
+    assert filled.created and filled.files == 4 and filled.metrics == ITERATIONS * 3 + 2
+    expected, found = mirrored(store, name), mirrored(store, f"{name}-again")
+    assert found == expected
+    assert not synced(store, f"{name}-again")[0].changed and mirrored(store, f"{name}-again") == expected
+
+
+def test_a_run_whose_mirror_was_lost_half_way_is_filled_in(store: Path, name: str) -> None:
+    finished_run(store, identity_in(name))
+    path = finished_run(store, identity_in(f"{name}-half"), lose_at=2)
+    assert (path / INCOMPLETE).read_text() == "gone\n"
+    (before,) = mirrored(store, f"{name}-half").values()
+    assert before["status"] == "RUNNING" and before["points"]["reward/mean"] == {0: 0.0, 1: 0.25}
+    (filled,) = synced(store, f"{name}-half")
+    assert filled.changed and not filled.created and not (path / INCOMPLETE).exists()
+    assert mirrored(store, f"{name}-half") == mirrored(store, name)
+    assert not synced(store, f"{name}-half")[0].changed
+
+
+def test_a_finished_run_that_is_complete_is_left_alone_and_an_unfinished_one_is_not_looked_at(
+    store: Path, name: str
+) -> None:
+    path = finished_run(store, identity_in(name))
+    unfinished = path.parent / "seed=1"
+    shutil.copytree(path, unfinished)
+    (unfinished / "DONE").unlink()
+    assert [filled.changed for filled in synced(store, name)] == [False]
+
+
+def test_sync_ends_other_tries_of_the_same_run_that_still_seem_to_run(store: Path, name: str) -> None:
+    dead = track(store, name, started_at="2026-01-01T00:00:00+00:00")
+    finished_run(store, identity_in(name), mirror=False)
+    (filled,) = synced(store, name)
+    assert filled.created
+    assert dead._store.client.get_run(dead.run_id).info.status == "KILLED"
+    dead._closing.set()
+
+
+def test_the_machine_is_sampled_and_the_last_sample_is_never_missed() -> None:
+    from harness.metrics.system import SystemSampler
+
+    samples: list[Any] = []
+    with SystemSampler([samples.append], seconds=3600.0) as sampler:
+        pass
+    sampler.close()
+    (sample,) = samples
+    assert {"time", "system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= sample.keys()
+    assert 0 < sample["system/system_memory_usage_percentage"] <= 100
+    assert all(isinstance(value, float) for value in sample.values())
+
+
+def test_the_first_sample_tells_how_busy_processors_were_since_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.metrics import system
+
+    asked: list[str] = []
+
+    def percent() -> float:
+        asked.append(threading.current_thread().name)
+        return 50.0
+
+    monkeypatch.setattr(system.psutil, "cpu_percent", percent)
+    samples: list[Any] = []
+    with system.SystemSampler([samples.append], seconds=3600.0):
+        pass
+    assert asked == ["system-metrics"] * 2, "psutil tells each thread the share since its own last question"
+    assert [sample["system/cpu_utilization_percentage"] for sample in samples] == [50.0]
+
+
+def test_what_fails_while_sampling_is_raised_where_it_ends() -> None:
+    from harness.metrics.system import SystemSampler
+
+    def fail(_: Any) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"), SystemSampler([fail], seconds=3600.0):
+        pass
+
+
+_FIRST_RUN = """
+import sys
+from pathlib import Path
+from tests.support.mirrored_run import manifest_of
+from harness.metrics.manifest import RunIdentity
+from harness.metrics.tracking import Tracker
+identity = RunIdentity("bench", "cell", int(sys.argv[2]), "fully_async", "tiny", "torch", "real")
+with Tracker(Path(sys.argv[1]), identity, {"eta": 0}, manifest_of(identity), on_lost=sys.exit) as tracker:
+    tracker.log({"iteration": 1, "reward/mean": 1.0})
+"""
+
+
+@pytest.mark.slow
+def test_two_first_runs_at_once_share_the_experiment_and_print_nothing(tmp_path: Path) -> None:
+    here = os.environ | {"PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _FIRST_RUN, str(tmp_path), seed],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=here,
+        )
+        for seed in ("0", "1")
+    ]
+    printed = [process.communicate(timeout=120)[0].decode() for process in started]
+    assert [process.returncode for process in started] == [0, 0], printed
+    assert printed == ["", ""]
+    with track(tmp_path, "bench", seed=2) as tracker:
+        runs = list(runs_of(tracker, "bench"))
+    assert len(runs) == 4  # one parent, three children
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("iterations=3", "iterations=3 changes nothing here; choose runs with EXPERIMENT=bench"),
+        ("experiment=nowhere", "nowhere is not there; run `make bench` first"),
+    ],
+)
+def test_what_cannot_be_caught_up_is_told(store: Path, asked: str, told: str) -> None:
+    from harness.driver.mirror import catch_up
+
+    with pytest.raises(ConfigError, match=f"{told}$"):
+        catch_up([asked], store, Console())
+
+
+def test_catching_up_can_be_for_one_experiment(store: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from harness.driver.mirror import catch_up
+
+    for experiment in (name, f"{name}-other"):
+        finished_run(store, identity_in(experiment), mirror=False)
+    catch_up([f"experiment={name}"], store, Console(width=200))
+    line, last = capsys.readouterr().out.splitlines()
+    assert line.endswith(f"{name}/fully_async/seed=0 made: {ITERATIONS * 3 + 2} metrics, 4 files")
+    assert last.startswith("1 finished runs, 1 brought up to date in sqlite:///")

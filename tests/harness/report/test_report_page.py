@@ -1,0 +1,264 @@
+"""The page of a comparison: whole, self-contained, escaped, and with every number that it promises."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.comparison.parts import Cell
+from harness.comparison.result import Comparison, compare
+from harness.comparison.statistics.interval import Interval
+from harness.config import ConfigError
+from harness.report.page.document import as_script, document
+from harness.report.page.find import comparison_in, folder_of
+from harness.report.page.markdown import markdown
+from harness.report.page.numbers import bounds, decimals, figure, percent, signed
+from harness.report.page.profile import profile_scores, profile_told
+from harness.report.page.svg import grouped
+from harness.report.page.told import against, headlines, scale_of
+from harness.report.page.write import write_report
+from tests.support.fabricated_cells import Made, make_cell, make_run
+
+VOID = {"wbr", "meta", "link", "br", "input", "line", "rect", "circle", "polyline", "polygon"}
+HOSTILE = "<script>alert('1')</script> & \"two\" | *three*"
+
+
+class Page(HTMLParser):
+    """Tags, ids, links and the text of scripts; fails where a tag is not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.scripts: dict[str, str] = {}
+        self.words: list[str] = []
+        self._script = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        its = dict(attrs)
+        self.ids += [its["id"] or ""] if "id" in its else []
+        self.targets += [its[name] or "" for name in ("src", "href", "xlink:href", "action", "data") if name in its]
+        self._script = its.get("id") or its.get("type") or "" if tag == "script" else self._script
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[self._script] = self.scripts.get(self._script, "") + data
+        elif not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    root = tmp_path_factory.mktemp("made_up")
+    slow, fast = Made(schedule="colocate_sync", lag=0), Made(step_s=0.5, exact_match=0.8)
+    return compare([make_cell(root, "synchronous", slow), make_cell(root, "asynchronous", fast)])
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    root = tmp_path_factory.mktemp("simulated")
+    made = Made(schedule="colocate_sync", exact_match=None, backend="virtual", iterations=8)
+    return compare([make_cell(root, "one", made, range(2))])
+
+
+def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself(comparison: Comparison) -> None:
+    text = document(comparison)
+    page = Page(text)
+    assert len(page.ids) == len(set(page.ids))
+    assert all(target == "data:," or target.removeprefix("#") in page.ids for target in page.targets)
+    assert set(re.findall(r"https?://[^\s\"'<)]+", text)) <= {"http://www.w3.org/2000/svg"}  # a name, never fetched
+    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|\bimport\(", text)
+    assert "$" not in page.text
+
+
+def test_every_seed_interval_and_what_differs_stands_on_the_page(comparison: Comparison) -> None:
+    text = Page(document(comparison)).text
+    for measure in comparison.measures:
+        scale = scale_of(measure)
+        assert measure.title in text
+        for cell in measure.cells:
+            assert all(scale.value(value) in text for value in cell.per_seed.values())
+            assert scale.bounds(cell.interval) in text
+    assert comparison.verdict in text
+    assert all(warning in text for warning in comparison.warnings)
+    assert "baseline" in text and "▲ better" in text and "▼ worse" in text
+    for expected in ("algorithm.learning_rate", "rollout 1 | actor 1", "made_up/asynchronous/seed=3", "a" * 12):
+        assert expected in text
+    assert "simulated" not in text
+
+
+def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
+    cells = tuple(replace(cell, label=f"{HOSTILE}{number}") for number, cell in enumerate(comparison.cells))
+    hostile = replace(comparison, cells=cells, verdict=HOSTILE, warnings=(HOSTILE, "</style></script>"))
+    page = Page(document(hostile))
+    assert HOSTILE in page.text
+    assert json.loads(page.scripts["curves-data"])["cells"][0]["label"] == f"{HOSTILE}0"
+    assert json.loads(page.scripts["timeline-data"])["runs"][1]["label"].startswith(f"{HOSTILE}1")
+    table = [line for line in markdown(hostile, []).splitlines() if line.startswith("| ")]
+    assert all(len(re.findall(r"(?<!\\)\|", row)) in (6, 7, 8, 9) for row in table)
+    assert not any("<script" in row.replace("\\<", "") for row in table)
+
+
+def test_data_in_a_script_cannot_end_it() -> None:
+    told = as_script({"</script>": "<!-- \u2028 é"})
+    assert "<" not in told and json.loads(told) == {"</script>": "<!-- \u2028 é"}
+
+
+def test_a_simulated_comparison_says_so_in_title_headings_tables_and_twin(simulated: Comparison) -> None:
+    text = document(simulated)
+    page = Page(text)
+    assert re.search(r"<title>[^<]*simulated", text)
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert all("simulated" in heading for heading in headings if heading not in ("Accounts", "To mind"))
+    data = json.loads(page.scripts["curves-data"])
+    assert data["simulated"] and dict(data["axes"])["seconds"] == "simulated time (s)"
+    assert all("simulated" in run["title"] for run in json.loads(page.scripts["timeline-data"])["runs"])
+    for heading in re.findall(r"^#+ .*", markdown(simulated, []), flags=re.M):
+        assert "simulated" in heading or heading in ("## Accounts", "## To mind")
+    assert 'class="measure"' in text and "higher is better, simulated" in page.text
+
+
+def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison) -> None:
+    data = json.loads(Page(document(comparison)).scripts["curves-data"])
+    assert [axis for axis, _ in data["axes"]] == ["samples", "tokens", "seconds"]
+    assert data["keys"][0] == ["reward/exact_match", "exact match"]
+    ours = {(c["cell"], c["key"], c["axis"]): c for c in data["curves"]}
+    for curve in comparison.curves:
+        drawn = ours[curve.cell, curve.key, curve.axis]
+        assert drawn["mean"] == pytest.approx(curve.mean.tolist(), rel=1e-4)
+        assert [seed for seed, _ in drawn["seeds"]] == list(curve.per_seed)
+
+
+def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison) -> None:
+    keys = [measure.key for measure in headlines(comparison)]
+    assert keys[:2] == ["throughput/samples_per_s", "reward/exact_match"]
+    assert len(keys) <= 6 and sum(key.startswith("reach/seconds/") for key in keys) == 1
+    speed = comparison.measures[0]
+    told = against(comparison, speed, 1)
+    assert told is not None and told.verdict == "better" and re.fullmatch(r"[12]\.\d\dx", told.value)
+    assert against(comparison, speed, 0) is None
+
+
+def test_profiles_show_where_the_seeds_of_every_cell_end(comparison: Comparison, simulated: Comparison) -> None:
+    text = document(comparison)
+    for cell, its in zip(comparison.cells, comparison.profiles, strict=True):
+        assert f"{cell.label}: {profile_told(its)}" in text
+    measure = comparison.measure("reward/exact_match")
+    assert measure is not None
+    first, *_, last = ends = sorted(measure.cells[1].per_seed.values())
+    told = re.findall(r"above ([.\d]+)", profile_told(comparison.profiles[1]))
+    for above, end in zip(map(float, told), (first, ends[len(ends) // 2], last), strict=True):
+        assert 0 <= end - above <= 0.0021
+    low, high = profile_scores(comparison.profiles)
+    every = [value for its in measure.cells for value in its.per_seed.values()]
+    assert 0 <= low < min(every) and max(every) < high <= 1
+    assert "Performance profiles" not in document(simulated), "nothing was rewarded"
+
+
+def test_schedules_crossed_with_corrections_stand_as_a_heat_map(comparison: Comparison, tmp_path: Path) -> None:
+    def crossed(staleness: int, correction: str, exact_match: float) -> Cell:
+        settings = (f"schedule.max_staleness={staleness}", f"algorithm.correction={correction}")
+        made = Made(exact_match=exact_match, lag=staleness, settings=settings, noise=(0.0, 0.01))
+        return make_cell(tmp_path, f"fully_async {staleness}, {correction}", made, range(3))
+
+    cells = [crossed(0, "none", 0.9), crossed(0, "tis", 0.9), crossed(2, "none", 0.4)]
+    page = document(compare(cells, ("schedule", "algorithm.correction")))
+    Page(page)
+    shades = re.findall(r'<td style="background:(#\w{6});color:(#\w+)"><b>([^<]+)</b>', page)
+    assert len(shades) == 3 and shades[0][2].endswith(" baseline") and shades[2][2].endswith(" *")
+    by_value = {float(told.split()[0]): (ground, ink) for ground, ink, told in shades}
+    assert by_value[min(by_value)] == ("#440154", "#fff") and by_value[max(by_value)] == ("#fde725", "#000")
+    assert "<td>not run</td>" in page
+    assert 'class="heat"' not in document(comparison), "which compares schedules alone"
+
+
+def test_the_twin_has_the_same_numbers_and_its_pictures(comparison: Comparison, tmp_path: Path) -> None:
+    written = write_report(comparison, tmp_path / "made_up")
+    pictures = ["curves.png", "staleness.png", "idle.png", "profiles.png"]
+    assert [path.name for path in written] == ["report.html", "report.md", *pictures]
+    assert all(path.stat().st_size > 1000 for path in written)
+    text = written[1].read_text(encoding="utf-8")
+    assert comparison.verdict.replace("[", r"\[").replace("*", r"\*") in text
+    for measure in comparison.measures:
+        scale = scale_of(measure)
+        assert all(", ".join(map(scale.value, cell.per_seed.values())) in text for cell in measure.cells)
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
+        widths = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
+        assert len(widths) == 1
+
+
+def test_smoke_runs_are_refused_by_name(tmp_path: Path) -> None:
+    made = Made(schedule="colocate_sync", iterations=4)
+    run = make_run(tmp_path, "hurried", made, 0, manifest={"smoke": True})
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(run.path))} is a smoke run"):
+        comparison_in(tmp_path / "made_up")
+
+
+def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no finished run yet; make one with `make compare`"):
+        folder_of(None, tmp_path)
+    made = Made(schedule="colocate_sync", iterations=4)
+    make_run(tmp_path, "cell", made, 0)
+    folder = tmp_path / "made_up"
+    assert folder_of(None, tmp_path) == folder_of("made_up", tmp_path) == folder_of(str(folder), tmp_path) == folder
+    assert comparison_in(folder / "cell").cells[0].label == "colocate_sync"
+    with pytest.raises(ConfigError, match=r"EXPERIMENT=other is neither .* has made_up"):
+        folder_of("other", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="has no finished run"):
+        comparison_in(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("value", "among", "told"),
+    [
+        (1234.5, [1234.5, 3.0], "1,234"),
+        (0.12345, [0.12345], "0.123"),
+        (12.345, [12.345, 99.0], "12.3"),
+        (-0.5, [2.0], "−0.50"),
+        (float("inf"), [2.0], "never"),
+        (float("nan"), [2.0], "–"),
+        (0.0, [0.0], "0"),
+    ],
+)
+def test_figures_have_the_digits_that_mean_something(value: float, among: list[float], told: str) -> None:
+    assert figure(value, decimals(among)) == told
+
+
+def test_intervals_differences_and_shares_in_words() -> None:
+    assert bounds(Interval(1.0, 0.5, 1.5), 1) == "[0.5, 1.5]"
+    assert bounds(Interval(1.0, -float("inf"), float("inf")), 1) == "one seed"
+    assert bounds(None, 1) == "no interval"
+    assert [signed(value, 1) for value in (0.04, 0.5, -0.5)] == ["0.0", "+0.5", "−0.5"]
+    assert percent(0.1234, 1) == "12.3 %"
+
+
+def test_large_lags_share_the_last_bar(comparison: Comparison) -> None:
+    import numpy as np
+
+    shares = np.full(20, 0.05)
+    many: Any = replace(comparison.staleness[0], lags=np.arange(20), shares=shares)
+    bars, names = grouped(many)
+    assert names[-1] == "9+" and len(bars) == 10 and sum(bars) == pytest.approx(1.0)

@@ -1,0 +1,195 @@
+"""What a queue that was loaded from a folder knows, and what goes on while it is saved."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.transfer_queue import LeaseExpired, LocalQueue, Ragged
+from harness.transfer_queue.columns import Column
+from harness.transfer_queue.control.asks import Answer, Ask
+from harness.transfer_queue.frames import Buffer, Frame, Handout
+from harness.transfer_queue.journal.service import JournaledService, at_once, load, save
+from harness.transfer_queue.service import QueueService
+from harness.transfer_queue.storage.inline import InlineKeeper, InlineStorage, inline_buffers
+from tests.harness.transfer_queue.test_local import virtual
+from tests.support.queue_in_a_folder import SPEC, Queue, cells, journaled
+
+# -- what a loaded queue knows
+
+
+async def test_open_leases_have_the_seconds_left_that_they_had_and_late_ones_are_refused(tmp_path: Path) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.service.create_partition("a", range(6))
+        queue.put([0, 1, 2, 3, 4, 5])
+        assert queue.get("train") == (0, [0, 1])
+        queue.time += 7
+        assert queue.get("train", consumer="y") == (1, [2, 3])
+    loaded = Queue.loaded(tmp_path)
+    loaded.time += 2.9
+    assert loaded.get("train", 1) == (2, [4])
+    loaded.time += 0.2
+    assert loaded.get("train") == (3, [0, 1])
+    with pytest.raises(LeaseExpired, match="lease 0 is over"):
+        loaded.service.acknowledge(0)
+    loaded.service.acknowledge(1)
+    assert loaded.told()["partitions"]["a"]["tasks"]["train"]["done"] == 2
+
+
+async def test_what_consumers_that_are_no_more_hold_is_named_and_can_be_released(tmp_path: Path) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.service.create_partition("a", range(4))
+        queue.put([0, 1, 2, 3])
+        queue.get("train")
+        queue.get("train", consumer="y")
+        queue.service.acknowledge(1)
+    loaded = Queue.loaded(tmp_path)
+    (lease,) = loaded.service.open_leases()
+    assert (lease.number, lease.task, lease.consumer, lease.share.partition) == (0, "train", "x", "a")
+    loaded.service.release("x")
+    assert loaded.get("train") == (2, [0, 1])
+
+
+async def test_a_handout_that_nobody_received_goes_out_again_and_one_that_was_received_does_not(tmp_path: Path) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.service.create_partition("a", range(4))
+        queue.put([0, 1, 2, 3])
+        assert queue.get("score") == (0, [0, 1])
+        answer = queue.service.try_get(Ask("score", 2, 2, "x", 0, None))
+        assert isinstance(answer, Handout) and answer.lease == 1
+    loaded = Queue.loaded(tmp_path)
+    loaded.service.lose([lease.number for lease in loaded.service.open_leases()])
+    assert loaded.get("score") == (2, [2, 3])
+
+
+@virtual
+async def test_a_local_queue_is_saved_and_loaded(tmp_path: Path) -> None:
+    queue = LocalQueue(SPEC)
+    await queue.create_partition("a", range(3))
+    await queue.put("a", [2, 0, 1], cells([2, 0, 1]))
+    assert (await queue.get("train", 2)) is not None
+    await queue.save(tmp_path)
+    loaded = LocalQueue.load(SPEC, tmp_path)
+    batch = await loaded.get("train", 1)
+    assert batch is not None and batch.rows.tolist() == [2] and batch.ragged("tokens").values.tolist() == [2, 3]
+    assert [lease.number for lease in loaded.open_leases()] == [0, 1]
+    told, before = await loaded.describe(), await queue.describe()
+    assert (told["bytes"], told["column_bytes"]) == (before["bytes"], before["column_bytes"])
+
+
+# -- in use
+
+
+async def test_puts_gets_and_clears_go_on_while_a_queue_is_saved(tmp_path: Path) -> None:
+    storage = UnitStorage()
+    service = QueueService(SPEC, storage, lambda: 0.0)
+    for name, start in (("a", 0), ("b", 10)):
+        await service.create_partition(name, range(start, start + 2))
+        rows = np.arange(start, start + 2)
+        service.try_put(name, rows, storage.write(name, cells(rows.tolist())), {})
+    steps = 0
+
+    async def work(step: Callable[[], None]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            await service.create_partition("c", range(20, 21))
+            service.try_put("c", np.array([20]), storage.write("c", cells([20])), {})
+            answer = service.try_get(Ask("score", 2, 2, "x", 0, None))
+            assert isinstance(answer, Handout) and answer.rows.tolist() == [0, 1]
+            service.received(answer.lease)
+            service.clear("a")
+            assert storage.kept("a"), "it is still to be saved"
+        step()
+
+    await save(service, tmp_path, work)
+    assert steps > 1 and not storage.kept("a") and storage.kept("c")
+    loaded = Queue.loaded(tmp_path)
+    assert list(loaded.told()["partitions"]) == ["a", "b"]
+    assert loaded.get("train") == (0, [0, 1]) and loaded.get("train") == (1, [10, 11])
+
+
+async def test_payload_that_a_storage_has_is_in_the_journal_before_the_put_is_answered(tmp_path: Path) -> None:
+    storage = UnitStorage()
+    service = JournaledService(SPEC, storage, tmp_path, lambda: 0.0)
+    await service.create_partition("a", range(4))
+    frame = storage.write("a", cells([2, 1]))
+    with pytest.raises(ValueError, match="row 9 is not in partition 'a'"):
+        service.try_put("a", np.array([9, 1]), frame, {})
+    assert not service.try_put("a", np.array([2, 1]), frame, {})
+    await service.put("a", np.array([2, 1]), frame, {})
+    service.end()
+    loaded = load(SPEC, InlineKeeper(), tmp_path, lambda: 0.0)
+    answer = loaded.try_get(Ask("train", 2, 2, "x", 0, None))
+    assert answer is Answer.WAIT  # row 0 is not there yet
+    frame = InlineStorage().write("a", cells([0]))
+    loaded.try_put("a", np.array([0]), frame, {})
+    answer = loaded.try_get(Ask("train", 3, 3, "x", 0, None))
+    assert isinstance(answer, Handout)
+    tokens = InlineStorage().read(answer, SPEC.columns)["tokens"]
+    assert isinstance(tokens, Ragged) and tokens.values.tolist() == [1, 2, 3]
+
+
+class UnitStorage:
+    """Frames in numbered places, which are gone when their partition is dropped. Storage and Keeper at once."""
+
+    waits = False
+    pinned = False
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[int, int], tuple[str, Frame]] = {}
+
+    def write(self, partition: str, columns: dict[str, Column]) -> Frame:
+        place = (0, len(self._frames))
+        self._frames[place] = partition, InlineStorage().write(partition, columns)
+        return replace(self._frames[place][1], place=place)
+
+    def kept(self, partition: str) -> bool:
+        return any(name == partition for name, _ in self._frames.values())
+
+    def drop(self, partition: str) -> None:
+        self._frames = {place: kept for place, kept in self._frames.items() if kept[0] != partition}
+
+    async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
+        await asyncio.sleep(0)
+        assert isinstance(frame.place, tuple)
+        return inline_buffers(self._frames[frame.place][1])
+
+    def close(self) -> None:
+        self._frames.clear()
+
+
+async def test_a_save_that_fails_leaves_what_was_saved_before(tmp_path: Path) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.service.create_partition("a", range(4))
+        queue.put([0, 1])
+
+        async def fail(step: Callable[[], None]) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+        assert isinstance(queue.service, JournaledService)
+        with pytest.raises(OSError, match="no space"):
+            await queue.service.save(fail)
+        queue.put([2])
+        told = queue.told()
+    assert Queue.loaded(tmp_path).told() == told
+    with journaled(tmp_path) as queue:
+        await queue.save()
+    assert sorted(os.listdir(tmp_path)) == ["CURRENT", "journal-3.log", "snapshot-3.msgpack"]
+    assert Queue.loaded(tmp_path).told() == told
+
+
+async def test_a_folder_belongs_to_one_queue(tmp_path: Path) -> None:
+    with journaled(tmp_path) as queue:
+        for another in (lambda: Queue.journaled(tmp_path), lambda: Queue.loaded(tmp_path)):
+            with pytest.raises(ValueError, match="in use by a queue"):
+                another()
+        with pytest.raises(ValueError, match="in use by a queue: save to another folder"):
+            await save(queue.service, tmp_path, at_once)

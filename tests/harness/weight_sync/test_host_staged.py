@@ -1,0 +1,249 @@
+"""Weights that travel in the background, over real process groups; other processes where only those show it."""
+
+import asyncio
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import Store, TCPStore, destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from harness.weight_sync.host_staged import HostStagedOffer, HostStagedReceiver, HostStagedSender
+from harness.weight_sync.link import open_meeting
+from harness.weight_sync.plan import pack, plan_transfer
+from harness.weight_sync.receiver import Follower, HostReceiver, HostSender, WeightReceiver
+from tests.support.processes import run_in_processes
+
+CPU = torch.device("cpu")
+HOST = "127.0.0.1"
+TIMEOUT_S = 60.0
+ROWS = 6_000_000
+"""24 MB: more than sockets take in before somebody reads."""
+
+Weights = dict[str, torch.Tensor]
+
+
+def weights(version: int, rows: int = 40) -> Weights:
+    """Several buckets, one larger than the bound, and several dtypes."""
+    generator = torch.Generator().manual_seed(version)
+    return {
+        "small": torch.randn(4, 3, generator=generator),
+        "large": torch.arange(rows, dtype=torch.float32).roll(version),
+        "half": torch.randn(18, generator=generator).bfloat16(),
+        "whole": torch.arange(6) * version,
+    }
+
+
+def offered(receivers: int, rows: int = 40) -> tuple[HostStagedOffer, Store]:
+    meeting, store = open_meeting(HOST, receivers, TIMEOUT_S)
+    return HostStagedOffer(plan_transfer(weights(0, rows).items(), bucket_bytes=64), meeting), store
+
+
+def two_ends() -> tuple[HostStagedSender, HostStagedReceiver]:
+    """Both in this process."""
+    offer, store = offered(receivers=1)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(offer.receiver, 0, CPU)
+        return offer.sender(store, CPU), joining.result()
+
+
+def store_of(offer: HostStagedOffer) -> Store:
+    """The offer's store, as another process sees it."""
+    meeting = offer.meeting
+    return TCPStore(meeting.host, meeting.port, meeting.size, False, timedelta(seconds=60), wait_for_workers=False)
+
+
+def same(arrived: Weights, expected: Weights) -> bool:
+    return list(arrived) == list(expected) and all(torch.equal(arrived[name], expected[name]) for name in expected)
+
+
+async def carry(sender: HostStagedSender, receiver: HostStagedReceiver, *versions: int) -> None:
+    for version in versions:
+        await sender.send(version, weights(version))
+        await receiver.stage(version)
+
+
+# --- what is there, and for how long ---------------------------------------------------------------------------------
+
+
+async def test_what_was_staged_is_what_was_sent_bit_for_bit() -> None:
+    sender, receiver = two_ends()
+    await carry(sender, receiver, 1)
+    await sender.arrived(1)
+    assert same(dict(receiver.staged(1)), weights(1))
+
+
+def test_both_ends_say_what_they_are() -> None:
+    sender, receiver = two_ends()
+    assert isinstance(sender, HostSender) and isinstance(receiver, HostReceiver)
+    assert not isinstance(receiver, WeightReceiver)
+    assert not isinstance(Follower(sender.plan), HostSender)
+
+
+async def test_the_trainer_may_change_its_weights_once_they_were_sent() -> None:
+    sender, receiver = two_ends()
+    trained = weights(1)
+    await sender.send(1, trained)
+    for tensor in trained.values():
+        tensor.zero_()
+    await receiver.stage(1)
+    assert same(dict(receiver.staged(1)), weights(1))
+
+
+async def test_the_newest_version_is_kept_while_the_next_one_arrives_and_no_third() -> None:
+    sender, receiver = two_ends()
+    await carry(sender, receiver, 1, 2)
+    assert list(receiver._staged) == [1, 2]
+    await carry(sender, receiver, 3)
+    with pytest.raises(ValueError, match="version 1 is not in host memory; there: 2, 3"):
+        receiver.staged(1)
+    assert same(dict(receiver.staged(2)), weights(2)) and same(dict(receiver.staged(3)), weights(3))
+
+
+async def test_what_was_loaded_is_forgotten_with_all_that_is_older() -> None:
+    sender, receiver = two_ends()
+    await carry(sender, receiver, 1, 2)
+    assert same(dict(receiver.staged(2)), weights(2))
+    for version in (1, 2):
+        with pytest.raises(ValueError, match=f"version {version} is not in host memory; there: none"):
+            receiver.staged(version)
+
+
+async def test_a_load_that_broke_off_can_be_repeated() -> None:
+    sender, receiver = two_ends()
+    await carry(sender, receiver, 1)
+    next(receiver.staged(1))
+    assert same(dict(receiver.staged(1)), weights(1))
+
+
+async def test_stages_asked_for_at_once_arrive_in_turn() -> None:
+    sender, receiver = two_ends()
+    both = asyncio.gather(receiver.stage(1), receiver.stage(2))
+    for version in (1, 2):
+        await sender.send(version, weights(version))
+    await both
+    assert same(dict(receiver.staged(1)), weights(1)) and same(dict(receiver.staged(2)), weights(2))
+
+
+async def test_only_the_last_version_sent_can_be_waited_for() -> None:
+    sender, _receiver = two_ends()
+    await sender.arrived(0)
+    with pytest.raises(ValueError, match="version 1 is not under way; the last one sent is 0"):
+        await sender.arrived(1)
+
+
+def test_the_offer_is_small_and_picklable() -> None:
+    offer, _store = offered(receivers=2)
+    data = pickle.dumps(offer)
+    assert pickle.loads(data) == offer and len(data) < 4096
+
+
+# --- between processes -----------------------------------------------------------------------------------------------
+
+
+def receive_and_go_on(number: int, offer: HostStagedOffer) -> list[bool]:
+    """A receiver that lets the sender begin only from within its own `stage`: whether each version arrived."""
+
+    async def receive() -> list[bool]:
+        receiver, store, fine = offer.receiver(number, CPU), store_of(offer), []
+        for version in (1, 2):
+            staging = asyncio.create_task(receiver.stage(version))
+            await asyncio.sleep(0)  # begins to stage
+            store.set(f"{number} receives {version}", "")
+            await staging
+            fine.append(same(dict(receiver.staged(version)), weights(version, ROWS)))
+        return fine
+
+    return asyncio.run(receive())
+
+
+async def test_both_sides_go_on_while_weights_travel() -> None:
+    """The sender returns before anybody receives; and who receives still acts: otherwise this would wait for ever."""
+    offer, store = offered(receivers=2, rows=ROWS)
+    receiving = asyncio.create_task(
+        asyncio.to_thread(run_in_processes, receive_and_go_on, [(number, offer) for number in range(2)], 120)
+    )
+    sender = await asyncio.to_thread(offer.sender, store, CPU)
+    for version in (1, 2):
+        keys = [f"{number} receives {version}" for number in range(2)]
+        await asyncio.to_thread(store.wait, keys, timedelta(seconds=60))
+        await sender.send(version, weights(version, ROWS))
+        await sender.arrived(version)
+    assert await receiving == [[True, True]] * 2
+
+
+def join_and_leave(number: int, offer: HostStagedOffer) -> None:
+    _receiver = offer.receiver(number, CPU)
+    store_of(offer).wait(["leave"], timedelta(seconds=60))
+
+
+async def test_a_receiver_that_dies_fails_its_version_and_whatever_would_follow() -> None:
+    offer, store = offered(receivers=1, rows=ROWS)
+    leaving = asyncio.create_task(asyncio.to_thread(run_in_processes, join_and_leave, [(0, offer)], 120))
+    sender = await asyncio.to_thread(offer.sender, store, CPU)
+    store.set("leave", "")
+    await leaving
+    await sender.send(1, weights(1, ROWS))
+    for call in (sender.arrived(1), sender.send(2, weights(2, ROWS))):
+        with pytest.raises(RuntimeError, match="version 1 did not get to all receivers"):
+            await call
+
+
+def send_one_and_a_half(offer: HostStagedOffer) -> None:
+    """A sender that dies after the first bucket of version 2."""
+
+    async def send() -> None:
+        sender = offer.sender(store_of(offer), CPU)
+        await sender.send(1, weights(1))
+        await sender.arrived(1)
+        bucket = offer.plan.buckets[0]
+        buffer = torch.empty(bucket.bytes, dtype=torch.uint8)
+        pack(bucket, weights(2), buffer)
+        sender._link.broadcast(buffer).wait()
+
+    asyncio.run(send())
+
+
+async def test_a_truncated_transfer_names_its_version_and_leaves_the_one_before() -> None:
+    offer, _store = offered(receivers=1)
+    sending = asyncio.create_task(asyncio.to_thread(run_in_processes, send_one_and_a_half, [(offer,)], 120))
+    receiver = await asyncio.to_thread(offer.receiver, 0, CPU)
+    await receiver.stage(1)
+    with pytest.raises(RuntimeError, match="version 2 did not arrive"):
+        await receiver.stage(2)
+    await sending
+    with pytest.raises(ValueError, match="version 2 is not in host memory; there: 1"):
+        receiver.staged(2)
+    assert same(dict(receiver.staged(1)), weights(1))
+
+
+def one_rank_of_two(rank: int, port: int, offer: HostStagedOffer) -> None:
+    """Half of every tensor; rank 0 sends."""
+    init_process_group("gloo", store=TCPStore(HOST, port, 2, False, wait_for_workers=False), rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+
+    async def send() -> None:
+        sender = offer.sender(store_of(offer), CPU) if rank == 0 else Follower(offer.plan)
+        for version in (1, 2):
+            shards = {name: distribute_tensor(t, mesh, [Shard(0)]) for name, t in weights(version).items()}
+            await sender.send(version, shards)
+        if isinstance(sender, HostSender):
+            await sender.arrived(2)
+
+    asyncio.run(send())
+    destroy_process_group()
+
+
+async def test_weights_gathered_from_two_ranks_arrive_whole() -> None:
+    offer, _meeting = offered(receivers=1)
+    world = TCPStore(HOST, 0, 2, True, wait_for_workers=False)
+    arguments = [(rank, world.port, offer) for rank in range(2)]
+    sending = asyncio.create_task(asyncio.to_thread(run_in_processes, one_rank_of_two, arguments, 120))
+    receiver = await asyncio.to_thread(offer.receiver, 0, CPU)
+    for version in (1, 2):
+        await receiver.stage(version)
+        assert same(dict(receiver.staged(version)), weights(version))
+    await sending

@@ -1,0 +1,252 @@
+"""In which order the actor reads, and how it hands its weights over."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from harness.protocols import TrainBatch
+from harness.transfer_queue import Ragged
+from harness.workers.actor import ActorRole, TrainReport
+from harness.workers.dataflow import partition_name
+from harness.workers.readers import AsCompleted, InOrder, Reader
+from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, completion, settle
+
+ROLES = ("rollout", "actor")
+MICRO_BATCH = 2 * GROUP
+LIMIT = 2 * GROUPS
+"""A dispatch limit that lets all of two batches start."""
+
+
+class NotingTrainer:
+    """A train engine that keeps what it was given, and computes while `free` is not set."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+        self.sizes.append(len(batch.responses))
+        await self.free.wait()
+        return {}
+
+    async def step(self) -> dict[str, float]:
+        return {"grad_norm": 1.0}
+
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        return {"weight": torch.ones(3)}
+
+
+class Setting:
+    """Two batches of groups, started by one engine, that the test completes group by group."""
+
+    def __init__(self, batch: int = GROUPS) -> None:
+        self.queue = CountingQueue(ROLES, order="completion")
+        self.trainer = NotingTrainer()
+        self.reader = AsCompleted(self.queue, rows=MICRO_BATCH, group_size=GROUP, batch=batch, wait_timeout_s=60.0)
+        self.actor = actor(self.queue, self.reader, self.trainer)
+
+    async def admit(self) -> None:
+        for iteration in (0, 1):
+            await self.queue.admit(iteration)
+
+    async def start(self, groups: int, below: int) -> None:
+        """The engine takes the next groups, under this dispatch limit."""
+        await self.queue.set_bound("rollout", "engine", below * GROUP)
+        for _ in range(groups):
+            assert await self.queue.get("rollout", GROUP, consumer="engine", timeout_s=5) is not None
+
+    async def complete(self, *groups: int) -> None:
+        for group in groups:
+            rows = range(group * GROUP, (group + 1) * GROUP)
+            await self.queue.put(partition_name(group // GROUPS), rows, columns(rows))
+        await settle()
+
+
+def actor(queue: CountingQueue, reader: Reader, engine: NotingTrainer) -> ActorRole:
+    return ActorRole(engine, queue, TickingClock(), rank=0, reader=reader, device=CPU)
+
+
+def columns(rows: Sequence[int]) -> Mapping[str, np.ndarray | Ragged]:
+    """All that rollout, reward and advantages write."""
+    done = [completion(row, version=0) for row in rows]
+    return {
+        "response": Ragged.from_rows([c.tokens for c in done]),
+        "log_probs": Ragged.from_rows([c.log_probs for c in done]),
+        "versions": Ragged.from_rows([c.versions for c in done]),
+        "engine": np.zeros(len(done), np.int32),
+        "started_at": np.zeros(len(done)),
+        "finished_at": np.zeros(len(done)),
+        "reward": np.zeros(len(done), np.float32),
+        "exact_match": np.zeros(len(done), np.bool_),
+        "advantage": np.zeros(len(done), np.float32),
+    }
+
+
+def groups_of(report: TrainReport) -> list[int]:
+    rows = np.concatenate([part.rows for part in report.trained])
+    groups = rows.reshape(-1, GROUP)
+    assert (groups == groups[:, :1] + np.arange(GROUP)).all(), "a group was torn"
+    return (groups[:, 0] // GROUP).tolist()
+
+
+# --- completion order ------------------------------------------------------------------------------------------------
+
+
+async def test_groups_are_trained_as_they_complete_whatever_their_batch_until_there_are_enough() -> None:
+    setting = Setting(batch=5)
+    await setting.admit()
+    training = asyncio.create_task(setting.actor.train(0))
+    order = [7, 2, 11, 0, 5]
+    for group in order:
+        await setting.complete(group)
+    report = await training
+    assert groups_of(report) == order
+    assert report.grad_norm == 1.0
+    await setting.complete(1, 3, 4, 6, 8)
+    assert sorted(groups_of(await setting.actor.train(1))) == [1, 3, 4, 6, 8]
+
+
+async def test_a_micro_batch_is_what_is_there_up_to_its_size_and_the_last_one_what_is_left_to_take() -> None:
+    setting = Setting(batch=5)
+    await setting.admit()
+    setting.trainer.free.clear()
+    training = asyncio.create_task(setting.actor.train(0))
+    await setting.complete(3)
+    await setting.complete(0, 1, 2, 4, 5)  # while the first is computed; one more than it takes
+    setting.trainer.free.set()
+    report = await training
+    assert setting.trainer.sizes[0] == GROUP and max(setting.trainer.sizes) == MICRO_BATCH
+    assert len(groups_of(report)) == 5
+
+
+async def test_the_next_micro_batch_is_asked_for_while_one_is_computed() -> None:
+    setting = Setting(batch=2)
+    await setting.admit()
+    setting.trainer.free.clear()
+    training = asyncio.create_task(setting.actor.train(0))
+    await setting.complete(4)
+    assert await setting.actor.waiting() == ["actor[0].train waits for rows of batch 0"]
+    assert len(await setting.queue.waiting()) == 1
+    setting.trainer.free.set()
+    await setting.complete(1)
+    assert groups_of(await training) == [4, 1]
+    assert await setting.actor.waiting() == []
+
+
+async def test_what_is_due_is_waited_for_when_nothing_else_fits_before_it() -> None:
+    """Groups 0 and 1 were started under limit 2, and have to be among the next three."""
+    setting = Setting(batch=3)
+    await setting.admit()
+    await setting.start(2, below=2)
+    await setting.start(8, below=LIMIT)
+    training = asyncio.create_task(setting.actor.train(0, first=[(2, 3)]))
+    await setting.complete(5)
+    await setting.complete(6, 7)
+    assert setting.trainer.sizes == [GROUP], "one may go before the two that are due, and no more"
+    await setting.complete(1)
+    await setting.complete(0)
+    assert groups_of(await training) == [5, 1, 0]
+
+
+async def test_what_is_due_later_leaves_room_for_others_now() -> None:
+    """Two were started under limit 2 and are due in six, so that all of the next three may be others."""
+    setting = Setting(batch=3)
+    await setting.admit()
+    await setting.start(2, below=2)
+    await setting.start(8, below=LIMIT)
+    training = asyncio.create_task(setting.actor.train(0, first=[(2, 6)]))
+    await setting.complete(5, 6, 7)
+    assert groups_of(await training) == [5, 6, 7]
+    late = asyncio.create_task(setting.actor.train(1, first=[(2, 3)]))
+    await setting.complete(8, 9)
+    await setting.complete(1)
+    await setting.complete(0)
+    assert groups_of(await late) == [8, 1, 0]
+
+
+async def test_of_several_limits_the_lowest_that_leaves_no_room_goes_first() -> None:
+    """Group 0 is due in two, groups 0 to 2 in four: one other may go before them."""
+    setting = Setting(batch=4)
+    await setting.admit()
+    await setting.start(1, below=1)
+    await setting.start(2, below=3)
+    await setting.start(7, below=LIMIT)
+    training = asyncio.create_task(setting.actor.train(0, first=[(1, 2), (3, 4)]))
+    await setting.complete(8, 9)
+    assert setting.trainer.sizes == [GROUP]
+    await setting.complete(2)
+    assert setting.trainer.sizes == [GROUP], "group 0 is due within two"
+    await setting.complete(0, 1)
+    assert groups_of(await training) == [8, 0, 2, 1]
+
+
+async def test_a_queue_that_ends_before_the_batch_is_whole_is_an_error() -> None:
+    setting = Setting(batch=GROUPS + 1)
+    await setting.queue.admit(0)
+    await setting.complete(*range(GROUPS))
+    await setting.queue.close()
+    with pytest.raises(RuntimeError, match="iteration 3 lacks 1 of its 7 groups, and the queue has no more"):
+        await setting.actor.train(3)
+
+
+# --- as admitted -----------------------------------------------------------------------------------------------------
+
+
+async def test_groups_read_as_they_were_admitted_know_no_other_turn() -> None:
+    queue, trainer = CountingQueue(ROLES), NotingTrainer()
+    reader = InOrder(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=60.0)
+    await queue.admit(0)
+    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
+    role = actor(queue, reader, trainer)
+    with pytest.raises(ValueError, match="needs completion order"):
+        await role.train(0, first=[(2, 3)])
+    assert groups_of(await role.train(0)) == list(range(GROUPS))
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+class NotingSender:
+    """Lets `send` end when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.end = asyncio.Event()
+
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        assert list(parameters) == ["weight"]
+        self.sent.append(version)
+        await self.end.wait()
+
+
+class NotingHostSender(NotingSender):
+    async def arrived(self, version: int) -> None:
+        if version not in self.sent:
+            raise ValueError(f"version {version} was not sent")
+
+    async def resend(self, version: int) -> None: ...
+
+
+async def test_publishing_ends_when_the_sender_does_and_says_that_it_waits() -> None:
+    role, sender = Setting().actor, NotingSender()
+    await role.use(sender)
+    publishing = asyncio.create_task(role.publish(4))
+    await settle()
+    assert await role.waiting() == ["actor[0].publish waits for version 4 to be taken"]
+    sender.end.set()
+    (span,) = await publishing
+    assert (span.kind, span.version, span.iteration) == ("publish_weights", 4, 3)
+    await role.arrived(4)
+
+
+async def test_only_a_sender_that_goes_on_in_the_background_is_asked_what_has_arrived() -> None:
+    role = Setting().actor
+    await role.use(NotingSender())
+    await role.arrived(1)
+    await role.use(NotingHostSender())
+    with pytest.raises(ValueError, match="version 1 was not sent"):
+        await role.arrived(1)

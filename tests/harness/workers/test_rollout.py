@@ -1,0 +1,468 @@
+import asyncio
+
+import pytest
+
+from harness.protocols import RolloutEngine
+from tests.support.role_setting import (
+    GROUP,
+    ROWS,
+    CountingQueue,
+    FixedWeights,
+    HandEngine,
+    rollout_role,
+    settle,
+    torch_engine,
+)
+
+
+async def test_generate_brings_back_every_sample_once_and_leaves_nothing_outstanding() -> None:
+    queue, engine = CountingQueue(), torch_engine(slots=8)
+    rows = await queue.admit(0)
+    role = rollout_role(engine, queue, index=3)
+    await role.generate(0)
+    assert sorted(row for put in queue.responses for row in put) == rows
+    assert engine.running == engine.waiting == 0
+    told = await queue.describe()
+    assert told["partitions"]["train_0"]["written"]["response"] == ROWS
+    batch = await queue.read("actor_fwd")
+    assert len(batch) == ROWS
+    assert all(len(response) > 0 for response in batch.ragged("response").rows())
+
+
+async def test_batch_after_batch_can_be_generated() -> None:
+    queue = CountingQueue()
+    role = rollout_role(torch_engine(), queue)
+    for iteration in range(3):
+        await queue.admit(iteration)
+        await role.generate(iteration)
+    assert sorted(row for put in queue.responses for row in put) == list(range(3 * ROWS))
+
+
+@pytest.mark.parametrize("shares_device", [True, False])
+async def test_an_engine_that_shares_its_device_takes_it_for_a_batch_and_gives_it_back(shares_device: bool) -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    _: RolloutEngine = engine
+    await queue.admit(0)
+    engine.awake = not shares_device
+    running = asyncio.create_task(rollout_role(engine, queue, shares_device=shares_device).generate(0))
+    await settle()
+    assert engine.awake and engine.running == ROWS
+    engine.finish(list(engine.held))
+    await running
+    assert engine.awake is not shares_device
+
+
+async def test_engines_may_be_at_different_batches_at_the_same_time() -> None:
+    queue, engines = CountingQueue(), [HandEngine(), HandEngine()]
+    half = ROWS // 2 // GROUP * GROUP
+    roles = [rollout_role(engine, queue, index=i, share=half) for i, engine in enumerate(engines)]
+    await queue.admit(0)
+    slow = asyncio.create_task(roles[1].generate(0))
+    fast = asyncio.create_task(roles[0].generate(0))
+    await settle()
+    engines[0].finish(list(engines[0].held))
+    await fast
+    await queue.admit(1)
+    fast = asyncio.create_task(roles[0].generate(1))
+    await settle()
+    assert engines[0].held[0] == ROWS and engines[1].running == half
+    engines[1].finish(list(engines[1].held))
+    await slow
+    assert not fast.done()
+    slow = asyncio.create_task(roles[1].generate(1))
+    while not (fast.done() and slow.done()):
+        for engine in engines:
+            engine.finish(list(engine.held))
+        await settle()
+    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS))
+    written = (await queue.describe())["partitions"]
+    assert [written[f"train_{i}"]["written"]["response"] for i in (0, 1)] == [ROWS, ROWS]
+
+
+async def test_several_batches_as_one_fill_the_slots_that_the_first_leaves_free() -> None:
+    queue, engine = CountingQueue(), HandEngine(slots=ROWS + GROUP)
+    for iteration in range(3):
+        await queue.admit(iteration)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0, 2))
+    await settle()
+    assert engine.held == list(range(ROWS + GROUP)), "samples of the second batch run beside those of the first"
+    while not running.done():
+        engine.finish(list(engine.held))
+        await settle()
+    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS)), "and none of the third"
+
+
+async def test_of_several_batches_as_one_each_engine_leaves_the_others_their_share() -> None:
+    queue, early, late = CountingQueue(), HandEngine(slots=2 * ROWS), HandEngine(slots=2 * ROWS)
+    half = ROWS // 2 // GROUP * GROUP
+    for iteration in range(2):
+        await queue.admit(iteration)
+    first = asyncio.create_task(rollout_role(early, queue, index=0, share=half).generate(0, 2))
+    await settle()
+    assert early.running == 2 * half
+    second = asyncio.create_task(rollout_role(late, queue, index=1, share=half).generate(0, 2))
+    await settle()
+    assert late.running == 2 * ROWS - 2 * half
+    early.finish(list(early.held))
+    late.finish(list(late.held))
+    await asyncio.gather(first, second)
+
+
+async def test_an_engine_gets_whole_groups_and_no_more_than_it_has_slots_for() -> None:
+    queue, engine = CountingQueue(), HandEngine(slots=2 * GROUP + 1)
+    await queue.admit(0)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    assert engine.batches == [list(range(2 * GROUP))]
+    engine.finish([0, 1, 2])  # with the spare slot, room for one group
+    await settle()
+    assert engine.batches[1:] == [list(range(2 * GROUP, 3 * GROUP))]
+    while not running.done():
+        engine.finish(list(engine.held))
+        await settle()
+    assert all(len(batch) % GROUP == 0 and batch[0] % GROUP == 0 for batch in engine.batches)
+
+
+async def test_one_engine_does_not_take_more_than_its_share_at_once() -> None:
+    queue, engines = CountingQueue(), [HandEngine(), HandEngine()]
+    await queue.admit(0)
+    roles = [rollout_role(engine, queue, index=i, share=ROWS // 2) for i, engine in enumerate(engines)]
+    running = [asyncio.create_task(role.generate(0)) for role in roles]
+    await settle()
+    assert all(len(batch) <= ROWS // 2 for engine in engines for batch in engine.batches)
+    assert sorted(row for engine in engines for row in engine.held) == list(range(ROWS))
+    for engine in engines:
+        engine.finish(list(engine.held))
+    await asyncio.gather(*running)
+
+
+async def test_the_first_engine_to_ask_leaves_the_others_their_share_of_a_batch() -> None:
+    queue, early, late = CountingQueue(), HandEngine(), HandEngine()
+    await queue.admit(0)
+    half = ROWS // 2 // GROUP * GROUP
+    first = asyncio.create_task(rollout_role(early, queue, index=0, share=half).generate(0))
+    await settle()
+    assert early.running == half  # though it has slots for the whole batch
+    second = asyncio.create_task(rollout_role(late, queue, index=1, share=ROWS - half).generate(0))
+    await settle()
+    assert late.running == ROWS - half
+    early.finish(list(early.held))
+    late.finish(list(late.held))
+    await asyncio.gather(first, second)
+
+
+async def test_a_completion_that_finishes_while_a_put_is_under_way_is_written_exactly_once() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    queue.gate.clear()
+    engine.finish([0, 1])
+    await queue.putting.wait()
+    engine.finish([2])
+    await settle()
+    engine.finish([3, 4])
+    await settle()
+    assert queue.responses == [[0, 1]]
+    queue.gate.set()
+    await settle()
+    assert queue.responses == [[0, 1], [2, 3, 4]]
+    engine.finish(list(engine.held))
+    await running
+    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+
+
+async def test_generate_does_not_return_before_the_last_put_has_ended() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    queue.gate.clear()
+    engine.finish(list(engine.held))
+    await settle()
+    assert not running.done() and engine.awake
+    queue.gate.set()
+    await running
+
+
+async def test_stream_ends_when_the_queue_is_closed_and_exhausted() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    running = asyncio.create_task(rollout_role(engine, queue).stream())
+    for iteration in range(2):
+        await queue.admit(iteration)
+        await settle()
+        engine.finish(list(engine.held))
+        await settle()
+        assert not running.done()
+    await queue.close()
+    await running
+    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS))
+
+
+async def test_stream_waits_for_its_last_samples_after_the_queue_is_exhausted() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    await queue.close()
+    running = asyncio.create_task(rollout_role(engine, queue).stream())
+    await settle()
+    engine.finish(engine.held[:-1])
+    await settle()
+    assert not running.done()
+    engine.finish(list(engine.held))
+    await running
+
+
+async def test_no_group_starts_at_or_beyond_the_dispatch_limit() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.allow(below=2)
+    running = asyncio.create_task(role.stream())
+    await settle()
+    assert engine.held == list(range(2 * GROUP))
+    engine.finish(list(engine.held))
+    await settle()
+    assert engine.held == []
+    await role.allow(below=3)
+    await settle()
+    assert engine.held == list(range(2 * GROUP, 3 * GROUP))
+    await role.allow(below=ROWS // GROUP)
+    engine.finish(list(engine.held))
+    await settle()
+    engine.finish(list(engine.held))
+    await running
+
+
+async def test_groups_under_the_dispatch_limit_start_and_a_new_version_lets_the_rest_in() -> None:
+    queue, engine = CountingQueue(), torch_engine()
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    await role.allow(below=2)
+    running = asyncio.create_task(role.stream())
+    while sum(map(len, queue.responses)) < 2 * GROUP:
+        await settle(1)
+    await settle()
+    assert sorted(row for put in queue.responses for row in put) == list(range(2 * GROUP))
+    await role.pause(drain=False)
+    await role.load(1)
+    await role.resume(below=ROWS // GROUP)
+    await running
+    versions = [set(queue.versions[row]) for row in range(ROWS)]
+    assert versions == [{0}] * 2 * GROUP + [{1}] * (ROWS - 2 * GROUP)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sample(drain: bool) -> None:
+    queue, engine = CountingQueue(), torch_engine(slots=ROWS)
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    running = asyncio.create_task(role.stream())
+    while not queue.responses:
+        await settle(1)
+    assert engine.running, "all finished at once: the test shows nothing"
+    await role.pause(drain=drain)
+    spans = await role.load(1)
+    await role.resume(below=ROWS // GROUP)
+    await running
+    assert [(span.kind, span.version, span.iteration) for span in spans][-1] == ("load_weights", 1, 0)
+    versions = list(queue.versions.values())
+    assert len(versions) == ROWS
+    assert all(row == sorted(row) and set(row) <= {0, 1} for row in versions)
+    spanning = [row for row in versions if set(row) == {0, 1}]
+    assert bool(spanning) is not drain
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_staged_weights_are_swapped_in_while_the_stream_is_paused(drain: bool) -> None:
+    queue, engine, weights = CountingQueue(), torch_engine(slots=ROWS), FixedWeights()
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.join(weights, 0)
+    running = asyncio.create_task(role.stream())
+    while not queue.responses:
+        await settle(1)
+    assert engine.running, "all finished at once: the test shows nothing"
+    (staged,) = await role.stage(1)
+    assert engine.version == 0 and engine.running, "staging disturbs nobody"
+    await role.pause(drain)
+    assert bool(engine.running) is not drain
+    spans = await role.swap(1)
+    await role.resume(below=ROWS // GROUP)
+    await running
+    assert (staged.kind, staged.version, staged.iteration) == ("stage_weights", 1, 0)
+    assert [(span.kind, span.version) for span in spans][-1] == ("load_weights", 1)
+    versions = list(queue.versions.values())
+    assert len(versions) == ROWS and all(row == sorted(row) for row in versions)
+    assert any(set(row) == {0, 1} for row in versions) is not drain
+
+
+async def test_an_idle_engine_swaps_without_a_pause() -> None:
+    queue, engine = CountingQueue(), torch_engine()
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    for iteration in range(2):
+        await queue.admit(iteration)
+        await role.generate(iteration)
+        await role.stage(iteration + 1)
+        await role.swap(iteration + 1)
+    assert all(set(versions) == {row // ROWS} for row, versions in queue.versions.items())
+
+
+async def test_groups_that_arrive_during_a_pause_start_under_the_new_weights() -> None:
+    queue, engine = CountingQueue(), torch_engine(slots=ROWS)
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    running = asyncio.create_task(role.stream())
+    await role.pause(drain=False)
+    await settle()
+    assert (engine.running, engine.waiting) == (0, ROWS)
+    await role.load(1)
+    await role.resume(below=ROWS // GROUP)
+    spans = await running
+    assert all(set(versions) == {1} for versions in queue.versions.values())
+    assert [span.version for span in spans] == [1], "an engine that stands still is not busy, whatever waits in it"
+
+
+async def test_spans_taken_in_the_middle_of_work_reach_up_to_now_and_go_on_from_there() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    role = rollout_role(engine, queue)
+    running = asyncio.create_task(role.generate(0))
+    await settle()
+    (first,) = await role.take_spans()
+    assert first.end > first.start
+    engine.finish(list(engine.held))
+    (second,) = await running
+    assert second.start == first.end and second.end > second.start
+    assert await role.take_spans() == []
+
+
+async def test_each_loop_says_what_it_waits_for() -> None:
+    queue, engine = CountingQueue(), HandEngine(slots=GROUP)
+    await queue.admit(0)
+    role = rollout_role(engine, queue, index=2)
+    assert await role.waiting() == []
+    running = asyncio.create_task(role.generate(0))
+    await settle()
+    assert sorted(await role.waiting()) == [
+        "rollout[2].drain waits for the engine to finish samples",
+        "rollout[2].feed waits for a free slot",
+        "rollout[2].write waits for finished samples",
+    ]
+    while not running.done():
+        engine.finish(list(engine.held))
+        await settle()
+    assert await role.waiting() == []
+    streaming = asyncio.create_task(role.stream())
+    await settle()
+    assert "rollout[2].feed waits for groups of any batch" in await role.waiting()
+    await queue.close()
+    await streaming
+
+
+async def test_a_wait_that_lasts_too_long_says_what_is_missing() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    with pytest.RaisesGroup(pytest.RaisesExc(TimeoutError, match="rollout")):
+        await rollout_role(engine, queue, wait_timeout_s=0.01).stream()
+
+
+async def test_an_engine_that_fails_ends_the_role_with_its_error() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+
+    async def broken() -> list[object]:
+        raise FloatingPointError("log-probabilities are not finite")
+
+    engine.finished = broken
+    with pytest.RaisesGroup(pytest.RaisesExc(FloatingPointError, match="not finite")):
+        await rollout_role(engine, queue).generate(0)
+
+
+def test_an_engine_too_small_for_a_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="engine.slots=3 is less than a group of 4"):
+        rollout_role(HandEngine(slots=3), None)
+
+
+async def test_generate_spans_open_with_work_and_close_without() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
+    await settle()
+    engine.finish(list(engine.held))
+    (span,) = await running
+    assert (span.role, span.kind, span.version) == ("rollout", "generate", 0)
+    assert span.end > span.start
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_who_retires_takes_no_more_finishes_what_it_has_and_takes_again_once_enlisted(paused: bool) -> None:
+    queue, engine = CountingQueue(), HandEngine(slots=2 * GROUP)
+    await queue.admit(0)
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    running = asyncio.create_task(role.stream())
+    await settle()
+    if paused:
+        await role.pause(drain=False)
+    retiring = asyncio.create_task(role.retire())
+    await settle()
+    assert not engine.paused, "what it has is to be finished, whoever paused it"
+    engine.finish(engine.held[:GROUP])
+    await settle()
+    assert engine.running == GROUP and not retiring.done() and not running.done()
+    engine.finish(list(engine.held))
+    await asyncio.gather(retiring, running)
+    await role.generate(0)
+    assert sum(map(len, queue.responses)) == 2 * GROUP, "retired, it takes nothing"
+    await role.enlist()
+    await role.load(1)
+    again = asyncio.create_task(role.generate(0))
+    while not again.done():
+        engine.finish(list(engine.held))
+        await settle()
+    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+
+
+async def test_what_another_had_when_it_was_gone_is_generated_without_what_it_had_written() -> None:
+    queue, engines = CountingQueue(), [HandEngine(slots=2 * GROUP), HandEngine(slots=ROWS)]
+    await queue.admit(0)
+    roles = [rollout_role(engine, queue, index=index) for index, engine in enumerate(engines)]
+    dead = asyncio.create_task(roles[0].generate(0))
+    await settle()
+    alive = asyncio.create_task(roles[1].generate(0))
+    await settle()
+    engines[0].finish([0, 1, GROUP])
+    await settle()
+    engines[1].finish(list(engines[1].held))
+    await alive
+    dead.cancel()
+    await queue.release("rollout[0]")
+    again = asyncio.create_task(roles[1].generate(0))
+    await settle()
+    assert engines[1].held == [row for row in range(2 * GROUP) if row not in (0, 1, GROUP)]
+    engines[1].finish(list(engines[1].held))
+    await again
+    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+
+
+async def test_a_load_waits_for_a_batch_that_is_taken_over() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    role = rollout_role(engine, queue)
+    await role.join(FixedWeights(), 0)
+    running = asyncio.create_task(role.generate(0))
+    await settle()
+    loading = asyncio.create_task(role.load(1))
+    await settle()
+    assert engine.version == 0
+    engine.finish(list(engine.held))
+    await asyncio.gather(running, loading)
+    assert engine.version == 1

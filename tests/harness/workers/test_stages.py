@@ -1,0 +1,350 @@
+"""A batch through all roles, each as it is, over one queue in one process; only the rollout may be a stand-in."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from engines.torch.log_prob import TorchLogProb
+from engines.torch.model import build_model
+from harness.metrics.timeline import KINDS
+from harness.protocols import TrainBatch, TrainEngine
+from harness.rl.advantages import group_advantages
+from harness.transfer_queue import Ragged
+from harness.weight_sync.ipc import SharedOffer
+from harness.workers.actor import ActorRole
+from harness.workers.dataflow import partition_name
+from harness.workers.log_probs import OldLogProbStage, ReferenceStage
+from harness.workers.readers import InOrder
+from harness.workers.reward import AdvantageStage, RewardStage
+from tests.support.role_setting import (
+    ALL_ROLES,
+    CPU,
+    GROUP,
+    GROUPS,
+    ROWS,
+    SMALL,
+    TASK,
+    CountingQueue,
+    FixedWeights,
+    TickingClock,
+    completion,
+    rollout_role,
+    settle,
+    torch_engine,
+)
+
+MICRO_BATCH = 2 * GROUP
+
+
+class NotingTrainer:
+    """A train engine that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.batches: list[TrainBatch] = []
+        self.steps: list[int] = []
+        self.weights = {name: tensor.detach() for name, tensor in build_model(SMALL, seed=9).named_parameters()}
+
+    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+        self.batches.append(batch)
+        return {"tokens": float(len(batch.responses.values)), "ratio_max": float(len(self.batches))}
+
+    async def step(self) -> dict[str, float]:
+        self.steps.append(len(self.batches))
+        return {"grad_norm": 2.5}
+
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        return self.weights
+
+
+def told(
+    queue: CountingQueue, rows: int, minimum: int | None = None, wait_timeout_s: float = 60.0
+) -> dict[str, object]:
+    """What every stage wants to know."""
+    return {
+        "queue": queue,
+        "clock": TickingClock(),
+        "name": "0",
+        "rows": rows,
+        "minimum": rows if minimum is None else minimum,
+        "wait_timeout_s": wait_timeout_s,
+    }
+
+
+def scorer() -> TorchLogProb:
+    return TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU)
+
+
+def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 60.0) -> ActorRole:
+    reader = InOrder(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=wait_timeout_s)
+    return ActorRole(engine, queue, TickingClock(), rank=0, reader=reader, device=CPU)
+
+
+class Stages:
+    def __init__(self, queue: CountingQueue) -> None:
+        self.reward = RewardStage(TASK, **told(queue, ROWS, 1))
+        self.advantages = AdvantageStage(group_size=GROUP, divide_by_std=True, **told(queue, ROWS, GROUP))
+        self.reference = ReferenceStage(scorer(), **told(queue, MICRO_BATCH))
+        self.old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+
+    async def process(self, iteration: int) -> list[object]:
+        every = (self.reward, self.advantages, self.reference, self.old)
+        return [span for spans in await asyncio.gather(*(s.process(iteration) for s in every)) for span in spans]
+
+
+async def put_responses(queue: CountingQueue, rows: Sequence[int], iteration: int = 0) -> None:
+    done = [completion(row, version=0) for row in rows]
+    columns = {
+        "response": Ragged.from_rows([c.tokens for c in done]),
+        "log_probs": Ragged.from_rows([c.log_probs for c in done]),
+        "versions": Ragged.from_rows([c.versions for c in done]),
+        "engine": np.zeros(len(done), np.int32),
+        "started_at": np.zeros(len(done)),
+        "finished_at": np.zeros(len(done)),
+    }
+    await queue.put(partition_name(iteration), rows, columns)
+
+
+async def test_a_batch_passes_through_every_role_and_is_trained_whole_in_order() -> None:
+    queue, trainer = CountingQueue(), NotingTrainer()
+    rows = await queue.admit(0)
+    report, spans, _ = await asyncio.gather(
+        actor(queue, trainer).train(0), Stages(queue).process(0), rollout_role(torch_engine(), queue).generate(0)
+    )
+    assert np.concatenate([part.rows for part in report.trained]).tolist() == rows
+    assert [len(batch.responses) for batch in trainer.batches] == [MICRO_BATCH] * (ROWS // MICRO_BATCH)
+    assert trainer.steps == [ROWS // MICRO_BATCH]
+    assert report.grad_norm == 2.5
+    assert report.sums["tokens"] == sum(len(batch.responses.values) for batch in trainer.batches)
+    assert report.sums["ratio_max"] == ROWS // MICRO_BATCH
+    assert {span.kind for span in (*spans, *report.spans)} <= KINDS
+
+
+async def test_every_column_that_training_reads_belongs_to_its_row() -> None:
+    queue, trainer = CountingQueue(), NotingTrainer()
+    await queue.admit(0)
+    await asyncio.gather(
+        actor(queue, trainer).train(0), Stages(queue).process(0), rollout_role(torch_engine(), queue).generate(0)
+    )
+    row, scored = 0, scorer()
+    for batch in trainer.batches:
+        scores = []
+        for prompt, response in zip(batch.prompts.rows(), batch.responses.rows(), strict=True):
+            problem = TASK.problem(row // GROUP, seed=0)
+            assert prompt.tolist() == problem.prompt.tolist()
+            scores.append(TASK.score(response, problem.answer).reward)
+            row += 1
+        expected = group_advantages(torch.tensor(scores).view(-1, GROUP)).flatten()
+        np.testing.assert_array_equal(batch.advantages, expected.numpy())
+        ours = await scored.log_probs(batch.prompts, batch.responses)
+        for column in (batch.ref_log_probs, batch.old_log_probs):
+            assert column is not None and column.lengths.tolist() == batch.responses.lengths.tolist()
+            np.testing.assert_array_equal(column.values, ours.values)
+        np.testing.assert_allclose(batch.behaviour_log_probs.values, ours.values, rtol=1e-4, atol=1e-5)
+        assert batch.old_versions is not None and batch.old_versions.tolist() == [0] * len(batch.responses)
+    assert row == ROWS
+
+
+async def test_rewards_do_not_wait_for_a_whole_group_but_advantages_do() -> None:
+    queue = CountingQueue()
+    await queue.admit(0)
+    stages = Stages(queue)
+    running = asyncio.create_task(stages.process(0))
+    await put_responses(queue, [0, 1, 5])
+    await settle()
+    written = (await queue.describe())["partitions"]["train_0"]["written"]
+    assert (written["reward"], written["advantage"]) == (3, 0)
+    await put_responses(queue, [2, 3])
+    await settle()
+    written = (await queue.describe())["partitions"]["train_0"]["written"]
+    assert (written["reward"], written["advantage"]) == (5, GROUP)
+    await put_responses(queue, [4, *range(6, ROWS)])
+    await running
+
+
+async def test_a_stage_scores_whole_groups_first_in_first_out_whatever_finishes_first() -> None:
+    queue = CountingQueue()
+    await queue.admit(0)
+    stage = ReferenceStage(scorer(), **told(queue, MICRO_BATCH))
+    running = asyncio.create_task(stage.process(0))
+    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await settle()
+    assert (await queue.describe())["partitions"]["train_0"]["written"]["ref_log_probs"] == 0
+    await put_responses(queue, range(MICRO_BATCH))
+    assert len(await running) == GROUPS * GROUP // MICRO_BATCH
+
+
+async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
+    queue = CountingQueue()
+    stage = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    await stage.join(FixedWeights(), 0)
+    await queue.admit(0)
+    running = asyncio.create_task(stage.process(0))
+    await put_responses(queue, range(MICRO_BATCH))
+    await settle()
+    (span,) = await stage.load(1)
+    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await running
+    assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "load_weights", 1, 0)
+    await RewardStage(TASK, **told(queue, ROWS, 1)).process(0)
+    await AdvantageStage(group_size=GROUP, divide_by_std=True, **told(queue, ROWS, GROUP)).process(0)
+    await ReferenceStage(scorer(), **told(queue, MICRO_BATCH)).process(0)
+    batch = await queue.read("actor")
+    assert batch.dense("old_version").tolist() == [0] * MICRO_BATCH + [1] * (ROWS - MICRO_BATCH)
+    new = TorchLogProb(build_model(SMALL, seed=1), temperature=1.0, device=CPU)
+    late = np.arange(MICRO_BATCH, ROWS)
+    expected = await new.log_probs(batch.ragged("prompt").take(late), batch.ragged("response").take(late))
+    np.testing.assert_allclose(batch.ragged("old_log_probs").take(late).values, expected.values, rtol=1e-4, atol=1e-5)
+
+
+async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_last() -> None:
+    queue, trainer = CountingQueue(roles=("rollout", "actor")), NotingTrainer()
+    await queue.admit(0)
+    reward = RewardStage(TASK, **told(queue, ROWS, 1))
+    advantages = AdvantageStage(group_size=GROUP, divide_by_std=False, **told(queue, ROWS, GROUP))
+    running = asyncio.gather(actor(queue, trainer).train(0), reward.process(0), advantages.process(0))
+    await put_responses(queue, range(MICRO_BATCH))
+    await settle()
+    assert (len(trainer.batches), trainer.steps) == (1, [])
+    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await running
+    assert trainer.steps == [ROWS // MICRO_BATCH]
+    assert trainer.batches[0].ref_log_probs is None and trainer.batches[0].old_log_probs is None
+
+
+@pytest.mark.parametrize("role", ["reward", "reference"])
+async def test_a_stage_that_waits_too_long_names_what_is_missing(role: str) -> None:
+    queue = CountingQueue(ALL_ROLES)
+    await queue.admit(0)
+    short = {"wait_timeout_s": 0.01}
+    stage = {
+        "reward": RewardStage(TASK, **told(queue, ROWS, 1, **short)),
+        "reference": ReferenceStage(scorer(), **told(queue, MICRO_BATCH, **short)),
+    }[role]
+    with pytest.raises(TimeoutError, match="response"):
+        await stage.process(0)
+
+
+async def test_a_trainer_that_waits_too_long_names_what_is_missing() -> None:
+    queue = CountingQueue()
+    await queue.admit(0)
+    with pytest.raises(TimeoutError, match="advantage"):
+        await actor(queue, NotingTrainer(), wait_timeout_s=0.01).train(0)
+
+
+async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_memory() -> None:
+    queue, trainer = CountingQueue(), NotingTrainer()
+    role, rollout = actor(queue, trainer), rollout_role(torch_engine(), queue)
+    old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    offer = await role.open_shared(await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
+    with ThreadPoolExecutor(2) as pool:
+        for number, receiver in enumerate((rollout, old)):
+            pool.submit(asyncio.run, receiver.join(offer, number))
+        await role.meet_receivers()
+    assert isinstance(offer, SharedOffer)
+    offer.withdraw()
+    with ThreadPoolExecutor(2) as pool:
+        for receiver in (rollout, old):
+            pool.submit(asyncio.run, receiver.load(1))
+        (span,) = await role.publish(1)
+    assert (span.role, span.kind, span.version, span.iteration) == ("actor", "publish_weights", 1, 0)
+    assert rollout.engine.version == old.version == 1
+    sent = await role.full_weights()
+    assert sent is not None and all(torch.equal(sent[name], tensor) for name, tensor in trainer.weights.items())
+
+
+async def test_weights_go_from_the_actor_to_engine_and_scorer_through_host_memory_while_training_goes_on() -> None:
+    queue, trainer, engine = CountingQueue(), NotingTrainer(), torch_engine()
+    role, rollout = actor(queue, trainer), rollout_role(engine, queue)
+    old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    offer = await role.open_host_staged(await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
+    with ThreadPoolExecutor(2) as pool:
+        for number, receiver in enumerate((rollout, old)):
+            pool.submit(asyncio.run, receiver.join(offer, number))
+        await role.meet_receivers()
+    sent = {name: tensor.clone() for name, tensor in trainer.weights.items()}
+    await role.publish(1)
+    for tensor in trainer.weights.values():
+        tensor.zero_()
+    await asyncio.gather(role.arrived(1), rollout.stage(1), old.stage(1))
+    assert rollout.engine.version == old.version == 0
+    await rollout.swap(1)
+    await old.swap(1)
+    assert rollout.engine.version == old.version == 1
+    loaded = dict(engine._model.named_parameters())
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in sent.items())
+
+
+async def test_publishing_before_the_transport_is_open_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="before the transport was opened"):
+        await actor(CountingQueue(), NotingTrainer()).publish(1)
+
+
+# --- loads and computations take their time on a simulated clock ------------------------------------------------------
+
+
+class SlowScorer:
+    """A log-prob engine that computes and loads until it is told to end, and writes down what it did."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.end = asyncio.Event()
+
+    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        await self._take_time("score")
+        return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
+
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        list(weights)
+        await self._take_time("load")
+
+    async def _take_time(self, what: str) -> None:
+        self.log.append(f"{what} begins")
+        await self.end.wait()
+        self.log.append(f"{what} ends")
+
+
+async def slow_stage() -> tuple[OldLogProbStage, SlowScorer, CountingQueue]:
+    """It has joined, version 1 is in its host memory, and a micro-batch waits for it."""
+    queue, engine = CountingQueue(), SlowScorer()
+    stage = OldLogProbStage(engine, CPU, **told(queue, MICRO_BATCH))
+    await stage.join(FixedWeights(), 0)
+    await queue.admit(0)
+    await put_responses(queue, range(MICRO_BATCH))
+    (span,) = await stage.stage(1)
+    assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "stage_weights", 1, 0)
+    return stage, engine, queue
+
+
+async def test_weights_that_come_during_a_computation_are_loaded_after_it() -> None:
+    stage, engine, queue = await slow_stage()
+    working = asyncio.create_task(stage.process(0))
+    await settle()
+    swapping = asyncio.create_task(stage.swap(1))
+    await settle()
+    assert engine.log == ["score begins"] and stage.version == 0
+    assert "actor_fwd[0].load waits for the weights of version 1" in await stage.waiting()
+    engine.end.set()
+    (span,) = await swapping
+    await settle()
+    assert engine.log == ["score begins", "score ends", "load begins", "load ends"]
+    assert (span.kind, span.version) == ("load_weights", 1)
+    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    spans = await working
+    assert [s.version for s in spans if s.kind == "old_log_prob"] == [0, 1, 1]
+
+
+async def test_rows_that_come_during_a_load_are_scored_by_what_was_loaded() -> None:
+    stage, engine, queue = await slow_stage()
+    swapping = asyncio.create_task(stage.swap(1))
+    await settle()
+    scoring = asyncio.create_task(stage.compute(await queue.read("actor_fwd", count=MICRO_BATCH)))
+    await settle()
+    assert engine.log == ["load begins"]
+    engine.end.set()
+    await swapping
+    assert (await scoring)["old_version"].tolist() == [1] * MICRO_BATCH
+    assert engine.log == ["load begins", "load ends", "score begins", "score ends"]

@@ -1,0 +1,244 @@
+"""What each schedule asks of a job, in which order: what runs beside what, and what waits for what."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedules import (
+    SCHEDULES,
+    ColocateSync,
+    DelayedUpdate,
+    FullyAsync,
+    HalfStep,
+    KStepOff,
+    OneStepOff,
+    SeparatedSync,
+)
+from schedules.capacity import Capacity
+from schedules.protocol import Schedule
+from tests.support.fake_job import DEVICE, HOST, FakeJob
+
+# -- colocate_sync
+
+
+async def test_colocated_roles_take_the_devices_one_after_the_other() -> None:
+    job = FakeJob()
+    await ColocateSync().run(job)
+    on_device = ("admit", "generate", *DEVICE, "train", "publish")
+    expected: list[str] = []
+    for i in range(4):
+        asked = [f"admit {8 * (i + 1)}", f"generate {i}", f"reference {i}", f"actor_fwd {i}", f"train {i}"]
+        for line in [*asked, f"publish {i + 1}"]:
+            expected += [line, f"{line} done"]
+    assert [line for line in job.log.lines if line.startswith(on_device)] == expected
+
+
+async def test_colocated_rewards_and_advantages_run_beside_the_device_stages_and_end_before_training() -> None:
+    job = FakeJob()
+    await ColocateSync().run(job)
+    log = job.log
+    for i in range(4):
+        for name in HOST:
+            assert log.at(f"generate {i} done") < log.at(f"{name} {i}")
+            assert log.at(f"{name} {i}") < log.at(f"reference {i} done"), "host stages wait for no device stage"
+            assert log.at(f"{name} {i} done") < log.at(f"train {i}")
+        assert log.at(f"advantages {i}") < log.at(f"reward {i} done"), "they wait for rows, not for each other"
+
+
+async def test_a_failing_stage_ends_a_colocated_run_before_training() -> None:
+    job = FakeJob()
+
+    async def fail(iteration: int) -> None:
+        raise OSError("no reward model")
+
+    job.host_stages[0].process = fail  # type: ignore[method-assign]
+    with pytest.raises(ExceptionGroup) as caught:
+        await ColocateSync().run(job)
+    assert caught.group_contains(OSError, match="no reward model") and not job.log.of("train")
+
+
+# -- separated_sync
+
+
+async def test_without_streaming_separated_roles_wait_for_whole_batches() -> None:
+    log = await FakeJob().play(SeparatedSync(streaming=False))
+    for i in range(4):
+        for name in (*HOST, *DEVICE):
+            assert log.at(f"generate {i} done") < log.at(f"{name} {i}")
+            assert log.at(f"{name} {i} done") < log.at(f"train {i}")
+        assert log.at(f"actor_fwd {i}") < log.at(f"reference {i} done"), "they have devices of their own"
+
+
+async def test_with_streaming_separated_roles_begin_a_batch_together() -> None:
+    log = await FakeJob().play(SeparatedSync())
+    for i in range(4):
+        begun = [log.at(f"{what} {i}") for what in ("generate", *HOST, *DEVICE, "train")]
+        ended = [log.at(f"{what} {i} done") for what in ("generate", *HOST, *DEVICE, "train")]
+        assert max(begun) < min(ended) and max(ended) < log.at(f"publish {i + 1}")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_a_separated_batch_is_admitted_when_its_version_was_published(streaming: bool) -> None:
+    log = await FakeJob().play(SeparatedSync(streaming=streaming))
+    assert log.of("admit") == [f"admit {8 * (i + 1)}" for i in range(4)]
+    for i in range(1, 4):
+        assert log.at(f"publish {i} done") < log.at(f"admit {8 * (i + 1)}") < log.at(f"generate {i}")
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_rollout_that_fails_ends_a_separated_run(streaming: bool) -> None:
+    job = FakeJob()
+
+    async def fail(iteration: int) -> None:
+        raise OSError("an engine died")
+
+    job.rollout.generate = fail  # type: ignore[method-assign, assignment]
+    with pytest.raises((OSError, ExceptionGroup)):
+        await SeparatedSync(streaming=streaming).run(job)
+    assert "train 0 done" not in job.log.lines
+
+
+# -- one_step_off and k_step_off
+
+
+async def test_one_step_off_generates_the_next_batch_while_it_trains_and_meets_for_weights() -> None:
+    log = await FakeJob().play(OneStepOff())
+    assert log.of("admit") == [f"admit {8 * (version + 2)}" for version in range(5)]
+    for i in range(4):
+        for name in (*HOST, *DEVICE):
+            assert log.at(f"generate {i} done") < log.at(f"{name} {i}") < log.at(f"train {i}")
+            assert log.at(f"{name} {i} done") < log.at(f"train {i}"), "training starts when the batch is complete"
+        assert log.at(f"train {i} done") < log.at(f"publish {i + 1}")
+    for i in range(1, 4):
+        if i > 1:
+            assert log.at(f"publish {i - 1} done") < log.at(f"generate {i}"), "batch i is sampled by version i - 1"
+        assert log.at(f"generate {i}") < log.at(f"train {i - 1}") < log.at(f"publish {i}")
+        assert log.at(f"generate {i} done") < log.at(f"publish {i}"), "and by no other"
+    assert log.of("generate") == [f"generate {i}" for i in range(4)]
+
+
+async def test_k_step_off_with_k_1_is_one_step_off_call_by_call() -> None:
+    one, k = await FakeJob().play(OneStepOff()), await FakeJob().play(KStepOff(k=1))
+    assert one.lines == k.lines
+
+
+async def test_k_step_off_makes_k_versions_on_a_rollout_batch_and_gives_engines_the_last() -> None:
+    log = await FakeJob(iterations=6).play(KStepOff(k=2))
+    assert log.of("generate") == ["generate 0-1", "generate 2-3", "generate 4-5"]
+    assert log.of("publish", "keep") == ["keep 1", "publish 2", "keep 3", "publish 4", "keep 5", "publish 6"]
+    assert log.of("admit") == ["admit 32", "admit 48", "admit 64", "admit 80"], "limit(v) = (v + 4) * 8 at boundaries"
+    assert log.at("generate 2-3") < log.at("train 0") < log.at("generate 2-3 done") < log.at("publish 2")
+    assert log.at("train 1 done") < log.at("publish 2") < log.at("generate 4-5")
+    assert log.at("train 0 done") < log.at("keep 1 done") < log.at("train 1")
+
+
+async def test_the_last_rollout_batch_of_k_step_off_is_what_is_left() -> None:
+    log = await FakeJob(iterations=5).play(KStepOff(k=3))
+    assert log.of("generate") == ["generate 0-2", "generate 3-4"]
+    assert log.of("publish", "keep") == ["keep 1", "keep 2", "publish 3", "keep 4", "publish 5"]
+
+
+@pytest.mark.parametrize("k", [0, -2])
+def test_a_rollout_batch_of_no_training_batch_is_refused(k: int) -> None:
+    with pytest.raises(ValueError, match=f"^schedule.k={k} is no number of training batches; use 1 or more$"):
+        KStepOff(k=k)
+
+
+# -- delayed_update and half_step
+
+
+async def test_every_engine_swaps_between_two_batches_the_version_before() -> None:
+    job = FakeJob(engines=3)
+    log = await job.play(DelayedUpdate())
+    for k in range(3):
+        own = [line for line in log.lines if line.startswith(f"{k}: ") and not line.endswith("done")]
+        assert own == [f"{k}: {what}" for what in BATCH_BY_BATCH], "swaps are never before a generate is done"
+    for version in (1, 2):
+        assert log.at(f"here {version}") < log.at(f"0: swap {version}")
+    assert log.of("allow", "stream") == [], "a batch's own groups are all that an engine is asked for"
+
+
+BATCH_BY_BATCH = ["generate 0", "generate 1", "swap 1", "generate 2", "swap 2", "generate 3"]
+
+
+@pytest.mark.parametrize("schedule", [DelayedUpdate(), HalfStep()])
+async def test_training_goes_on_while_staged_weights_travel(schedule: Schedule) -> None:
+    job = FakeJob()
+    limits = [Capacity(8, schedule.eta).limit(version) for version in range(5)]
+    log = await job.play(schedule)
+    assert log.of("admit") == [f"admit {limit}" for limit in limits]
+    asked = [line for line in log.lines if line.startswith(("train", "stage", "admit", "close"))]
+    expected = [f"admit {limits[0]}"]
+    for version in range(1, 5):
+        expected += [f"train {version - 1}", f"stage {version}", f"admit {limits[version]}"]
+    assert [line for line in asked if not line.endswith("done")] == [*expected, "close"]
+    assert log.at("stage 1 done") < log.at("train 1") < log.at("here 1"), "one version travels while the next is made"
+    assert log.at("here 4"), "nothing is under way when the run ends"
+    for name in (*HOST, *DEVICE):
+        assert log.of(f"{name} ") == [f"{name} streams"]
+
+
+async def test_cohorts_take_a_version_one_after_the_other() -> None:
+    log = await FakeJob(engines=5).play(HalfStep(cohorts=3))
+    assert log.of("allow") == ["allow 12"]
+    expected = []
+    for version in range(1, 5):
+        for k in range(3):
+            for verb in ("pause drain=False", f"swap {version}", f"resume {8 * version + 12}"):
+                expected += [f"{k}: {verb}", f"{k}: {verb} done"]
+    assert [line for line in log.lines if line[1:3] == ": "] == expected, "at most one is paused at any time"
+
+
+async def test_cohorts_drain_where_samples_may_not_go_on_under_new_weights() -> None:
+    log = await FakeJob().play(HalfStep(partial=False))
+    assert set(log.of("0: pause", "1: pause")) == {"0: pause drain=True", "1: pause drain=True"}
+
+
+@pytest.mark.parametrize("cohorts", [1, 0])
+def test_a_single_cohort_would_stop_rollout_as_a_whole(cohorts: int) -> None:
+    with pytest.raises(ValueError, match=f"^schedule.cohorts={cohorts} leaves no engine to generate .*; use 2 or more"):
+        HalfStep(cohorts=cohorts)
+
+
+def test_half_step_needs_an_engine_for_every_cohort() -> None:
+    assert (HalfStep().least_engines, HalfStep(cohorts=3).least_engines, DelayedUpdate().least_engines) == (2, 3, 1)
+
+
+# -- all of them
+
+
+def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
+    told = {name: (s.transport, s.eta, s.order) for name, s in ((name, made()) for name, made in SCHEDULES.items())}
+    assert told == {
+        "colocate_sync": ("ipc", 0.0, "fifo"),
+        "separated_sync": ("collective", 0.0, "fifo"),
+        "one_step_off": ("collective", 1.0, "fifo"),
+        "k_step_off": ("collective", 3.0, "fifo"),
+        "delayed_update": ("host_staged", 1.0, "fifo"),
+        "half_step": ("host_staged", 0.5, "fifo"),
+        "fully_async": ("collective", 2.0, "fifo"),
+    }
+    assert FullyAsync(order="completion").order == "completion"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+async def test_every_version_is_made_known_once_and_in_order(name: str) -> None:
+    log = await FakeJob(iterations=5).play(SCHEDULES[name]())
+    assert [line.split()[1] for line in log.of("publish", "stage", "keep")] == ["1", "2", "3", "4", "5"]
+    assert log.of("train") == [f"train {i}" for i in range(5)]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+async def test_a_job_of_one_iteration_ends(name: str) -> None:
+    log = await FakeJob(iterations=1).play(SCHEDULES[name]())
+    assert log.of("train") == ["train 0"]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+async def test_the_first_failure_ends_every_schedule(name: str) -> None:
+    with pytest.raises((ArithmeticError, ExceptionGroup)) as caught:
+        await FakeJob(fail_at=2).play(SCHEDULES[name]())
+    error: BaseException = caught.value
+    while isinstance(error, ExceptionGroup):
+        (error,) = error.exceptions
+    assert str(error) == "the loss of iteration 2 is not finite"

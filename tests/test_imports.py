@@ -1,0 +1,50 @@
+"""Which packages a module may bring along: the rules of docs/architecture.md, in processes of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.project import ROOT
+
+GPU_MACHINE = ("ray", "hydra", "mlflow", "omegaconf")
+"""What a machine that only runs and profiles engines need not have."""
+HEAVY = ("torch", "ray", "vllm", "transformers")
+
+
+def modules(folder: str) -> list[str]:
+    """Every module of a package, by its dotted name."""
+    paths = sorted((ROOT / folder).glob("*.py"))
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.stem != "__init__"]
+
+
+def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
+    program = f"import sys, {module}; print(*(name for name in {unwanted!r} if name in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> None:
+    folders = ("engines", "engines/vllm", "engines/sglang", "harness/weight_sync", "harness/rl", "harness/profile")
+    together = ", ".join(("tests.gpu.bench_gpu", *(module for folder in folders for module in modules(folder))))
+    assert brought_along(together, GPU_MACHINE) == []
+
+
+@pytest.mark.parametrize("folder", ["harness/metrics", "harness/report", "harness/statistics", "harness/comparison"])
+def test_metrics_and_reports_load_without_torch_ray_or_vllm(folder: str) -> None:
+    assert brought_along(", ".join(modules(folder)), HEAVY) == []
+
+
+def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
+    light = (
+        "harness.cli.main, harness.config, harness.config.compose, harness.config.checks.job, "
+        "harness.cli.machine_report, schedules"
+    )
+    assert brought_along(light, (*HEAVY, "mlflow")) == []
+
+
+def test_a_package_that_is_brought_along_would_be_noticed() -> None:
+    assert brought_along("engines.torch.padding", HEAVY) == ["torch"]
