@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -17,17 +18,9 @@ from tests.support.project import ROOT
 
 PACKAGES = ("harness", "schedules", "engines")
 FILES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
-LONGEST_FILE = 310  # lines
-KNOW_SCHEDULES_AND_ENGINES = (
-    "harness/runner/",
-    "harness/planner/",
-    "harness/predict/",
-    "harness/profile/",
-    "harness/campaign/",
-    "harness/papers/",
-    "harness/verbs/",
-    "harness/cli/main.py",
-)
+LAYERS = re.findall(r"^\| `([\w/.]+?)/?` \|", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+"""Folders from top to bottom, as documented."""
+MODULES = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in FILES}
 
 
 def tree(file: str) -> ast.Module:
@@ -35,7 +28,7 @@ def tree(file: str) -> ast.Module:
 
 
 def imports(file: str) -> set[str]:
-    """Full names of the modules that a file imports, anywhere in it. `from a import b` gives both a and a.b."""
+    """Full names of what a file imports, anywhere in it. `from a import b` gives both a and a.b."""
     found: set[str] = set()
     for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
@@ -44,6 +37,12 @@ def imports(file: str) -> set[str]:
             assert node.level == 0 and node.module, f"{file}: line {node.lineno}: imports are absolute"
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
+
+
+def layer_of(module: str) -> str:
+    """The row of the table that a module belongs to: its own, or the nearest folder above it that has one."""
+    file = MODULES[module]
+    return next(part for part in [file, *map(str, PurePosixPath(file).parents)] if part in LAYERS)
 
 
 def of_package(names: set[str], *packages: str) -> set[str]:
@@ -92,15 +91,36 @@ def test_an_engine_knows_protocols_config_and_pure_functions_only(file: str) -> 
 
 
 @pytest.mark.parametrize(
-    "file", [file for file in in_package("harness/") if not file.startswith(KNOW_SCHEDULES_AND_ENGINES)]
+    "file", [file for file in FILES if PurePosixPath(file).name not in ("__init__.py", "__main__.py")]
 )
-def test_the_harness_below_the_runner_knows_no_schedule_and_no_engine(file: str) -> None:
-    assert not of_package(imports(file), "schedules", "engines", "harness.driver")
-    named = [text for text in texts(file) for schedule in SCHEDULES if schedule in text]
-    assert not named
+def test_imports_point_downwards_in_the_table_of_folders(file: str) -> None:
+    own = LAYERS.index(layer_of(file.removesuffix(".py").replace("/", ".")))
+    upwards = [name for name in imports(file) if name in MODULES and LAYERS.index(layer_of(name)) < own]
+    assert not upwards
 
 
-@pytest.mark.parametrize("file", in_package("harness/statistics/"))
+def test_the_table_of_folders_names_every_folder_that_has_code() -> None:
+    beside = {"harness/transfer_queue", "harness/studies", "harness"}
+    folders = {PurePosixPath(file).parent.as_posix() for file in FILES} - beside
+    assert {folder for folder in folders if not folder.startswith("harness/transfer_queue")} <= set(LAYERS)
+
+
+MAY_NAME_ONE = ("cli", "driver", "studies", "comparison/running", "cost_model/profile", "config/checks")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        file
+        for file in in_package("harness/")
+        if not file.startswith(tuple(f"harness/{name}/" for name in MAY_NAME_ONE))
+    ],
+)
+def test_what_schedules_share_names_no_schedule(file: str) -> None:
+    assert not [text for text in texts(file) for schedule in SCHEDULES if schedule in text]
+
+
+@pytest.mark.parametrize("file", in_package("harness/comparison/statistics/"))
 def test_statistics_are_functions_of_arrays(file: str) -> None:
     found = imports(file)
     assert of_package(found, *PACKAGES) == of_package(found, "harness.comparison.statistics")
@@ -116,11 +136,6 @@ def test_only_files_that_say_so_import_ray(file: str) -> None:
 @pytest.mark.parametrize("file", in_package("harness/rl/", "harness/weight_sync/"))
 def test_rl_and_weight_sync_run_where_only_torch_is(file: str) -> None:
     assert not of_package(imports(file), "ray", "hydra", "omegaconf", "mlflow", "pyarrow", "pandas")
-
-
-@pytest.mark.parametrize("file", list(FILES))
-def test_no_file_grows_beyond_what_can_be_read_at_once(file: str) -> None:
-    assert len(FILES[file].read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
 
 
 def choices(group: str) -> set[str]:

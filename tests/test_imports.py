@@ -28,12 +28,22 @@ def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
 
 
 def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> None:
-    folders = ("engines", "engines/vllm", "engines/sglang", "harness/weight_sync", "harness/rl", "harness/profile")
+    folders = (
+        "engines",
+        "engines/torch",
+        "engines/vllm",
+        "engines/sglang",
+        "harness/weight_sync",
+        "harness/rl",
+        "harness/cost_model/profile",
+    )
     together = ", ".join(("tests.gpu.bench_gpu", *(module for folder in folders for module in modules(folder))))
     assert brought_along(together, GPU_MACHINE) == []
 
 
-@pytest.mark.parametrize("folder", ["harness/metrics", "harness/report", "harness/statistics", "harness/comparison"])
+@pytest.mark.parametrize(
+    "folder", ["harness/metrics", "harness/report", "harness/comparison/statistics", "harness/comparison"]
+)
 def test_metrics_and_reports_load_without_torch_ray_or_vllm(folder: str) -> None:
     assert brought_along(", ".join(modules(folder)), HEAVY) == []
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.comparison_order import Order, compare_order, sweep_order
 from harness.comparison.experiment import Campaign, ListedCell, common_seeds, read_campaign, write_campaign
 from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal
 from harness.comparison.running.cells import JobCell, LeftOut, lay_out_all
 from harness.comparison.running.conclusion import conclude
 from harness.comparison.running.gate import gate_job, passed_before, run_gate
-from harness.comparison.running.order import Order, compare_order, sweep_order
 from harness.comparison.running.outlook import machine_warnings, print_failures, print_outlook
 from harness.comparison.running.running import Command, Runs, bench_command, run_cells
 from harness.config import ConfigError

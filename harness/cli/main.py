@@ -26,7 +26,7 @@ VERBS = {
     "list": "harness.cli.look:show_choices",
     "doctor": "harness.cli.look:doctor",
     "ui": "harness.cli.mlflow:ui",
-    "mlflow-sync": "harness.cli.mlflow:mlflow_sync",
+    "mlflow-sync": "harness.cli.mlflow_sync:mlflow_sync",
     "table": "harness.cli.simulated:table",
     "plan": "harness.cli.simulated:plan",
     "scaling": "harness.cli.simulated:scaling",

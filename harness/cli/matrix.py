@@ -9,10 +9,10 @@ from typing import get_args
 from rich.console import Console
 
 from harness.cli.compare import carry_out
+from harness.cli.comparison_order import Order, order_of, own_and_settings
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
 from harness.comparison.matrix import matrix_of, write_matrix
 from harness.comparison.running.cells import WantedCell
-from harness.comparison.running.order import Order, order_of, own_and_settings
 from harness.comparison.running.running import Command, bench_command
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule

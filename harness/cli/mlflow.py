@@ -27,11 +27,3 @@ def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)")
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]
     os.execv(sys.executable, [*command, "--backend-store-uri", f"sqlite:///{database}"])
-
-
-def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Fill in what MLflow lacks of finished runs, of all or of one experiment."""
-    from harness.driver.mirror import catch_up
-
-    catch_up(arguments, results, console)
-    return 0

@@ -3,6 +3,7 @@
 from harness.config.fields import STRICT, ConfigError, first_line
 from harness.config.job import (
     AlgorithmConfig,
+    Backend,
     ClusterConfig,
     EngineConfig,
     JobConfig,
@@ -18,6 +19,7 @@ from harness.config.simulation import CostConfig, DeviceConfig, LengthsConfig, R
 __all__ = [
     "STRICT",
     "AlgorithmConfig",
+    "Backend",
     "ClusterConfig",
     "ConfigError",
     "CostConfig",

@@ -108,6 +108,7 @@ class AlgorithmConfig:
         return self.correction == "decoupled" and self.proximal == "actor_fwd"
 
 
+Backend = Literal["real", "virtual", "paced"]
 Layout = Literal["padded", "packed"]
 """How a micro-batch is laid out: a row for each sample, filled up to the longest; or all of them in one row."""
 
@@ -161,7 +162,7 @@ class JobConfig:
     """Everything that decides a run, except its seed."""
 
     experiment: Name
-    backend: Literal["auto", "real", "virtual", "paced"]
+    backend: Literal["auto"] | Backend
     iterations: Count
     seeds: Seeds  # a number of seeds (0, 1, ...) or the seeds themselves
     smoke: Switch

@@ -11,7 +11,7 @@ from typing import Any
 from harness.config import AlgorithmConfig, JobConfig, ModelConfig
 from harness.protocols import Sampling
 from harness.runtime.clock import RealClock
-from harness.tasks import TASKS, Task
+from harness.tasks import make_task, max_tokens
 from harness.transfer_queue import TransferQueue
 from harness.workers.readers import AsCompleted, InOrder, Reader
 from schedules.protocol import Order
@@ -39,16 +39,6 @@ class Recipe:
             "clock": RealClock(self.origin),
             "wait_timeout_s": self.config.cluster.wait_timeout_s,
         }
-
-
-def make_task(config: JobConfig) -> Task:
-    options = {} if config.task.path is None else {"path": config.task.path}
-    return TASKS[config.task.name](**options)
-
-
-def max_tokens(config: JobConfig, task: Task) -> int:
-    """Longest response: the job's setting, or the task's own."""
-    return config.max_tokens or task.max_response_tokens
 
 
 def build_rollout(recipe: Recipe, number: int, engines: int, shares_device: bool) -> Any:

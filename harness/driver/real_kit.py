@@ -20,11 +20,10 @@ from harness.driver.build import (
     build_reference,
     build_reward,
     build_rollout,
-    make_task,
 )
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
-from harness.tasks import Task
+from harness.tasks import Task, make_task
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.wires import Wire, wire_of
 from schedules import Schedule

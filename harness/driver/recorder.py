@@ -14,8 +14,8 @@ from harness.metrics.ledger import DropReason, Ledger
 from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import Fate, SampleRecord, sample_record, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
+from harness.metrics.titles import ENGINE_EVENTS
 from harness.protocols import Clock, Span
-from harness.report.titles import ENGINE_EVENTS
 from harness.rl.diagnostics import add_diagnostics
 from harness.workers.actor import TrainReport
 

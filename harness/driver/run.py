@@ -17,7 +17,6 @@ from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import Plan
 from harness.config.compose import cell_name, make_schedule, plain
 from harness.driver.backends import Wanted, clock_of, event_loop
-from harness.driver.build import make_task
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay
 from harness.driver.session import Session
@@ -25,9 +24,10 @@ from harness.metrics.load import LoadWatch
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import WEIGHTS, RunDirectory
 from harness.metrics.safe_files import replacing
-from harness.report.titles import HOW_TIMED
+from harness.metrics.titles import HOW_TIMED
 from harness.runtime.handles import Handle, call_all
 from harness.runtime.interrupts import run_in
+from harness.tasks import make_task
 
 if TYPE_CHECKING:
     from harness.driver.mirror import Mirror

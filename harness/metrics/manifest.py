@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
-Backend = Literal["real", "virtual", "paced"]
+from harness.config import Backend
 
 PACKAGES = (
     "cadence-rl",

@@ -18,8 +18,8 @@ from harness.metrics.manifest import identity_of
 from harness.metrics.run_files import load_manifest, load_metrics, load_samples, load_timeline
 from harness.metrics.safe_files import replacing
 from harness.metrics.timeline import Timeline
+from harness.metrics.titles import run_title
 from harness.report.gantt import draw_gantt
-from harness.report.titles import run_title
 
 _COLORS = sns.color_palette("colorblind")
 BLUE, ORANGE, GREEN, GRAY = _COLORS[0], _COLORS[1], _COLORS[2], _COLORS[7]

@@ -15,7 +15,7 @@ from rich.table import Table
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_timeline
 from harness.metrics.samples import FATES
-from harness.report.titles import ENGINE_EVENTS, HOW_TIMED
+from harness.metrics.titles import ENGINE_EVENTS, HOW_TIMED
 
 _FILES = (
     "config.yaml",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from harness.config import JobConfig
 from harness.tasks.copy import Copy
 from harness.tasks.expand import Expand
 from harness.tasks.jsonl import Jsonl
@@ -18,4 +19,15 @@ TASKS: dict[str, Callable[..., Task]] = {
 }
 """Every task by name. The options of its class are the task's options: `TASKS["copy"](mean_letters=6)`."""
 
-__all__ = ["TASKS", "Problem", "Score", "Task"]
+
+def make_task(config: JobConfig) -> Task:
+    options = {} if config.task.path is None else {"path": config.task.path}
+    return TASKS[config.task.name](**options)
+
+
+def max_tokens(config: JobConfig, task: Task) -> int:
+    """Longest response: the job's setting, or the task's own."""
+    return config.max_tokens or task.max_response_tokens
+
+
+__all__ = ["TASKS", "Problem", "Score", "Task", "make_task", "max_tokens"]

@@ -12,10 +12,11 @@ import numpy as np
 
 from harness.comparison.parts import Cell
 from harness.comparison.runs import read_run
+from harness.config import Backend
 from harness.config.compose import compose_job, plain
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
-from harness.metrics.manifest import Backend, RunIdentity, build_manifest
+from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import length_metrics, sample_record, staleness_metrics
 from harness.metrics.timeline import Place, Timeline

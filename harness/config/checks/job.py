@@ -12,14 +12,12 @@ import psutil
 from engines import ENGINES, PACKAGES
 from engines.sglang.interpreter import interpreter, servers
 from engines.torch.model import parameter_count
-from harness.config import ConfigError, JobConfig, ModelConfig
+from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.checks.layout import check_experts, check_layout, only_simulated, training_ranks
 from harness.config.machine import Machine
 from harness.config.placement import DEVICE_ROLES, Placement, place
 from harness.cost_model.job_cost import check_memory
-from harness.driver.build import make_task, max_tokens
-from harness.metrics.manifest import Backend
-from harness.tasks import TASKS
+from harness.tasks import TASKS, make_task, max_tokens
 from schedules import Schedule
 
 _GIB = 1 << 30

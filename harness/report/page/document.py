@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.comparison.matrix import has_matrix, matrix_of
 from harness.comparison.result import Comparison
+from harness.metrics.titles import run_title
 from harness.report.page.accounts import checks_html, commands_table, equal_settings, facts_list, made_with
 from harness.report.page.cards import device_cards, profile_cards, staleness_cards
 from harness.report.page.curves_data import curves_data
@@ -20,7 +21,6 @@ from harness.report.page.palette import KINDS, VERSIONS
 from harness.report.page.spans import MOST_SPANS, timeline_data
 from harness.report.page.tables import headline_table, measure_tables
 from harness.report.page.words import CURVES, MATRIX, PROFILES, RESULTS, Words, measures_caption
-from harness.report.titles import run_title
 
 _SCRIPTS = ("elements.js", "drawing.js", "timeline.js", "timeline_input.js", "curves.js", "page.js")
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from harness.comparison.parts import Cell, StalenessHistogram
 from harness.comparison.result import Comparison
+from harness.metrics.titles import HOW_TIMED
 from harness.report.page.curves_data import REWARDS
 from harness.report.page.numbers import figure, plural
 from harness.report.page.svg import grouped, short
-from harness.report.titles import HOW_TIMED
 
 RESULTS = (
     "Means over seeds, 95 % intervals below them, and what each cell is against the baseline, paired by seed. A "

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.cli.plan import plan_jobs
 from harness.metrics.safe_files import write_text
 from harness.studies.planner.explore import Effort
+from harness.studies.planner.jobs import plan_jobs
 from harness.studies.planner.origin import origin
 from harness.studies.planner.plan import Plan, explore_all
 from harness.studies.planner.scaling_page import Point, Study, draw_scaling, page

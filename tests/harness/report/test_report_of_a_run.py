@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
 
+from harness.config import Backend
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
-from harness.metrics.manifest import Backend, RunIdentity, build_manifest
+from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory, load_samples, load_timeline
 from harness.metrics.samples import SampleRecord, reward_metrics, sample_record, staleness_metrics
 from harness.metrics.timeline import Place, Timeline

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.cli.plan import fixed_by, plan_settings, write_plan
+from harness.cli.plan import write_plan
 from harness.config import ConfigError
 from harness.config.compose import compose_job
 from harness.studies.planner.candidate import Candidate
 from harness.studies.planner.command import bench_command
 from harness.studies.planner.explore import Exploration
+from harness.studies.planner.jobs import fixed_by, plan_settings
 from harness.studies.planner.plan import Choice, Plan
 from harness.studies.planner.reasons import why_slower
 from harness.studies.planner.report import print_plan
