@@ -14,7 +14,7 @@ from harness.config import ConfigError
 def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Fit costs to finished real runs, and write them as a file of settings."""
     from harness.cost_model.calibration.cost_file import explained, write_costs
-    from harness.cost_model.calibration.costs.runs import base_job, calibrate_runs
+    from harness.cost_model.calibration.runs import base_job, calibrate_runs
 
     own, settings = own_arguments(arguments, "run", "name")
     if not own["run"]:

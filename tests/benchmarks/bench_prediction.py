@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cost_model.calibration.costs.runs import WARMUP, base_job, calibrate_runs
-
 from harness.config import CostConfig
 from harness.config.compose import compose_job
 from harness.cost_model.calibration.cost_file import explained
+from harness.cost_model.calibration.runs import WARMUP, base_job, calibrate_runs
 from harness.driver.simulate import simulate
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import Timeline

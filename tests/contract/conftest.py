@@ -10,9 +10,10 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
-from contract.engine_under_test import EngineUnderTest
-from contract.registered import REGISTERED, engine_called
-from contract.subject import WAIT_S, Subject, waiting_for
+
+from tests.contract.engine_under_test import EngineUnderTest
+from tests.contract.registered import REGISTERED, engine_called
+from tests.contract.subject import WAIT_S, Subject, waiting_for
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

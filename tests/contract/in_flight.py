@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from contract.subject import LOAD, Subject
+
+from tests.contract.subject import LOAD, Subject
 
 LOADS = (LOAD, 4 * LOAD, 16 * LOAD)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contract.engine_under_test import EngineUnderTest, constructed, named
-from contract.sglang_engine import SGLANG
-from contract.simulated_engine import SIMULATED
-from contract.vllm_engine import VLLM
+from tests.contract.engine_under_test import EngineUnderTest, constructed, named
+from tests.contract.sglang_engine import SGLANG
+from tests.contract.simulated_engine import SIMULATED
+from tests.contract.vllm_engine import VLLM
 
 TORCH = EngineUnderTest(name="torch", start=constructed("engines.torch.rollout:TorchRollout"))
 

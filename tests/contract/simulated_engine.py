@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from contract.engine_under_test import EngineUnderTest, Setting
 
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.cost_model.lengths import Lengths
 from harness.protocols import RolloutEngine, Sampling
+from tests.contract.engine_under_test import EngineUnderTest, Setting
 
 COST = CostConfig(
     name="contract",

@@ -10,12 +10,12 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from contract.engine_under_test import Capability, EngineUnderTest, Setting
-from contract.reference import TOLERANCE, VOCABULARY, log_probs_of, make_model, reference_model, weights_of
 from transformers import Qwen3ForCausalLM
 
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
 from harness.runtime.clock import RealClock
+from tests.contract.engine_under_test import Capability, EngineUnderTest, Setting
+from tests.contract.reference import TOLERANCE, VOCABULARY, log_probs_of, make_model, reference_model, weights_of
 
 WAIT_S = 120.0
 """Longest wait for news that is due: what an engine on a busy machine never needs."""

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from contract import subject as contract_subject
-from contract import test_draws, test_greedy, test_in_flight, test_loading, test_pauses, test_samples
-from contract.engine_under_test import EngineUnderTest, construct
-from contract.subject import Subject
 
 from engines.torch import rollout as torch_rollout
 from engines.torch.rollout import TorchRollout
 from engines.torch.sampling import draw
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
+from tests.contract import subject as contract_subject
+from tests.contract import test_draws, test_greedy, test_in_flight, test_loading, test_pauses, test_samples
+from tests.contract.engine_under_test import EngineUnderTest, construct
+from tests.contract.subject import Subject
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from contract.reference import distribution_of, logits_of
-from contract.subject import Subject
 
 from harness.protocols import Sampling
+from tests.contract.reference import distribution_of, logits_of
+from tests.contract.subject import Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from contract.reference import assert_greedy
-from contract.subject import Subject
 
 from harness.protocols import Sampling
+from tests.contract.reference import assert_greedy
+from tests.contract.subject import Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from contract.in_flight import in_flight, too_late_unless
-from contract.reference import log_probs_of
-from contract.subject import VARIED, Subject
 
 from harness.protocols import Completion, PauseMode, Request
+from tests.contract.in_flight import in_flight, too_late_unless
+from tests.contract.reference import log_probs_of
+from tests.contract.subject import VARIED, Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

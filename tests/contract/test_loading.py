@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from contract.in_flight import in_flight, too_late_unless
-from contract.subject import NAME, VARIED, Subject
 
 from harness.protocols import Completion, Request
+from tests.contract.in_flight import in_flight, too_late_unless
+from tests.contract.subject import NAME, VARIED, Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

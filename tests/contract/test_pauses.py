@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from contract.in_flight import in_flight, too_late_unless
-from contract.reference import assert_greedy
-from contract.subject import VARIED, Collected, Subject, waiting_for
 
 from harness.protocols import Completion, PauseMode, Request, Sampling
+from tests.contract.in_flight import in_flight, too_late_unless
+from tests.contract.reference import assert_greedy
+from tests.contract.subject import VARIED, Collected, Subject, waiting_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

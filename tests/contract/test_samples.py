@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from contract.in_flight import in_flight, too_late_unless
-from contract.reference import MAX_LENGTH, VOCABULARY, log_probs_of
-from contract.subject import SLOTS, VARIED, Subject
 
 from harness.protocols import Request, Sampling
+from tests.contract.in_flight import in_flight, too_late_unless
+from tests.contract.reference import MAX_LENGTH, VOCABULARY, log_probs_of
+from tests.contract.subject import SLOTS, VARIED, Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

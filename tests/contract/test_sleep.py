@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from contract.in_flight import in_flight, too_late_unless
-from contract.subject import NAME, VARIED, Subject
+
+from tests.contract.in_flight import in_flight, too_late_unless
+from tests.contract.subject import NAME, VARIED, Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

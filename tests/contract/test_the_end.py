@@ -6,8 +6,9 @@ import os
 import signal
 
 import pytest
-from contract.conftest import OneAtATime
-from contract.subject import NAME, VARIED, Subject
+
+from tests.contract.conftest import OneAtATime
+from tests.contract.subject import NAME, VARIED, Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

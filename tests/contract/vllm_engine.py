@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from contract.engine_under_test import EngineUnderTest, constructed
-
 from engines.vllm.rollout import VLLMRollout
 from harness.protocols import RolloutEngine
+from tests.contract.engine_under_test import EngineUnderTest, constructed
 
 
 def processes(engine: RolloutEngine) -> Sequence[int]:

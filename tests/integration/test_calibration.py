@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from harness.cost_model.calibration.costs.runs import base_job, calibrate_runs, read_run
 
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config import ConfigError, CostConfig
 from harness.config.compose import compose_job
+from harness.cost_model.calibration.runs import base_job, calibrate_runs, read_run
 from harness.driver.simulate import simulate
 from tests.integration.conftest import FIRST_TIMEOUT_S
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from unit.fabricated_cells import Made, make_run
 
 from harness.comparison.parts import Cell
 from harness.comparison.result import compare
@@ -18,6 +17,7 @@ from harness.metrics.timeline import Place, Timeline
 from harness.metrics.trace import chrome_trace
 from harness.protocols import Span
 from harness.report.page.document import document
+from tests.support.fabricated_cells import Made, make_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

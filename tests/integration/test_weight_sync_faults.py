@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from functools import partial
 
 import pytest
-from integration.weight_crew import Engine, Fault, ProcessHandle, Trainer, crew, expected
 
 from harness.runtime.handles import WorkerDied
 from harness.weight_sync.coordinator import Care, Coordinator, LostEngine
 from harness.weight_sync.fleet import Fleet, OnLost
 from harness.weight_sync.wires import Transport, wire_of
+from tests.support.weight_crew import Engine, Fault, ProcessHandle, Trainer, crew, expected
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 

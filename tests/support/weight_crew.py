@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from unit.role_setting import CPU, SMALL, CountingQueue, TickingClock, rollout_role, torch_engine
 
 from engines.torch.model import build_model
 from harness.protocols import Request
@@ -24,6 +23,7 @@ from harness.weight_sync import collective, host_staged, ipc
 from harness.weight_sync.digests import digests
 from harness.workers.actor import ActorRole
 from tests.support.forking import forking
+from tests.support.role_setting import CPU, SMALL, CountingQueue, TickingClock, rollout_role, torch_engine
 
 PROMPT = np.array([5, 3, 8, 2])
 

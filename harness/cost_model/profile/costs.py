@@ -9,8 +9,8 @@ import torch
 
 from harness.config import CostConfig, JobConfig, ModelConfig
 from harness.config.compose import choices, compose_job
-from harness.cost_model.calibration.costs.runs import base_costs, checked_name
 from harness.cost_model.calibration.fitting import Fitted
+from harness.cost_model.calibration.runs import base_costs, checked_name
 from harness.cost_model.profile.fitting import fit_profile
 from harness.cost_model.profile.rows import Profile
 from harness.cost_model.profile.shares import implied_shares, known_device

@@ -7,13 +7,13 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from contract.registered import TORCH
-from contract.subject import Collected, Subject
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from harness.protocols import PauseMode, Request, Sampling
+from tests.contract.registered import TORCH
+from tests.contract.subject import Collected, Subject
 
 SAMPLING = Sampling(max_tokens=9, stop_tokens=(3, 14, 15))
 

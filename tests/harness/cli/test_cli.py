@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
 from harness.studies.papers.experiment import names

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from harness.cli import machine_report as doctor
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config.machine import Machine
 
 GIB = 1 << 30

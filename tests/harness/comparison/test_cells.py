@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.cli import compare as verb
 from harness.cli.comparison_order import Order, compare_order, sweep_order
-from harness.cli.main import compare as verb
 from harness.comparison.experiment import read_campaign
 from harness.comparison.running.cells import WantedCell, lay_out, lay_out_all, schedule_cells, swept_cells
 from harness.comparison.running.running import Outcome, Runs

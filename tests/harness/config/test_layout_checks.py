@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config import ConfigError
 from harness.config.checks.job import Plan, plan_job
 from harness.config.compose import compose_job, make_schedule

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config import ConfigError, CostConfig, ModelConfig, RooflineConfig, TrainingConfig
 from harness.config.compose import choices, compose_job
 from harness.cost_model import shape

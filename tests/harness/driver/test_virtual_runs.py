@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.main import main as cli
+from harness.cli import main as cli
 from harness.config import JobConfig, LengthsConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule

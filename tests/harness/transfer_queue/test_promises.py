@@ -18,8 +18,6 @@ import setuptools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
-from unit.remote_queue import Stranger, serving, until, whereabouts
-from unit.test_transfer_queue_local import virtual
 
 from harness.transfer_queue import (
     Batch,
@@ -38,8 +36,10 @@ from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend
 from harness.workers.dataflow import ROLLOUT_COLUMNS, partition_name, queue_spec
+from tests.harness.transfer_queue.test_local import virtual
 from tests.support.project import ROOT
 from tests.support.queue_sides import LocalSide, SocketSide
+from tests.support.remote_queue import Stranger, serving, until, whereabouts
 
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")}
 TRAIN = QueueSpec(COLUMNS, {"train": TaskSpec(("reward",), lease_s=3600), "other": TaskSpec(("tokens",))})

@@ -6,7 +6,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from unit.remote_queue import COLUMNS, Stranger, ids, rewards, serving, tokens, until, whereabouts
 
 from harness.transfer_queue import LeaseExpired, QueueClosed, QueueSpec, TaskSpec
 from harness.transfer_queue.remote import messages as m
@@ -14,6 +13,7 @@ from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend
+from tests.support.remote_queue import COLUMNS, Stranger, ids, rewards, serving, tokens, until, whereabouts
 
 BACKENDS = pytest.mark.parametrize(
     ("backend", "address"),

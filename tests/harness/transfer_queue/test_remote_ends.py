@@ -6,7 +6,6 @@ import asyncio
 import pickle
 
 import pytest
-from unit.remote_queue import Stranger, descriptors, ids, rewards, serving, tokens, until, whereabouts
 
 from harness.transfer_queue.remote import connection
 from harness.transfer_queue.remote import messages as m
@@ -15,6 +14,7 @@ from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
+from tests.support.remote_queue import Stranger, descriptors, ids, rewards, serving, tokens, until, whereabouts
 
 
 @pytest.mark.parametrize("turns", range(12))

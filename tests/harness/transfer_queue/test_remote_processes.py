@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from unit.remote_queue import SPEC, descriptors, ids, rewards, tokens
 
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
+from tests.support.remote_queue import SPEC, descriptors, ids, rewards, tokens
 
 
 @pytest.fixture

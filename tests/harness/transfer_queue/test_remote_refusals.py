@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import pytest
-from unit.remote_queue import SPEC, Stranger, descriptors, rewards, serving, tokens, until, whereabouts
 
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.calls import Whereabouts
@@ -17,6 +16,7 @@ from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
+from tests.support.remote_queue import SPEC, Stranger, descriptors, rewards, serving, tokens, until, whereabouts
 
 
 @pytest.mark.parametrize("token", [b"", b"wrong"])
