@@ -15,13 +15,13 @@ from harness.driver.rollout_pool import RolloutPool
 from harness.protocols import Clock
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
-from harness.runtime.stall import ask_waiting
+from harness.runtime.stall import collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Task
 from harness.transfer_queue import LocalQueue, TransferQueue
-from harness.weight_sync.coordinator import Care, Coordinator
+from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.fleet import Fleet
-from harness.weight_sync.wires import Wire
+from harness.weight_sync.transports import WeightTransport
 from harness.workers.dataflow import queue_spec
 from schedules import Schedule
 from schedules.capacity import Capacity
@@ -36,7 +36,7 @@ class Kit(Protocol):
     def task(self) -> Task: ...
 
     @property
-    def wire(self) -> Wire:
+    def transport(self) -> WeightTransport:
         """What carries the weights."""
 
     @property
@@ -63,14 +63,14 @@ class Assembly:
 
     async def waiting(self) -> list[str]:
         """What every loop waits for, now. Workers that compute are not waited for."""
-        return [*await self.coordinator.waiting(), *await ask_waiting(self.workers), *await self.queue.waiting()]
+        return [*await self.coordinator.waiting(), *await collect_waits(self.workers), *await self.queue.waiting()]
 
     def waiting_now(self) -> list[str]:
         """The same, where all is in this process, which is not free to wait for answers."""
         assert isinstance(self.queue, LocalQueue)
         roles = [worker.role for worker in self.workers if isinstance(worker, LocalRole)]
-        told = [line for role in roles for line in role.waits.told()]
-        return [*self.coordinator.waits.told(), *told, *self.queue.waiting_now()]
+        told = [line for role in roles for line in role.waits.lines()]
+        return [*self.coordinator.waits.lines(), *told, *self.queue.waiting_now()]
 
 
 def assemble(
@@ -107,10 +107,10 @@ def assemble(
         workers["actor"],
         fleet=fleet,
         scorers=workers.get("actor_fwd", []),
-        wire=kit.wire,
+        transport=kit.transport,
         bucket_bytes=config.cluster.bucket_bytes,
         observe=observer.spans,
-        care=Care(config.cluster.transfer_attempts, config.cluster.verify_weights),
+        retry=RetryPolicy(config.cluster.transfer_attempts, config.cluster.verify_weights),
     )
     algorithm = config.algorithm
     prompts = PromptSource(

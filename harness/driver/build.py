@@ -13,7 +13,7 @@ from harness.protocols import Sampling
 from harness.runtime.clock import RealClock
 from harness.tasks import make_task, max_tokens
 from harness.transfer_queue import TransferQueue
-from harness.workers.readers import AsCompleted, InOrder, Reader
+from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
 from schedules.protocol import Order
 
 
@@ -130,7 +130,7 @@ def build_actor(recipe: Recipe, number: int, world: int, host: str, port: int) -
     return ActorRole(engine, queue, RealClock(recipe.origin), rank=number, reader=reader, device=device)
 
 
-def _source(recipe: Recipe, rank: int) -> tuple[Any, Reader]:
+def _source(recipe: Recipe, rank: int) -> tuple[Any, MicroBatchReader]:
     """Where a training rank acknowledges rows, and what it reads them with."""
     together, timeout_s = recipe.config.training.tensor_parallel, recipe.config.cluster.wait_timeout_s
     reader = reader_of(
@@ -143,12 +143,12 @@ def _source(recipe: Recipe, rank: int) -> tuple[Any, Reader]:
     )
     if together == 1:
         return recipe.queue, reader
-    from harness.workers.neighbours import NothingToReturn, SharedReader, neighbours
+    from harness.workers.neighbours import NothingToReturn, TensorParallelReader, tensor_parallel_group
 
-    group = neighbours(together, timeout_s)
+    group = tensor_parallel_group(together, timeout_s)
     if rank % together == 0:
-        return recipe.queue, SharedReader(reader, group)
-    return NothingToReturn(), SharedReader(None, group)
+        return recipe.queue, TensorParallelReader(reader, group)
+    return NothingToReturn(), TensorParallelReader(None, group)
 
 
 def reader_of(
@@ -159,11 +159,11 @@ def reader_of(
     rank: int,
     rows: int,
     wait_timeout_s: float | None,
-) -> Reader:
+) -> MicroBatchReader:
     """In which order a training rank takes groups. rows: samples of its micro-batch."""
     if order == "fifo":
-        return InOrder(queue, rank=rank, rows=rows, wait_timeout_s=wait_timeout_s)
-    return AsCompleted(
+        return FifoReader(queue, rank=rank, rows=rows, wait_timeout_s=wait_timeout_s)
+    return CompletionReader(
         queue,
         rows=rows,
         group_size=algorithm.group_size,

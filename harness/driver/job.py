@@ -22,7 +22,7 @@ from harness.transfer_queue.control.metrics import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from harness.workers.actor import TrainReport
 from harness.workers.dataflow import partition_name
-from harness.workers.neighbours import once_each
+from harness.workers.neighbours import one_report_per_group
 from schedules.protocol import Rollout
 
 
@@ -123,7 +123,7 @@ class TrainerPool:
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         self.observer.doing("actor", f"batch {iteration}")
         reports: list[TrainReport] = await call_all(self.ranks, "train", iteration, first)
-        self.observer.trained(iteration, once_each(reports, self.together))
+        self.observer.trained(iteration, one_report_per_group(reports, self.together))
         self.observer.doing("actor", "waiting")
 
 
@@ -140,20 +140,20 @@ class PublishedWeights:
         await self._close(version, "publishing", self.coordinator.publish(version))
 
     async def stage(self, version: int) -> None:
-        await self._close(version, "handing over", self.coordinator.stage(version))
+        await self._close(version, "handing over", self.coordinator.start_transfer(version))
 
     async def keep(self, version: int) -> None:
         """The trained weights are called `version` now, and go to no engine."""
         await self._close(version, "keeping")
 
     async def arrived(self, version: int) -> None:
-        await self.coordinator.arrived(version)
+        await self.coordinator.wait_arrived(version)
         self.observer.doing("weights", f"version {version} arrived")
 
     async def swap(self, rollout: Rollout, version: int) -> None:
         assert isinstance(rollout, RolloutPool)
         self.observer.doing(rollout.name, f"loading version {version}")
-        await self.coordinator.arrived(version)  # until then engines may come and go
+        await self.coordinator.wait_arrived(version)  # until then engines may come and go
         await self.coordinator.swap(rollout.workers, version)
         self.observer.doing(rollout.name, f"at version {version}")
 

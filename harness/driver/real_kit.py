@@ -25,7 +25,7 @@ from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
 from harness.tasks import Task, make_task
 from harness.transfer_queue import TransferQueue
-from harness.weight_sync.wires import Wire, wire_of
+from harness.weight_sync.transports import WeightTransport, make_transport
 from schedules import Schedule
 
 _BUILD: dict[str, Callable[..., Any]] = {
@@ -57,8 +57,8 @@ class RealKit:
         return make_task(self.config)
 
     @property
-    def wire(self) -> Wire:
-        return wire_of(self.schedule.transport, self.host, self.config.cluster.wait_timeout_s)
+    def transport(self) -> WeightTransport:
+        return make_transport(self.schedule.transport, self.host, self.config.cluster.wait_timeout_s)
 
     @property
     def wait_timeout_s(self) -> float | None:

@@ -69,7 +69,7 @@ class RolloutPool(Pool):
 
     async def allow(self, below: int) -> None:
         self.observer.doing(self.name, f"up to group {below - 1}")
-        await self._ask_all(self.workers, "allow", below)
+        await self._ask_all(self.workers, "set_dispatch_limit", below)
 
     async def pause(self, *, drain: bool) -> None:
         self.observer.doing(self.name, "draining" if drain else "paused for weights")

@@ -14,9 +14,9 @@ from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.clock import RealClock
 from harness.runtime.handles import Handle, WorkerDied, call_all
-from harness.runtime.stall import watch
+from harness.runtime.stall import watch_progress
 from harness.runtime.virtual_loop import VirtualLoop
-from harness.runtime.virtual_runtime import rare_collection
+from harness.runtime.virtual_runtime import infrequent_gc
 from harness.weight_sync.fleet import LostEngine
 
 
@@ -104,10 +104,10 @@ class Session:
         if not self.wanted.config.cluster.serve_membership or not isinstance(self.clock, RealClock):
             yield
             return
-        from harness.weight_sync.run_service import make_run_app, serving
+        from harness.weight_sync.run_service import make_fleet_app, serving
 
         token = secrets.token_urlsafe(32)
-        app = make_run_app(self.assembly.coordinator.fleet, token, now=self.clock.now)
+        app = make_fleet_app(self.assembly.coordinator.fleet, token, now=self.clock.now)
         async with serving(app) as url:
             with self.told_where(url, token):
                 yield
@@ -116,10 +116,12 @@ class Session:
         """The schedule, beside the watch for a stall where time passes by itself."""
         run = self.wanted.schedule.run(self.assembly.job)
         if not isinstance(self.clock, RealClock):
-            with rare_collection():
+            with infrequent_gc():
                 return await run
         limit = self.wanted.config.cluster.stall_timeout_s
         async with asyncio.TaskGroup() as tasks:
-            guard = tasks.create_task(watch(lambda: self.recorder.events, self.assembly.waiting, limit, self.clock))
+            guard = tasks.create_task(
+                watch_progress(lambda: self.recorder.events, self.assembly.waiting, limit, self.clock)
+            )
             await run
             guard.cancel()

@@ -21,14 +21,14 @@ from harness.runtime.runtime import Runtime
 from harness.tasks import Task
 from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import TransferQueue
-from harness.weight_sync.simulated import SimulatedWire
-from harness.weight_sync.wires import Wire, wire_of
+from harness.weight_sync.simulated import SimulatedTransport
+from harness.weight_sync.transports import WeightTransport, make_transport
 from schedules import Schedule
 
 
 @dataclass
 class _SimulatedKit:
-    """What both kits have in common: `harness.driver.assemble.Kit`, save the wire and how workers get their devices."""
+    """What both kits share: `harness.driver.assemble.Kit`, save the transport and how workers get their devices."""
 
     config: JobConfig
     schedule: Schedule
@@ -88,9 +88,9 @@ class VirtualKit(_SimulatedKit):
     clock: Clock
 
     @cached_property
-    def wire(self) -> Wire:
+    def transport(self) -> WeightTransport:
         transport = self.schedule.transport
-        return SimulatedWire(transport, transfer_times(self.cost, transport), self.clock)
+        return SimulatedTransport(transport, transfer_times(self.cost, transport), self.clock)
 
     @property
     def wait_timeout_s(self) -> float | None:
@@ -117,8 +117,8 @@ class PacedKit(_SimulatedKit):
         self._locks = tempfile.TemporaryDirectory(prefix="cadence-devices-")  # gone when this is
 
     @property
-    def wire(self) -> Wire:
-        return wire_of(self.schedule.transport, self.host, self.config.cluster.wait_timeout_s)
+    def transport(self) -> WeightTransport:
+        return make_transport(self.schedule.transport, self.host, self.config.cluster.wait_timeout_s)
 
     @property
     def wait_timeout_s(self) -> float | None:

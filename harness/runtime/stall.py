@@ -17,7 +17,7 @@ class Stalled(TimeoutError):
     """Nothing happened for too long."""
 
 
-async def watch(
+async def watch_progress(
     progress: Callable[[], float], waiting: Callable[[], Awaitable[Sequence[str]]], timeout_s: float, clock: Clock
 ) -> NoReturn:
     """Raises Stalled, with what is `waiting`, once `progress` has not changed for `timeout_s`. Runs beside the job, and
@@ -32,7 +32,7 @@ async def watch(
             raise Stalled(f"nothing happened for {timeout_s:g} s; waiting: {told}")
 
 
-async def ask_waiting(workers: Sequence[Handle], answer_s: float = _ANSWER_S) -> list[str]:
+async def collect_waits(workers: Sequence[Handle], answer_s: float = _ANSWER_S) -> list[str]:
     """What the loops of these workers wait for, a line each. One that computes cannot answer: the line says so."""
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(_ask(worker, answer_s)) for worker in workers]

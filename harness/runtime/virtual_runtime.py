@@ -11,7 +11,7 @@ from harness.transfer_queue import LocalQueue, QueueSpec, TransferQueue
 
 
 @contextmanager
-def rare_collection() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """Python looks for garbage seldom meanwhile: a simulation makes many objects that live to its end, and looking
     through them again and again is a seventh of its time."""
     before = gc.get_threshold()

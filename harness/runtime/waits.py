@@ -25,6 +25,6 @@ class Waits:
         finally:
             del self._pinned[pin]
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """One line per waiting loop, the longest wait first."""
         return list(self._pinned.values())

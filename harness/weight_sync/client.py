@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.protocols import Clock
-from harness.weight_sync.membership import Kind, Wish
+from harness.weight_sync.membership import Kind, MemberRequest
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ServiceClient:
     def leave(self, name: str) -> dict[str, Any]:
         return self._ask("DELETE", f"/members/{urllib.parse.quote(name)}")
 
-    def ask(self, name: str, wish: Wish) -> dict[str, Any]:
+    def ask(self, name: str, wish: MemberRequest) -> dict[str, Any]:
         """Have an engine of a run leave, or come back, before the next transfer."""
         return self._ask("POST", f"/members/{urllib.parse.quote(name)}/{wish}")
 
@@ -73,7 +73,7 @@ class ServiceClient:
             raise ConnectionError(f"no weight sync service at {self.url}: {error}") from error
 
 
-async def keep_telling(
+async def send_heartbeats(
     client: ServiceClient, name: str, version: Callable[[], int], clock: Clock, *, every_s: float
 ) -> None:
     """Consumes the member's version, produces heartbeats, until it is cancelled. While the service is away the member

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from harness.weight_sync.digests import digests, verify
 from harness.weight_sync.errors import TransferError
-from harness.weight_sync.link import Link, Meeting, OnItsWay
 from harness.weight_sync.plan import Bucket, TransferPlan, outgoing, pack, pieces, unpack
+from harness.weight_sync.process_group import Rendezvous, TransferGroup, Work
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,27 @@ class CollectiveOffer:
     """A plan, and where to meet for its broadcasts."""
 
     plan: TransferPlan
-    meeting: Meeting
+    rendezvous: Rendezvous
 
     def receiver(self, number: int, device: torch.device, before: object = None) -> CollectiveReceiver:
-        return CollectiveReceiver(self.plan, self.meeting.guest_link(number, device))
+        return CollectiveReceiver(self.plan, self.rendezvous.receiver_group(number, device))
 
     def sender(self, store: dist.Store, device: torch.device, before: object = None) -> CollectiveSender:
-        """The other end; `store` comes from `open_meeting`. Returns when all receivers have joined."""
-        return CollectiveSender(self.plan, self.meeting.host_link(store, device))
+        """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined."""
+        return CollectiveSender(self.plan, self.rendezvous.sender_group(store, device))
 
 
 class CollectiveSender:
     """Broadcasts bucket after bucket, from two buffers that it keeps."""
 
-    def __init__(self, plan: TransferPlan, link: Link) -> None:
-        self.plan, self._link = plan, link
-        self._buffers = _two_buffers(plan, link.device)
+    def __init__(self, plan: TransferPlan, group: TransferGroup) -> None:
+        self.plan, self._group = plan, group
+        self._buffers = _two_buffers(plan, group.device)
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Gathering goes to its end also where the link broke: the other ranks are in it, and are not to hang."""
+        """Gathering goes to its end also where the group broke: the other ranks are in it, and are not to hang."""
         failure: TransferError | None = None
-        sending: deque[Travelling] = deque()
+        sending: deque[BucketInFlight] = deque()
         try:
             for number, bucket in enumerate(self.plan.buckets):
                 if failure is None and len(sending) == 2:
@@ -61,30 +61,30 @@ class CollectiveSender:
                 failure = self._await(sending, version)
         except BaseException:  # the weights could not be gathered: receivers wait for what will never come
             sending.clear()
-            self._link.close()
+            self._group.close()
             raise
         if failure is not None:
             raise failure
 
     def _start(
         self,
-        sending: deque[Travelling],
+        sending: deque[BucketInFlight],
         bucket: Bucket,
         buffer: torch.Tensor,
         ready: list[torch.Tensor],
         version: int,
     ) -> TransferError | None:
         try:
-            with self._link.guard(version):
+            with self._group.guard(version):
                 checks = [digests(bucket, buffer)] if self.plan.checked else []
-                sending.append(Travelling.on(self._link, [*ready, *checks]))
+                sending.append(BucketInFlight.on(self._group, [*ready, *checks]))
         except TransferError as error:
             return error
         return None
 
-    def _await(self, sending: deque[Travelling], version: int) -> TransferError | None:
+    def _await(self, sending: deque[BucketInFlight], version: int) -> TransferError | None:
         try:
-            with self._link.guard(version):
+            with self._group.guard(version):
                 sending.popleft().wait()
         except TransferError as error:
             return error
@@ -94,17 +94,17 @@ class CollectiveSender:
 class CollectiveReceiver:
     """Receives bucket after bucket, into two buffers that it keeps."""
 
-    def __init__(self, plan: TransferPlan, link: Link) -> None:
-        self.plan, self._link = plan, link
-        self._buffers = _two_buffers(plan, link.device)
+    def __init__(self, plan: TransferPlan, group: TransferGroup) -> None:
+        self.plan, self._group = plan, group
+        self._buffers = _two_buffers(plan, group.device)
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """What travels is taken to its end also where a tensor is damaged or the reader stops: so this end holds up no
         other. Raises TransferError."""
         damage: TransferError | None = None
-        arriving: deque[Travelling] = deque()
+        arriving: deque[BucketInFlight] = deque()
         for number, bucket in enumerate(self.plan.buckets):
-            with self._link.guard(version):
+            with self._group.guard(version):
                 while len(arriving) < min(2, len(self.plan.buckets) - number):
                     arriving.append(self._expect(number + len(arriving)))
                 tensors = arriving.popleft().wait()
@@ -122,42 +122,42 @@ class CollectiveReceiver:
         if damage is not None:
             raise damage
 
-    def _expect(self, number: int) -> Travelling:
+    def _expect(self, number: int) -> BucketInFlight:
         bucket = self.plan.buckets[number]
         into = pieces(bucket, self._buffers[number % 2])
         if self.plan.checked:
-            into.append(torch.empty(len(bucket.tensors), dtype=torch.int64, device=self._link.device))
-        return Travelling.on(self._link, into)
+            into.append(torch.empty(len(bucket.tensors), dtype=torch.int64, device=self._group.device))
+        return BucketInFlight.on(self._group, into)
 
-    def _take_the_rest(self, number: int, arriving: deque[Travelling], version: int) -> None:
+    def _take_the_rest(self, number: int, arriving: deque[BucketInFlight], version: int) -> None:
         """`number` is the next bucket. Whoever stopped has a reason that counts more than what happens to the rest."""
         try:
-            with self._link.guard(version):
+            with self._group.guard(version):
                 while arriving:
                     arriving.popleft().wait()
                     if number + 1 < len(self.plan.buckets):
                         number += 1
                         arriving.append(self._expect(number))
         except TransferError:
-            self._link.close()
+            self._group.close()
 
 
 @dataclass
-class Travelling:
+class BucketInFlight:
     """A bucket on its way, in pieces. Holds what it sends, or receives into."""
 
-    link: Link
+    group: TransferGroup
     tensors: list[torch.Tensor]
-    works: list[OnItsWay]
+    works: list[Work]
 
     @classmethod
-    def on(cls, link: Link, tensors: list[torch.Tensor]) -> Travelling:
-        return cls(link, tensors, [link.broadcast(tensor) for tensor in tensors if tensor.numel()])
+    def on(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:
+        return cls(group, tensors, [group.broadcast(tensor) for tensor in tensors if tensor.numel()])
 
     def wait(self) -> list[torch.Tensor]:
         for work in self.works:
-            self.link.wait(work)
-        self.link.synchronise()
+            self.group.wait(work)
+        self.group.synchronise()
         return self.tensors
 
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from harness.protocols import Span
 from harness.runtime.handles import Handle, call_all, death_in
 from harness.runtime.waits import Waits
-from harness.weight_sync.delivery import Delivery
+from harness.weight_sync.delivery import RetryingTransfer
 from harness.weight_sync.errors import TransferError
 from harness.weight_sync.fleet import Fleet, LostEngine
 from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.wires import Outcome, Wire, ask
+from harness.weight_sync.transports import TransferOutcome, WeightTransport, ask
 
-__all__ = ["Care", "Coordinator", "Fleet", "LostEngine", "Wire"]
+__all__ = ["RetryPolicy", "Coordinator", "Fleet", "LostEngine", "WeightTransport"]
 
 
 @dataclass(frozen=True)
-class Care:
+class RetryPolicy:
     """What is done so that weights arrive. attempts: how often a transfer is tried; verify: hold every tensor against
     its digest."""
 
@@ -41,20 +41,20 @@ class Coordinator:
         *,
         fleet: Fleet,
         scorers: Sequence[Handle] = (),
-        wire: Wire,
+        transport: WeightTransport,
         bucket_bytes: int,
         observe: Callable[[Iterable[Span]], None],
-        care: Care | None = None,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self.trainers, self.fleet, self.scorers = list(trainers), fleet, list(scorers)
         self.membership = fleet.membership
         for scorer in scorers:
             self.membership.join(scorer.name, kind="scorer")
         self.plan: TransferPlan | None = None
-        self.care = care or Care()
+        self.retry = retry or RetryPolicy()
         self.waits = Waits("weights")
-        self._wire, self._bucket_bytes, self._observe = wire, bucket_bytes, observe
-        self._delivery = Delivery(trainers, wire, attempts=self.care.attempts, observe=observe)
+        self._transport, self._bucket_bytes, self._observe = transport, bucket_bytes, observe
+        self._retrying = RetryingTransfer(trainers, transport, attempts=self.retry.attempts, observe=observe)
         self._arrived = 0
         self._news = asyncio.Event()  # a version arrived, or a transfer ended; then there is a new one
         self._transfer: asyncio.Task[None] | None = None
@@ -69,12 +69,12 @@ class Coordinator:
         return self.membership.versions
 
     async def connect(self) -> None:
-        """Compute the plan and bring the wire up on all sides."""
+        """Compute the plan and bring the transport up on all sides."""
         source, followers = self.trainers[0], self.trainers[1:]
-        plan: TransferPlan = await source.call("plan", self._bucket_bytes, self.care.verify)
-        await call_all(followers, "follow", plan)
-        self._delivery.follow(plan)
-        await self._delivery.connect(self.receivers)
+        plan: TransferPlan = await source.call("plan", self._bucket_bytes, self.retry.verify)
+        await call_all(followers, "gather_only", plan)
+        self._retrying.follow(plan)
+        await self._retrying.connect(self.receivers)
         self.plan = plan
 
     async def publish(self, version: int) -> None:
@@ -86,16 +86,16 @@ class Coordinator:
         await self.fleet.turn()
         taking_part = self.fleet.receivers
 
-        async def carry(receivers: Sequence[Handle], attempt: int) -> Outcome:
-            outcome = await self._wire.publish(self.trainers, receivers, version)
+        async def carry(receivers: Sequence[Handle], attempt: int) -> TransferOutcome:
+            outcome = await self._transport.publish(self.trainers, receivers, version)
             self._note(outcome.fine(receivers), version)
             return outcome
 
-        await self._settle(version, await self._delivery.bring(version, [*taking_part, *self.scorers], carry))
+        await self._settle(version, await self._retrying.bring(version, [*taking_part, *self.scorers], carry))
         self.fleet.enter(taking_part)
         self._arrived = version
 
-    async def stage(self, version: int) -> None:
+    async def start_transfer(self, version: int) -> None:
         """Wait for the transfer before, copy the trained weights to the trainer's host memory, and let them travel.
 
         Returns when the copy is complete: then the trainer may change its weights.
@@ -103,7 +103,7 @@ class Coordinator:
         await self.finish()
         await self.fleet.turn()
         taking_part = self.fleet.receivers
-        await self._settle(version, await self._delivery.link([*taking_part, *self.scorers]))
+        await self._settle(version, await self._retrying.link([*taking_part, *self.scorers]))
         left = self.fleet.receivers
         taking_part = [engine for engine in taking_part if engine in left]
         # The copy travels as soon as it is there.
@@ -111,7 +111,7 @@ class Coordinator:
         self._transfer = asyncio.create_task(self._carry(version, taking_part))
         self._transfer.add_done_callback(lambda _: self._tell())
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, staged already or not, is in the host memory of every engine."""
         with self.waits("arrived", f"version {version} to be staged and to arrive"):
             while self._arrived < version and not self._failed:
@@ -121,7 +121,7 @@ class Coordinator:
 
     async def swap(self, handles: Sequence[Handle], version: int) -> None:
         """These receivers load `version` from their host memory, once it has arrived there."""
-        await self.arrived(version)
+        await self.wait_arrived(version)
         await self._swap(handles, version)
 
     async def finish(self) -> None:
@@ -132,7 +132,7 @@ class Coordinator:
 
     async def waiting(self) -> list[str]:
         """What waits here, a line each."""
-        return self.waits.told()
+        return self.waits.lines()
 
     @property
     def _failed(self) -> bool:
@@ -141,42 +141,43 @@ class Coordinator:
         return transfer is not None and transfer.done() and (transfer.cancelled() or transfer.exception() is not None)
 
     async def _carry(self, version: int, taking_part: Sequence[Handle]) -> None:
-        """Consumes the trainer's host copy, produces the receivers'. Waits for all ends of the wire, which give up on
-        each other by its timeout. What is busy computing answers late, and must not keep engines from their weights."""
+        """Consumes the trainer's host copy, produces the receivers'. Waits for all ends of the transport, which
+        give up on each other by its timeout. A worker that computes answers late, and must not keep engines from their
+        weights."""
 
-        async def carry(receivers: Sequence[Handle], attempt: int) -> Outcome:
+        async def carry(receivers: Sequence[Handle], attempt: int) -> TransferOutcome:
             if attempt > 1 and (again := await ask(self.trainers[:1], "resend", version)).failed:
                 return again.kept_from(receivers)
             scorers = [receiver for receiver in receivers if receiver in self.scorers]
             engines = [receiver for receiver in receivers if receiver not in scorers]
             left, staged, swapped = await asyncio.gather(
-                ask(self.trainers[:1], "arrived", version, on_death=self._wire.call_off),
+                ask(self.trainers[:1], "wait_arrived", version, on_death=self._transport.abort),
                 self._to_engines(engines, version, len(taking_part)),
                 self._to_scorers(scorers, version),
             )
             return left + staged + swapped
 
-        await self._settle(version, await self._delivery.bring(version, [*taking_part, *self.scorers], carry))
+        await self._settle(version, await self._retrying.bring(version, [*taking_part, *self.scorers], carry))
         self.fleet.enter(taking_part)
         self._arrive(version)
 
-    async def _to_engines(self, engines: Sequence[Handle], version: int, wanted: int) -> Outcome:
+    async def _to_engines(self, engines: Sequence[Handle], version: int, wanted: int) -> TransferOutcome:
         staged = await self._stage(engines, version)
         if not staged.failed and len(engines) == wanted:
             self.fleet.enter(engines)
             self._arrive(version)
         return staged
 
-    async def _to_scorers(self, scorers: Sequence[Handle], version: int) -> Outcome:
+    async def _to_scorers(self, scorers: Sequence[Handle], version: int) -> TransferOutcome:
         staged = await self._stage(scorers, version)
         there = staged.fine(scorers)
-        swapped = await ask(there, "swap", version, timeout_s=self._wire.timeout_s)
+        swapped = await ask(there, "swap", version, timeout_s=self._transport.timeout_s)
         self._note(swapped.fine(there), version)
         return staged + swapped
 
-    async def _stage(self, receivers: Sequence[Handle], version: int) -> Outcome:
-        wire = self._wire
-        return await ask(receivers, "stage", version, timeout_s=wire.timeout_s, on_death=wire.call_off)
+    async def _stage(self, receivers: Sequence[Handle], version: int) -> TransferOutcome:
+        transport = self._transport
+        return await ask(receivers, "stage", version, timeout_s=transport.timeout_s, on_death=transport.abort)
 
     async def _swap(self, handles: Sequence[Handle], version: int) -> None:
         """Everything is there: what fails now, but for who dies, is no matter of transport."""
@@ -200,7 +201,7 @@ class Coordinator:
 
     def _missed(self, name: str, version: int, error: Exception) -> str:
         held = self.membership.of(name).version
-        tried = f" (after {self.care.attempts} attempts)" if isinstance(error, TransferError) else ""
+        tried = f" (after {self.retry.attempts} attempts)" if isinstance(error, TransferError) else ""
         return f"{name} did not get version {version} and holds version {held}: {error}{tried}"
 
     def _note(self, receivers: Sequence[Handle], version: int) -> None:

@@ -8,14 +8,14 @@ from harness.protocols import Span
 from harness.runtime.handles import Handle, WorkerDied
 from harness.weight_sync.errors import TransferError
 from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.wires import Outcome, Wire
+from harness.weight_sync.transports import TransferOutcome, WeightTransport
 
-Carry = Callable[[Sequence[Handle], int], Awaitable[Outcome]]
+Carry = Callable[[Sequence[Handle], int], Awaitable[TransferOutcome]]
 """One attempt at bringing a version to these receivers. The number is that of the attempt, from 1."""
 
 
-class Delivery:
-    """Connects the wire whenever others are to get something than are connected, or a transfer failed.
+class RetryingTransfer:
+    """Connects the transport whenever others are to get something than are connected, or a transfer failed.
 
     What may go right the next time (`TransferError`) is tried `attempts` times, by new process groups. Who died, or
     does not answer, is given up at once. Any other error is one of the code, and raised.
@@ -24,12 +24,12 @@ class Delivery:
     def __init__(
         self,
         trainers: Sequence[Handle],
-        wire: Wire,
+        transport: WeightTransport,
         *,
         attempts: int,
         observe: Callable[[Iterable[Span]], None],
     ) -> None:
-        self.trainers, self.wire, self.attempts = trainers, wire, attempts
+        self.trainers, self.transport, self.attempts = trainers, transport, attempts
         self._observe = observe
         self._plan: TransferPlan | None = None
         self._connected: list[str] | None = None
@@ -38,16 +38,16 @@ class Delivery:
         self._plan = plan
 
     async def connect(self, receivers: Sequence[Handle]) -> None:
-        """Bring the wire up, unless it is."""
+        """Bring the transport up, unless it is."""
         names = [receiver.name for receiver in receivers]
         if self._plan is None or self._connected == names:
             return
         self._connected = None
-        await self.wire.connect(self.trainers[0], receivers, self._plan)
+        await self.transport.connect(self.trainers[0], receivers, self._plan)
         self._connected = names
 
     async def link(self, receivers: Sequence[Handle]) -> list[tuple[Handle, Exception]]:
-        """Bring the wire up to those that live; the others. Raises what keeps it from coming up to these."""
+        """Bring the transport up to those that live; the others. Raises what keeps it from coming up to these."""
         living, dead = list(receivers), list[tuple[Handle, Exception]]()
         for attempt in range(1, self.attempts + 1):
             if (failure := await self._failure(living)) is None:
@@ -81,14 +81,14 @@ class Delivery:
                 break
         return lost
 
-    async def _try(self, receivers: Sequence[Handle], carry: Carry, attempt: int) -> Outcome:
+    async def _try(self, receivers: Sequence[Handle], carry: Carry, attempt: int) -> TransferOutcome:
         failure = await self._failure(receivers)
         if failure is not None:
-            return Outcome(failed=dict.fromkeys((receiver.name for receiver in receivers), failure))
+            return TransferOutcome(failed=dict.fromkeys((receiver.name for receiver in receivers), failure))
         return await carry(receivers, attempt)
 
     async def _failure(self, receivers: Sequence[Handle]) -> TransferError | None:
-        """Bring the wire up; why it could not be, where another attempt may mend that."""
+        """Bring the transport up; why it could not be, where another attempt may mend that."""
         try:
             await self.connect(receivers)
         except Exception as failure:
@@ -100,7 +100,7 @@ class Delivery:
             return TransferError(str(causes[0]))
         return None
 
-    def _raise_what_stays(self, version: int, outcome: Outcome) -> None:
+    def _raise_what_stays(self, version: int, outcome: TransferOutcome) -> None:
         trainers = {trainer.name for trainer in self.trainers}
         stays = [
             error

@@ -94,7 +94,7 @@ class Fleet:
             if member.health == "leaving":
                 self._tell(name, "leaves", "")
                 self._seeing_off[name] = asyncio.create_task(self._see_off(engine))
-            elif await self._lives(engine, "enlist"):
+            elif await self._lives(engine, "rejoin"):
                 self._tell(name, "joins", "")
 
     def enter(self, engines: Sequence[Handle]) -> None:
@@ -125,7 +125,7 @@ class Fleet:
         except Exception as error:
             if death_in(error) is None:
                 raise
-            if method == "enlist":
+            if method == "rejoin":
                 await self.lose({engine.name: str(error)})
             return False
         return True

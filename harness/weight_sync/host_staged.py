@@ -1,8 +1,8 @@
 """Weights to host memory in the background: both sides compute while a full copy travels, by Gloo and in threads.
 
 A process group carries one transfer at a time: the sender waits for the one before, a receiver takes them in turn. A
-wait inside Gloo ends after the meeting's timeout, and leaves the interpreter to the thread that computes. What travels
-is the copy itself, bucket by bucket; the memory of a version that was loaded takes in a later one.
+wait inside Gloo ends after the rendezvous's timeout, and releases the GIL to the thread that computes. What travels is
+the copy itself, bucket by bucket; the memory of a version that was loaded takes in a later one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from harness.weight_sync.digests import digests, verify
 from harness.weight_sync.errors import TransferError
-from harness.weight_sync.link import HOST, Link, Meeting
 from harness.weight_sync.plan import TransferPlan, pack, unpack
+from harness.weight_sync.process_group import HOST, Rendezvous, TransferGroup
 
 Copy = list[torch.Tensor]
 """All weights in host memory: uint8, a tensor for each bucket."""
@@ -28,34 +28,34 @@ class HostStagedOffer:
     """A plan, and where to meet for its broadcasts, which are of host tensors whatever the devices."""
 
     plan: TransferPlan
-    meeting: Meeting
+    rendezvous: Rendezvous
 
     def receiver(self, number: int, device: torch.device, before: object = None) -> HostStagedReceiver:
         """One that goes on with what the receiver `before` it had staged."""
-        link = self.meeting.guest_link(number, HOST)
+        group = self.rendezvous.receiver_group(number, HOST)
         staged = before._staged if isinstance(before, HostStagedReceiver) else {}
-        return HostStagedReceiver(self.plan, link, pinned=device.type == "cuda", staged=staged)
+        return HostStagedReceiver(self.plan, group, pinned=device.type == "cuda", staged=staged)
 
     def sender(self, store: dist.Store, device: torch.device, before: object = None) -> HostStagedSender:
-        """The other end; `store` comes from `open_meeting`. Returns when all receivers have joined. It can send what
+        """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined. It can send what
         the sender `before` it had copied."""
-        link = self.meeting.host_link(store, HOST)
+        group = self.rendezvous.sender_group(store, HOST)
         if isinstance(before, HostStagedSender):
-            return HostStagedSender(self.plan, link, copy=before._copy, version=before._version)
-        return HostStagedSender(self.plan, link, copy=_host_copy(self.plan, device.type == "cuda"), version=0)
+            return HostStagedSender(self.plan, group, copy=before._copy, version=before._version)
+        return HostStagedSender(self.plan, group, copy=_host_copy(self.plan, device.type == "cuda"), version=0)
 
 
 class HostStagedSender:
     """Copies the weights to host memory, then broadcasts the copy in the background. Holds that one copy for good."""
 
-    def __init__(self, plan: TransferPlan, link: Link, *, copy: Copy, version: int) -> None:
-        self.plan, self._link = plan, link
+    def __init__(self, plan: TransferPlan, group: TransferGroup, *, copy: Copy, version: int) -> None:
+        self.plan, self._group = plan, group
         self._copy, self._version = copy, version
         self._sending: asyncio.Task[None] | None = None
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Returns when the copy is complete. Waits for the transfer before it, and raises its error."""
-        await self.arrived(self._version)
+        await self.wait_arrived(self._version)
         for bucket, buffer in zip(self.plan.buckets, self._copy, strict=True):
             pack(bucket, parameters, buffer)
         if self._copy[0].is_pinned():
@@ -68,7 +68,7 @@ class HostStagedSender:
         self._require(version)
         self._sending = asyncio.create_task(asyncio.to_thread(self._broadcast))
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         self._require(version)
         if self._sending is None:
             return
@@ -82,18 +82,18 @@ class HostStagedSender:
             raise ValueError(f"version {version} is not under way; the last one sent is {self._version}")
 
     def _broadcast(self) -> None:
-        with self._link.guard(self._version):
+        with self._group.guard(self._version):
             for bucket, data in zip(self.plan.buckets, self._copy, strict=True):
-                self._link.wait(self._link.broadcast(data))
+                self._group.wait(self._group.broadcast(data))
                 if self.plan.checked:
-                    self._link.wait(self._link.broadcast(digests(bucket, data)))
+                    self._group.wait(self._group.broadcast(digests(bucket, data)))
 
 
 class HostStagedReceiver:
     """Keeps the newest complete version and the one that arrives, no third: staging one forgets all but the newest."""
 
-    def __init__(self, plan: TransferPlan, link: Link, *, pinned: bool, staged: dict[int, Copy]) -> None:
-        self.plan, self._link, self._pinned = plan, link, pinned
+    def __init__(self, plan: TransferPlan, group: TransferGroup, *, pinned: bool, staged: dict[int, Copy]) -> None:
+        self.plan, self._group, self._pinned = plan, group, pinned
         self._arriving = asyncio.Lock()
         self._staged = dict(staged)
         self._reading: set[int] = set()
@@ -131,12 +131,12 @@ class HostStagedReceiver:
     def _receive(self, version: int, copy: Copy) -> None:
         """Takes what travels to its end also where a tensor is damaged: so this end holds up no other."""
         damage: TransferError | None = None
-        with self._link.guard(version):
+        with self._group.guard(version):
             for bucket, data in zip(self.plan.buckets, copy, strict=True):
-                self._link.wait(self._link.broadcast(data))
+                self._group.wait(self._group.broadcast(data))
                 if self.plan.checked:
                     expected = torch.empty(len(bucket.tensors), dtype=torch.int64)
-                    self._link.wait(self._link.broadcast(expected))
+                    self._group.wait(self._group.broadcast(expected))
                     try:
                         verify(bucket, data, expected, version)
                     except TransferError as error:

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from harness.weight_sync.digests import digests, verify
 from harness.weight_sync.errors import TransferError
-from harness.weight_sync.link import HOST, Link, Meeting
 from harness.weight_sync.plan import Bucket, TransferPlan, pack, unpack
+from harness.weight_sync.process_group import HOST, Rendezvous, TransferGroup
 
 _ALIGNMENT = 64  # bytes; where a slot begins, and its digests
 
@@ -31,15 +31,15 @@ class SharedOffer:
     """Slots by their path, and where to meet. Whoever made the file unlinks it once all receivers have joined."""
 
     plan: TransferPlan
-    meeting: Meeting
+    rendezvous: Rendezvous
     path: Path
 
     def receiver(self, number: int, device: torch.device, before: object = None) -> SlotReceiver:
-        return SlotReceiver(self.plan, self._slots(), self.meeting.guest_link(number, HOST), HOST)
+        return SlotReceiver(self.plan, self._slots(), self.rendezvous.receiver_group(number, HOST), HOST)
 
     def sender(self, store: dist.Store, device: torch.device, before: object = None) -> SlotSender:
-        """The other end; `store` comes from `open_meeting`. Returns when all receivers have joined."""
-        return SlotSender(self.plan, self._slots(), self.meeting.host_link(store, HOST), device)
+        """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined."""
+        return SlotSender(self.plan, self._slots(), self.rendezvous.sender_group(store, HOST), device)
 
     def _slots(self) -> list[torch.Tensor]:
         # Not torch.from_file: that would make a new, empty file where the offer's is gone.
@@ -58,7 +58,7 @@ def slot_bytes(plan: TransferPlan) -> int:
     return _aligned(_digests_at(plan) + (8 * plan.most_tensors if plan.checked else 0))
 
 
-def share_slots(plan: TransferPlan, meeting: Meeting) -> SharedOffer:
+def share_slots(plan: TransferPlan, rendezvous: Rendezvous) -> SharedOffer:
     """Two new slots in shared memory.
 
     Raises RuntimeError where there is no room: found out later, that would be a bus error and no message.
@@ -74,20 +74,22 @@ def share_slots(plan: TransferPlan, meeting: Meeting) -> SharedOffer:
     descriptor, name = tempfile.mkstemp(prefix="cadence-weights-", dir=folder)
     os.ftruncate(descriptor, size)
     os.close(descriptor)
-    return SharedOffer(plan, meeting, Path(name))
+    return SharedOffer(plan, rendezvous, Path(name))
 
 
 class _SlotEnd:
-    """What both ends know: the slots (uint8 [slot_bytes] each), and the link by which they change over."""
+    """What both ends know: the slots (uint8 [slot_bytes] each), and the group by which they change over."""
 
-    def __init__(self, plan: TransferPlan, slots: Sequence[torch.Tensor], link: Link, device: torch.device) -> None:
-        self.plan, self._slots, self._link, self._device = plan, slots, link, device
+    def __init__(
+        self, plan: TransferPlan, slots: Sequence[torch.Tensor], group: TransferGroup, device: torch.device
+    ) -> None:
+        self.plan, self._slots, self._group, self._device = plan, slots, group, device
 
     def _change_over(self) -> None:
         """Every end has done with the slot that it worked on."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        self._link.barrier()
+        self._group.barrier()
 
     def _digests(self, slot: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         start = _digests_at(self.plan)
@@ -98,7 +100,7 @@ class SlotSender(_SlotEnd):
     """Packs bucket after bucket; returns when the last one was read."""
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Gathering goes to its end also where the link broke: the other ranks are in it, and are not to hang."""
+        """Gathering goes to its end also where the group broke: the other ranks are in it, and are not to hang."""
         failure: TransferError | None = None
         try:
             for number, bucket in enumerate(self.plan.buckets):
@@ -110,14 +112,14 @@ class SlotSender(_SlotEnd):
                     failure = self._next(version)
             failure = failure or self._next(version)
         except BaseException:  # the weights could not be gathered: receivers wait for what will never come
-            self._link.close()
+            self._group.close()
             raise
         if failure is not None:
             raise failure
 
     def _next(self, version: int) -> TransferError | None:
         try:
-            with self._link.guard(version):
+            with self._group.guard(version):
                 self._change_over()
         except TransferError as error:
             return error
@@ -133,7 +135,7 @@ class SlotReceiver(_SlotEnd):
         damage: TransferError | None = None
         for number, bucket in enumerate(self.plan.buckets):
             slot = self._slots[number % 2]
-            with self._link.guard(version):
+            with self._group.guard(version):
                 self._change_over()
             try:
                 if self.plan.checked and damage is None:
@@ -145,7 +147,7 @@ class SlotReceiver(_SlotEnd):
             except GeneratorExit:
                 self._let_pass(len(self.plan.buckets) - number, version)
                 raise
-        with self._link.guard(version):
+        with self._group.guard(version):
             self._change_over()
         if damage is not None:
             raise damage
@@ -153,11 +155,11 @@ class SlotReceiver(_SlotEnd):
     def _let_pass(self, buckets: int, version: int) -> None:
         """Whoever stopped has a reason that counts more than what happens to the rest."""
         try:
-            with self._link.guard(version):
+            with self._group.guard(version):
                 for _ in range(buckets):
                     self._change_over()
         except TransferError:
-            self._link.close()
+            self._group.close()
 
 
 def _digests_at(plan: TransferPlan) -> int:

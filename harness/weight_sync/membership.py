@@ -15,7 +15,7 @@ Kind = Literal["engine", "scorer"]
 Health = Literal["well", "silent", "lost", "leaving", "away", "joining"]
 """leaving: it finishes what it runs, and gets no more weights; away: it did, and may come back; joining: it works once
 it has the weights of the next transfer."""
-Wish = Literal["leave", "join"]
+MemberRequest = Literal["leave", "join"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Member:
     seen_at: float
     health: Health = "well"
     trouble: str = ""
-    wish: Wish | None = None
+    wish: MemberRequest | None = None
     """What it was asked to do before the next transfer."""
 
 
-class Unwilling(RuntimeError):
+class MembershipConflict(RuntimeError):
     """What was asked of a member cannot be done. The message says why."""
 
 
@@ -90,14 +90,16 @@ class Membership:
 
     # -- engines that leave and come back
 
-    def ask(self, name: str, wish: Wish) -> Member:
-        """It is to leave, or to come back, before the next transfer. Raises Unwilling, or UnknownMember."""
+    def ask(self, name: str, wish: MemberRequest) -> Member:
+        """It is to leave, or to come back, before the next transfer. Raises MembershipConflict, or UnknownMember."""
         member = self.of(name)
         staying = [other for other in self.working if other != name and self.of(other).wish != "leave"]
         if wish == "leave" and (name not in self.working or not staying):
-            raise Unwilling(f"{name} cannot leave: " + ("no engine would be left" if not staying else _is(member)))
+            raise MembershipConflict(
+                f"{name} cannot leave: " + ("no engine would be left" if not staying else _is(member))
+            )
         if wish == "join" and member.health != "away" and (member.health not in _WORK or member.wish is None):
-            raise Unwilling(f"{name} cannot join: {_is(member)}")
+            raise MembershipConflict(f"{name} cannot join: {_is(member)}")
         back = wish == "join" and member.health in _WORK  # it has not left yet
         return self._change(name, wish=None if back else wish)
 

@@ -47,7 +47,7 @@ class WeightSender(Protocol):
 class HostSender(WeightSender, Protocol):
     """A sender whose weights still travel when `send` has returned."""
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, the last one sent, has left for all receivers. Raises TransferError, naming the
         version, where it did not get there."""
 
@@ -59,7 +59,7 @@ class WeightSource(Protocol):
     """What makes the sender."""
 
     def sender(self, store: Store, device: torch.device, before: WeightSender | None = None) -> WeightSender:
-        """Join; `store` comes from `open_meeting`. Blocks until all receivers have joined. `before`: the sender that
+        """Join; `store` comes from `open_rendezvous`. Blocks until all receivers have joined. `before`: the sender that
         this one takes the place of, after receivers changed or a transfer failed."""
 
 
@@ -85,7 +85,7 @@ def stop_reading(weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         close()
 
 
-class Follower:
+class GatherOnlySender:
     """The sender of training ranks other than 0: takes its part in gathering shards, and keeps nothing."""
 
     def __init__(self, plan: TransferPlan) -> None:

@@ -20,14 +20,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from harness.weight_sync.fleet import Fleet
-from harness.weight_sync.membership import Wish
-from harness.weight_sync.service import LOOPBACK, guarded_app, told, topology
+from harness.weight_sync.membership import MemberRequest
+from harness.weight_sync.service import LOOPBACK, authenticated_app, told, topology
 
 
-def make_run_app(fleet: Fleet, token: str, *, now: Callable[[], float]) -> FastAPI:
+def make_fleet_app(fleet: Fleet, token: str, *, now: Callable[[], float]) -> FastAPI:
     """The HTTP layer around the engines of a run. An engine is asked how it is when somebody wants to know: one that
     computes does not answer at once, and counts as silent."""
-    app, membership = guarded_app(token), fleet.membership
+    app, membership = authenticated_app(token), fleet.membership
 
     @app.get("/topology")
     async def everybody() -> dict[str, Any]:
@@ -35,14 +35,14 @@ def make_run_app(fleet: Fleet, token: str, *, now: Callable[[], float]) -> FastA
         return topology(membership, now())
 
     @app.post("/members/{name}/{wish}")
-    async def ask(name: str, wish: Wish) -> dict[str, Any]:
+    async def ask(name: str, wish: MemberRequest) -> dict[str, Any]:
         membership.ask(name, wish)
         return told(membership, name, now())
 
     return app
 
 
-class _InTheLoop(uvicorn.Server):
+class _EmbeddedServer(uvicorn.Server):
     """Leaves signals to the run that it belongs to."""
 
     @contextmanager
@@ -54,7 +54,7 @@ class _InTheLoop(uvicorn.Server):
 async def serving(app: FastAPI, host: str = LOOPBACK, port: int = 0) -> AsyncIterator[str]:
     """Serve it in this event loop meanwhile; its address. Port 0 takes a free one. Raises OSError where it is taken."""
     listening = socket.create_server((host, port))
-    server = _InTheLoop(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
+    server = _EmbeddedServer(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
     task = asyncio.create_task(server.serve([listening]))
     try:
         yield f"http://{host}:{listening.getsockname()[1]}"

@@ -28,23 +28,23 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from harness.weight_sync.membership import Kind, Membership, UnknownMember, Unwilling
+from harness.weight_sync.membership import Kind, Membership, MembershipConflict, UnknownMember
 
 LOOPBACK = "127.0.0.1"
 
 
-class Joining(BaseModel):
+class JoinRequest(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=200)]
     kind: Kind = "engine"
     version: Annotated[int, Field(ge=0)] = 0
     place: str = ""
 
 
-class Beat(BaseModel):
+class Heartbeat(BaseModel):
     version: Annotated[int, Field(ge=0)]
 
 
-def guarded_app(token: str) -> FastAPI:
+def authenticated_app(token: str) -> FastAPI:
     """Without a route yet: every request has to carry the token, and what members cannot do is told."""
 
     async def authorised(authorization: Annotated[str, Header()] = "") -> None:
@@ -59,8 +59,8 @@ def guarded_app(token: str) -> FastAPI:
     async def unknown(request: Request, error: UnknownMember) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, status_code=404)
 
-    @app.exception_handler(Unwilling)
-    async def unwilling(request: Request, error: Unwilling) -> JSONResponse:
+    @app.exception_handler(MembershipConflict)
+    async def unwilling(request: Request, error: MembershipConflict) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, status_code=409)
 
     return app
@@ -81,15 +81,15 @@ def topology(membership: Membership, now: float) -> dict[str, Any]:
 
 def make_app(membership: Membership, token: str, *, silent_after_s: float, now: Callable[[], float]) -> FastAPI:
     """The HTTP layer around a membership. silent_after_s: how long a member may not be heard of and count as well."""
-    app = guarded_app(token)
+    app = authenticated_app(token)
 
     @app.post("/members")
-    async def join(joining: Joining) -> dict[str, Any]:
+    async def join(joining: JoinRequest) -> dict[str, Any]:
         membership.join(joining.name, kind=joining.kind, version=joining.version, place=joining.place, now=now())
         return told(membership, joining.name, now())
 
     @app.post("/members/{name}/heartbeat")
-    async def heartbeat(name: str, beat: Beat) -> dict[str, Any]:
+    async def heartbeat(name: str, beat: Heartbeat) -> dict[str, Any]:
         membership.seen(name, beat.version, now())
         return told(membership, name, now())
 

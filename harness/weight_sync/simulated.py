@@ -12,14 +12,14 @@ from harness.protocols import Clock
 from harness.runtime.handles import Handle
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
-from harness.weight_sync.wires import Outcome, join, send_and_receive, stage_then_swap, write_then_read
+from harness.weight_sync.transports import TransferOutcome, join, send_and_receive, stage_then_swap, write_then_read
 
 _PUBLISH = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
 
 
 @dataclass(frozen=True)
-class SimulatedWire:
-    """Stands in for the wire of `transport`: the same calls in the same order. Engines let their loads pass."""
+class SimulatedTransport:
+    """Stands in for the transport of `transport`: the same calls in the same order. Engines let their loads pass."""
 
     transport: Transport
     times: TransferTimes
@@ -30,10 +30,10 @@ class SimulatedWire:
         await source.call("use", SimulatedSender(self.times, self.clock))
         await join(receivers, SimulatedOffer(plan, self.times, self.clock))
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
         return await _PUBLISH[self.transport](trainers, receivers, version)
 
-    async def call_off(self) -> None:
+    async def abort(self) -> None:
         """Nobody waits for anybody."""
 
 
@@ -58,11 +58,11 @@ class SimulatedSender:
         self._arrives_at = 0.0
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        await self.arrived(self._version)
+        await self.wait_arrived(self._version)
         await self._clock.sleep(self._times.send_s)
         self._version, self._arrives_at = version, self._clock.now() + self._times.stage_s
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         if version != self._version:
             raise ValueError(f"version {version} is not under way; the last one sent is {self._version}")
         left = self._arrives_at - self._clock.now()
@@ -106,9 +106,9 @@ class PacedSender:
         await self._sender.send(version, parameters)
         await self._clock.sleep(max(0.0, self._times.send_s - (self._clock.now() - start)))
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         if isinstance(self._sender, HostSender):
-            await self._sender.arrived(version)
+            await self._sender.wait_arrived(version)
 
     async def resend(self, version: int) -> None:
         assert isinstance(self._sender, HostSender)

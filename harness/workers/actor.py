@@ -18,10 +18,10 @@ from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.cuda_ipc import CudaSlots
 from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.ipc import share_slots
-from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import TransferPlan, gathered, plan_transfer
-from harness.weight_sync.receiver import Follower, HostSender, WeightOffer, WeightSender, WeightSource
-from harness.workers.readers import Due, Reader, Share
+from harness.weight_sync.process_group import open_rendezvous
+from harness.weight_sync.receiver import GatherOnlySender, HostSender, WeightOffer, WeightSender, WeightSource
+from harness.workers.readers import Deadlines, MicroBatchReader, Share
 
 
 @dataclass
@@ -62,7 +62,7 @@ class ActorRole:
         clock: Clock,
         *,
         rank: int,
-        reader: Reader,
+        reader: MicroBatchReader,
         device: torch.device,
     ) -> None:
         self.engine, self.queue, self.clock, self.reader = engine, queue, clock, reader
@@ -73,7 +73,7 @@ class ActorRole:
         self._source: WeightSource
         self._store: dist.Store
 
-    async def train(self, iteration: int, first: Due = ()) -> TrainReport:
+    async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; then one update.
 
         Waits for rows only; the roles before it unblock it. The next micro-batch is fetched, and the receipt for the
@@ -118,32 +118,32 @@ class ActorRole:
         """The transfer plan of this model's weights."""
         return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
 
-    async def follow(self, plan: TransferPlan) -> None:
+    async def gather_only(self, plan: TransferPlan) -> None:
         """For ranks other than 0: help to gather, send nothing."""
-        await self.use(Follower(plan))
+        await self.use(GatherOnlySender(plan))
 
     async def open_shared(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
         """For rank 0: offer weights through memory that it shares with receivers on its device or, where there are
         more devices, on its host. `meet_receivers` must follow while the receivers join."""
-        meeting, self._store = open_meeting(host, receivers, timeout_s)
+        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s)
         alone = not dist.is_initialized() or dist.get_world_size() == 1
         if self.device.type == "cuda" and alone:
-            slots = CudaSlots(plan, meeting, self.device)
+            slots = CudaSlots(plan, rendezvous, self.device)
             self._source = slots
             return slots.offer
-        self._source = offer = share_slots(plan, meeting)
+        self._source = offer = share_slots(plan, rendezvous)
         return offer
 
     async def open_collective(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
         """For rank 0: offer weights by broadcast. `meet_receivers` must follow, as above."""
-        meeting, self._store = open_meeting(host, receivers, timeout_s)
-        self._source = offer = CollectiveOffer(plan, meeting)
+        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s)
+        self._source = offer = CollectiveOffer(plan, rendezvous)
         return offer
 
     async def open_host_staged(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
         """For rank 0: offer weights from host memory to host memory. `meet_receivers` must follow, as above."""
-        meeting, self._store = open_meeting(host, receivers, timeout_s)
-        self._source = offer = HostStagedOffer(plan, meeting)
+        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s)
+        self._source = offer = HostStagedOffer(plan, rendezvous)
         return offer
 
     async def meet_receivers(self) -> None:
@@ -167,11 +167,11 @@ class ActorRole:
             await self._sender.send(version, self.engine.named_parameters())
         return [Span("actor", self.name, "publish_weights", start, self.clock.now(), version, version - 1)]
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, the last one published, left for all receivers, where it travels in the background."""
         if isinstance(self._sender, HostSender):
             with self.waits("arrived", f"version {version} to leave"):
-                await self._sender.arrived(version)
+                await self._sender.wait_arrived(version)
 
     async def resend(self, version: int) -> None:
         """Let `version`, the last one published, travel once more in the background."""
@@ -180,7 +180,7 @@ class ActorRole:
 
     async def waiting(self) -> list[str]:
         """What this rank waits for, a line each."""
-        return self.waits.told()
+        return self.waits.lines()
 
     async def full_weights(self) -> dict[str, torch.Tensor] | None:
         """All weights on the CPU, gathered; every rank calls it, rank 0 gets them."""

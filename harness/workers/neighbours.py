@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from harness.transfer_queue import Batch
 from harness.workers.actor import TrainReport
-from harness.workers.readers import Due, Reader, Share
+from harness.workers.readers import Deadlines, MicroBatchReader, Share
 
 
-def neighbours(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:
+def tensor_parallel_group(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:
     """The group of this rank and those it shares layers with, over host memory. Every rank of the world calls it.
 
     A group of its own: micro-batches are fetched ahead, while gradients travel through the others.
@@ -26,13 +26,13 @@ def neighbours(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:
     return groups[dist.get_rank() // tensor_parallel]
 
 
-class SharedReader:
-    """`Reader` of every rank of a group; only the first has a `reader` of its own."""
+class TensorParallelReader:
+    """`MicroBatchReader` of every rank of a group; only the first has a `reader` of its own."""
 
-    def __init__(self, reader: Reader | None, group: dist.ProcessGroup) -> None:
+    def __init__(self, reader: MicroBatchReader | None, group: dist.ProcessGroup) -> None:
         self._reader, self._group = reader, group
 
-    def share(self, iteration: int, first: Due) -> Share:
+    def share(self, iteration: int, first: Deadlines) -> Share:
         return _ToldShare(None if self._reader is None else self._reader.share(iteration, first), self._group)
 
 
@@ -54,7 +54,7 @@ class NothingToReturn:
         """Whoever took the rows does."""
 
 
-def once_each(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:
+def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:
     """All ranks' reports, with samples and sums in one of each group: the others trained the same."""
     return [
         report if rank % tensor_parallel == 0 else replace(report, trained=[], sums={})

@@ -8,7 +8,7 @@ from typing import Protocol
 from harness.transfer_queue import Batch, TransferQueue
 from harness.workers.dataflow import partition_name
 
-Due = Sequence[tuple[int, int]]
+Deadlines = Sequence[tuple[int, int]]
 """(limit, groups) pairs, limits ascending: what an engine started under a dispatch limit of `limit` or less is among
 the next `groups` groups that are trained (see schedules/protocol.py)."""
 
@@ -20,18 +20,18 @@ class Share(Protocol):
         """Wait for the next micro-batch; None after the last. One call at a time."""
 
 
-class Reader(Protocol):
-    def share(self, iteration: int, first: Due) -> Share:
+class MicroBatchReader(Protocol):
+    def share(self, iteration: int, first: Deadlines) -> Share:
         """What to train in `iteration`."""
 
 
-class InOrder:
+class FifoReader:
     """As admitted: partition `train_<i>` in group order, dealt out to the ranks in micro-batches of `rows` samples."""
 
     def __init__(self, queue: TransferQueue, *, rank: int, rows: int, wait_timeout_s: float | None) -> None:
         self.queue, self.rank, self.rows, self.wait_timeout_s = queue, rank, rows, wait_timeout_s
 
-    def share(self, iteration: int, first: Due) -> Share:
+    def share(self, iteration: int, first: Deadlines) -> Share:
         """Raises ValueError where `first` is given: here a group's turn does not depend on who started it when."""
         if first:
             raise ValueError(f"train(first={first}) needs completion order; here groups are read as they were admitted")
@@ -39,7 +39,7 @@ class InOrder:
 
 
 class _PartitionShare:
-    def __init__(self, reader: InOrder, iteration: int) -> None:
+    def __init__(self, reader: FifoReader, iteration: int) -> None:
         self._reader, self._partition = reader, partition_name(iteration)
 
     async def fetch(self) -> Batch | None:
@@ -54,7 +54,7 @@ class _PartitionShare:
         )
 
 
-class AsCompleted:
+class CompletionReader:
     """Whatever is complete, until `batch` groups are taken: one to `rows` samples at a time, in whole groups.
 
     For a training world of one rank: with more, ranks would not agree on what is left of the batch.
@@ -66,14 +66,14 @@ class AsCompleted:
         self.queue, self.rows, self.group_size, self.batch = queue, rows, group_size, batch
         self.wait_timeout_s = wait_timeout_s
 
-    def share(self, iteration: int, first: Due) -> Share:
+    def share(self, iteration: int, first: Deadlines) -> Share:
         return _CompletedShare(self, iteration, first)
 
 
 class _CompletedShare:
     """Reads whatever is complete, as far as what is due leaves room; dispatch limits and counts are told in rows."""
 
-    def __init__(self, reader: AsCompleted, iteration: int, first: Due) -> None:
+    def __init__(self, reader: CompletionReader, iteration: int, first: Deadlines) -> None:
         self._reader, self._iteration = reader, iteration
         self._due = [(limit * reader.group_size, groups * reader.group_size) for limit, groups in first]
         self._rows = reader.batch * reader.group_size

@@ -83,7 +83,7 @@ class RolloutRole:
         await self._run([None], min(self.engine.slots, self.stream_share))
         return await self.take_spans()
 
-    async def allow(self, below: int) -> None:
+    async def set_dispatch_limit(self, below: int) -> None:
         """Dispatch rule: start only groups numbered under `below`. The queue enforces it, row by row."""
         await self.queue.set_bound("rollout", self.consumer, below * self.group_size)
 
@@ -124,7 +124,7 @@ class RolloutRole:
 
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with a wider dispatch limit."""
-        await self.allow(below)
+        await self.set_dispatch_limit(below)
         await self._go_on()
 
     async def retire(self) -> None:
@@ -138,7 +138,7 @@ class RolloutRole:
         with self.waits("retire", "its last samples"):
             await self._rest.wait()
 
-    async def enlist(self) -> None:
+    async def rejoin(self) -> None:
         """Take groups again, when it is asked to."""
         self._retired = False
 
@@ -151,7 +151,7 @@ class RolloutRole:
 
     async def waiting(self) -> list[str]:
         """What this worker's loops wait for, a line each."""
-        return self.waits.told()
+        return self.waits.lines()
 
     @property
     def _host_receiver(self) -> HostReceiver:

@@ -51,7 +51,7 @@ class Stage(ABC):
 
     async def waiting(self) -> list[str]:
         """What this worker's loops wait for, a line each."""
-        return self.waits.told()
+        return self.waits.lines()
 
     async def _work(self, partition: str | None) -> None:
         """Consumes this role's inputs, of one partition or of all, and produces its outputs.

@@ -34,8 +34,8 @@ import torch.distributed as dist
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.ipc import SharedOffer, share_slots
-from harness.weight_sync.link import HOST, Meeting, open_meeting
 from harness.weight_sync.plan import TransferPlan, plan_transfer
+from harness.weight_sync.process_group import HOST, Rendezvous, open_rendezvous
 from tests.benchmarks.lost_tokens import table
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FF, VOCABULARY = 896, 24, 14, 2, 64, 4864, 151_936
@@ -81,11 +81,11 @@ class Round:
 class Side:
     """One of the two processes: it has both ends' barrier, the bare act, and its clock."""
 
-    def __init__(self, plan: TransferPlan, meeting: Meeting, store: dist.Store | None) -> None:
+    def __init__(self, plan: TransferPlan, rendezvous: Rendezvous, store: dist.Store | None) -> None:
         self.plan = plan
         timeout = timedelta(seconds=TIMEOUT_S)
         if store is None:
-            store = dist.TCPStore(meeting.host, meeting.port, 2, False, timeout, wait_for_workers=False)
+            store = dist.TCPStore(rendezvous.host, rendezvous.port, 2, False, timeout, wait_for_workers=False)
             self.rank = 1
         else:
             self.rank = 0
@@ -122,7 +122,7 @@ def forget_peak() -> int:
     return peak_bytes()
 
 
-def receive(offer: Offer, bench: Meeting, transport: str, rounds: int, reports: Connection) -> None:
+def receive(offer: Offer, bench: Rendezvous, transport: str, rounds: int, reports: Connection) -> None:
     torch.set_num_threads(1)
     side = Side(offer.plan, bench, None)
     parameters = make_weights()
@@ -162,10 +162,10 @@ def swap(end: Any, version: int, parameters: Weights) -> Round:
 def run(transport: str, rounds: int, bucket_bytes: int, checked: bool) -> None:
     parameters = make_weights()
     plan = plan_transfer(parameters.items(), bucket_bytes, checked)
-    meeting, store = open_meeting("127.0.0.1", 1, TIMEOUT_S)
-    bench, bench_store = open_meeting("127.0.0.1", 1, TIMEOUT_S)
+    rendezvous, store = open_rendezvous("127.0.0.1", 1, TIMEOUT_S)
+    bench, bench_store = open_rendezvous("127.0.0.1", 1, TIMEOUT_S)
     offers = {"collective": CollectiveOffer, "host_staged": HostStagedOffer, "ipc": share_slots}
-    offer: Any = offers[transport](plan, meeting)
+    offer: Any = offers[transport](plan, rendezvous)
     reader, writer = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("spawn")
     receiver = context.Process(target=receive, args=(offer, bench, transport, rounds, writer), daemon=True)

@@ -30,8 +30,8 @@ from harness.protocols import Request, Sampling, TrainBatch
 from harness.runtime.clock import RealClock
 from harness.transfer_queue import Ragged
 from harness.weight_sync.ipc import share_slots
-from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.process_group import open_rendezvous
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
 QWEN = ModelConfig("qwen0.5b", 896, 24, 14, 2, 64, 4864, 151936, True, 512, dtype="bfloat16")
@@ -128,8 +128,8 @@ def transfer_rate(config: ModelConfig, mesh: DeviceMesh, device: torch.device) -
     engine = TorchRollout(
         build_model(config), sampling=Sampling(1), slots=1, seed=0, clock=RealClock.starting_now(), device=device
     )
-    meeting, store = open_meeting("127.0.0.1", receivers=1, timeout_s=120)
-    offer = share_slots(plan_transfer(trainer.named_parameters().items(), BUCKET_BYTES), meeting)
+    rendezvous, store = open_rendezvous("127.0.0.1", receivers=1, timeout_s=120)
+    offer = share_slots(plan_transfer(trainer.named_parameters().items(), BUCKET_BYTES), rendezvous)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(offer.receiver, 0, device)
         sender, receiver = offer.sender(store, device), joining.result()

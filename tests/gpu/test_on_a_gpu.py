@@ -24,8 +24,8 @@ from harness.transfer_queue import Ragged
 from harness.weight_sync.collective import CollectiveOffer, CollectiveReceiver, CollectiveSender
 from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.ipc import share_slots
-from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import TransferPlan, plan_transfer
+from harness.weight_sync.process_group import open_rendezvous
 
 pytestmark = [
     pytest.mark.gpu,
@@ -208,8 +208,8 @@ def plan_of(engine: FSDPEngine) -> TransferPlan:
 
 def test_weights_go_from_a_gpu_through_shared_memory_to_a_gpu(mesh: DeviceMesh) -> None:
     trainer = FSDPEngine(build_model(TINY, seed=7), ALGORITHM, mesh=mesh, device=GPU)
-    meeting, store = open_meeting("127.0.0.1", receivers=1, timeout_s=60)
-    offer = share_slots(plan_of(trainer), meeting)
+    rendezvous, store = open_rendezvous("127.0.0.1", receivers=1, timeout_s=60)
+    offer = share_slots(plan_of(trainer), rendezvous)
     engine, same = (rollout(TINY, slots=8, max_tokens=20, seed=seed) for seed in (0, 7))
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(offer.receiver, 0, GPU)
@@ -226,8 +226,8 @@ def test_weights_go_from_a_gpu_through_shared_memory_to_a_gpu(mesh: DeviceMesh) 
 def test_weights_of_a_gpu_travel_over_gloo_through_the_host(mesh: DeviceMesh) -> None:
     """Two ranks cannot share one GPU in NCCL, so this broadcast is staged in host memory."""
     trainer = FSDPEngine(build_model(TINY, seed=7), ALGORITHM, mesh=mesh, device=GPU)
-    meeting, store = open_meeting("127.0.0.1", receivers=1, timeout_s=60)
-    offer = CollectiveOffer(plan_of(trainer), meeting)
+    rendezvous, store = open_rendezvous("127.0.0.1", receivers=1, timeout_s=60)
+    offer = CollectiveOffer(plan_of(trainer), rendezvous)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(offer.receiver, 0, CPU)
         sender: CollectiveSender = offer.sender(store, CPU)
@@ -241,8 +241,8 @@ def test_weights_of_a_gpu_travel_over_gloo_through_the_host(mesh: DeviceMesh) ->
 
 def test_weights_travel_from_gpu_to_gpu_through_pinned_host_memory_in_the_background(mesh: DeviceMesh) -> None:
     trainer = FSDPEngine(build_model(TINY, seed=7), ALGORITHM, mesh=mesh, device=GPU)
-    meeting, store = open_meeting("127.0.0.1", receivers=1, timeout_s=60)
-    offer = HostStagedOffer(plan_of(trainer), meeting)
+    rendezvous, store = open_rendezvous("127.0.0.1", receivers=1, timeout_s=60)
+    offer = HostStagedOffer(plan_of(trainer), rendezvous)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(offer.receiver, 0, GPU)
         sender, receiver = offer.sender(store, GPU), joining.result()
@@ -251,7 +251,7 @@ def test_weights_travel_from_gpu_to_gpu_through_pinned_host_memory_in_the_backgr
     async def travel() -> None:
         await sender.send(1, trainer.named_parameters())
         await receiver.stage(1)
-        await sender.arrived(1)
+        await sender.wait_arrived(1)
         assert all(buffer.is_pinned() for buffer in receiver._staged[1])
         await engine.load_weights(1, receiver.staged(1))
 

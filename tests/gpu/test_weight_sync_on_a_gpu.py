@@ -9,8 +9,8 @@ import torch
 
 from harness.weight_sync.cuda_ipc import CudaSlots
 from harness.weight_sync.digests import digest
-from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.process_group import open_rendezvous
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,10 +38,10 @@ def receive(offer: Any, answers: Any) -> None:
 
 @pytest.mark.parametrize("checked", [False, True])
 def test_another_process_on_the_gpu_reads_what_was_sent_and_no_byte_goes_through_the_host(checked: bool) -> None:
-    meeting, store = open_meeting("127.0.0.1", 1, 60.0)
+    rendezvous, store = open_rendezvous("127.0.0.1", 1, 60.0)
     plan = plan_transfer(weights(0).items(), 1 << 20, checked)
     before = torch.cuda.memory_allocated()
-    slots = CudaSlots(plan, meeting, GPU)
+    slots = CudaSlots(plan, rendezvous, GPU)
     assert torch.cuda.memory_allocated() - before <= 2 * plan.largest + 4096
     context = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)

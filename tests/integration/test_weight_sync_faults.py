@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 
 from harness.runtime.handles import WorkerDied
-from harness.weight_sync.coordinator import Care, Coordinator, LostEngine
+from harness.weight_sync.coordinator import Coordinator, LostEngine, RetryPolicy
 from harness.weight_sync.fleet import Fleet, OnLost
-from harness.weight_sync.wires import Transport, wire_of
+from harness.weight_sync.transports import Transport, make_transport
 from tests.support.weight_crew import Engine, Fault, ProcessHandle, Trainer, crew, expected
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
@@ -27,9 +27,14 @@ class Run:
     """A coordinator over a trainer and two engines."""
 
     def __init__(
-        self, handles: dict[str, ProcessHandle], transport: Transport, care: Care, on_lost: OnLost, timeout_s: float
+        self,
+        handles: dict[str, ProcessHandle],
+        transport: Transport,
+        retry: RetryPolicy,
+        on_lost: OnLost,
+        timeout_s: float,
     ) -> None:
-        self.handles, self.transport, self.care, self.on_lost = handles, transport, care, on_lost
+        self.handles, self.transport, self.retry, self.on_lost = handles, transport, retry, on_lost
         self.timeout_s = timeout_s
         self.lost: list[str] = []
         self.coordinator = self.new_coordinator()
@@ -38,10 +43,10 @@ class Run:
         return Coordinator(
             [self.handles["trainer"]],
             fleet=Fleet([self.handles["engine0"], self.handles["engine1"]], on_lost=self.on_lost, tell=self.hear),
-            wire=wire_of(self.transport, "127.0.0.1", self.timeout_s),
+            transport=make_transport(self.transport, "127.0.0.1", self.timeout_s),
             bucket_bytes=BUCKET_BYTES,
             observe=lambda spans: None,
-            care=self.care,
+            retry=self.retry,
         )
 
     def hear(self, engine: str, what: str, why: str) -> None:
@@ -59,7 +64,7 @@ class Run:
 def running(
     transport: Transport,
     *,
-    care: Care | None = None,
+    retry: RetryPolicy | None = None,
     on_lost: OnLost = "end",
     trainer_dies: Fault | None = None,
     damages: Fault | None = None,
@@ -72,7 +77,7 @@ def running(
         "engine1": partial(Engine, engine_dies),
     }
     with crew(makers) as handles:
-        yield Run(handles, transport, care or Care(), on_lost, timeout_s)
+        yield Run(handles, transport, retry or RetryPolicy(), on_lost, timeout_s)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -117,7 +122,7 @@ async def test_a_sender_that_dies_in_mid_transfer_ends_the_run_and_the_old_versi
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_bucket_that_is_damaged_once_is_sent_again(transport: Transport) -> None:
     damages = Fault(version=2)
-    with running(transport, care=Care(verify=True), damages=damages) as run:
+    with running(transport, retry=RetryPolicy(verify=True), damages=damages) as run:
         await run.coordinator.connect()
         await run.publish(1)
         await run.publish(2)
@@ -128,7 +133,7 @@ async def test_a_bucket_that_is_damaged_once_is_sent_again(transport: Transport)
 
 @pytest.mark.parametrize("transport", HANDED_OVER)
 async def test_buckets_that_are_damaged_again_and_again_are_never_served(transport: Transport) -> None:
-    with running(transport, care=Care(attempts=2, verify=True), damages=Fault(version=2, times=99)) as run:
+    with running(transport, retry=RetryPolicy(attempts=2, verify=True), damages=Fault(version=2, times=99)) as run:
         await run.coordinator.connect()
         await run.publish(1)
         told = "engine0 did not get version 2 and holds version 1: .*damaged: model.embed_tokens.weight.*2 attempts"

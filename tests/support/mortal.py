@@ -14,7 +14,7 @@ from harness.driver.session import Session
 from harness.driver.simulate import simulate
 from harness.runtime.handles import Handle, WorkerDied
 from harness.weight_sync.fleet import Fleet
-from harness.weight_sync.membership import Unwilling
+from harness.weight_sync.membership import MembershipConflict
 
 
 class Mortal:
@@ -88,5 +88,5 @@ def happen(fleet: Fleet, event: Event) -> None:
         assert isinstance(engine, Mortal)
         engine.die()
     else:
-        with suppress(Unwilling):  # it has not left yet, or never will
+        with suppress(MembershipConflict):  # it has not left yet, or never will
             fleet.membership.ask(name, event.what)  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from torch.distributed import Store, TCPStore
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.ipc import SharedOffer, share_slots
-from harness.weight_sync.link import Meeting, open_meeting
 from harness.weight_sync.plan import TransferPlan, plan_transfer
+from harness.weight_sync.process_group import Rendezvous, open_rendezvous
 
 CPU = torch.device("cpu")
 LOOPBACK = "127.0.0.1"
@@ -24,7 +24,7 @@ LONG_S = 60.0
 
 Weights = dict[str, torch.Tensor]
 Offer = CollectiveOffer | HostStagedOffer | SharedOffer
-OFFERS: dict[str, Callable[[TransferPlan, Meeting], Offer]] = {
+OFFERS: dict[str, Callable[[TransferPlan, Rendezvous], Offer]] = {
     "collective": CollectiveOffer,
     "host_staged": HostStagedOffer,
     "ipc": share_slots,
@@ -51,8 +51,8 @@ def plan(rows: int = 40, *, checked: bool = False) -> TransferPlan:
 def offered(
     transport: str, *, receivers: int = 1, rows: int = 40, checked: bool = False, timeout_s: float = LONG_S
 ) -> tuple[Offer, Store]:
-    meeting, store = open_meeting(LOOPBACK, receivers, timeout_s)
-    return OFFERS[transport](plan(rows, checked=checked), meeting), store
+    rendezvous, store = open_rendezvous(LOOPBACK, receivers, timeout_s)
+    return OFFERS[transport](plan(rows, checked=checked), rendezvous), store
 
 
 def two_ends(transport: str, *, checked: bool = False, timeout_s: float = LONG_S) -> tuple[Any, Any]:
@@ -72,16 +72,16 @@ def meet(offer: Offer, store: Store, before: tuple[Any, Any] = (None, None)) -> 
 
 def met_again(offer: Offer, before: tuple[Any, Any]) -> tuple[Any, Any]:
     """New ends in the place of those before, over a new process group."""
-    meeting, store = open_meeting(LOOPBACK, 1, offer.meeting.timeout_s)
+    rendezvous, store = open_rendezvous(LOOPBACK, 1, offer.rendezvous.timeout_s)
     if isinstance(offer, SharedOffer):
-        return meet(share_slots(offer.plan, meeting), store, before)
-    return meet(replace(offer, meeting=meeting), store, before)
+        return meet(share_slots(offer.plan, rendezvous), store, before)
+    return meet(replace(offer, rendezvous=rendezvous), store, before)
 
 
 def store_of(offer: Offer) -> Store:
     """The offer's store, as another process sees it."""
-    meeting = offer.meeting
-    return TCPStore(meeting.host, meeting.port, meeting.size, False, timedelta(seconds=60), wait_for_workers=False)
+    at = offer.rendezvous
+    return TCPStore(at.host, at.port, at.size, False, timedelta(seconds=60), wait_for_workers=False)
 
 
 async def carried(sender: Any, receiver: Any, version: int, sent: Weights) -> Weights:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.config import ConfigError, CostConfig, JobConfig
-from harness.runtime.side_by_side import side_by_side
+from harness.runtime.parallel import parallel_as_completed
 from harness.studies.planner.candidate import Candidate
 from harness.studies.planner.explore import Effort, Exploration, explore
 from harness.studies.planner.grid import STALENESS
@@ -134,7 +134,9 @@ def explore_all(
     # the longest simulations are begun first
     order = sorted(range(len(tasks)), key=lambda n: -float(tasks[n][0].schedule.options.get(_STALENESS, 0)))
     what = "processes that explore schedules, one each"
-    turns = side_by_side(_explore, [tasks[n] for n in order], processes=processes, timeout_s=_TIMEOUT_S, what=what)
+    turns = parallel_as_completed(
+        _explore, [tasks[n] for n in order], processes=processes, timeout_s=_TIMEOUT_S, what=what
+    )
     for turn, exploration in turns:
         found[order[turn]] = exploration
         told(exploration.name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config import ConfigError
-from harness.runtime.side_by_side import in_order
+from harness.runtime.parallel import parallel_map
 from harness.studies.predictions.fit import Fit, fit
 from harness.studies.predictions.phases import Given, Scaling, scalings, training_phases
 from harness.studies.predictions.prediction import Case, Prediction, predict
@@ -53,7 +53,7 @@ def predict_table(
     progress(f"simulating {len(others)} rows")
     cases = [_case(row, others, by_engine, settings, given, arguments) for row in others]
     fits = [its for its, _ in by_engine.values()]
-    made = in_order(predict, cases, processes=processes, timeout_s=_TIMEOUT_S, what="rows to be simulated")
+    made = parallel_map(predict, cases, processes=processes, timeout_s=_TIMEOUT_S, what="rows to be simulated")
     return Predicted(fits, made)
 
 

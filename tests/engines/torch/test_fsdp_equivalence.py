@@ -11,9 +11,9 @@ from torch.distributed import TCPStore
 
 from harness.config import AlgorithmConfig
 from harness.weight_sync.ipc import SharedOffer, share_slots
-from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import plan_transfer
-from harness.weight_sync.receiver import Follower
+from harness.weight_sync.process_group import open_rendezvous
+from harness.weight_sync.receiver import GatherOnlySender
 from tests.support.fsdp_samples import (
     FREE,
     SAMPLES,
@@ -104,9 +104,9 @@ def one_rank_of_two(rank: int, port: int, offer: SharedOffer) -> tuple[Tensors, 
         norm = train(free, BY_RANK[rank])
         clipped = world.engine(CLIPPED)
         train(clipped, BY_RANK[rank])
-        meeting = offer.meeting
-        joined = TCPStore(meeting.host, meeting.port, meeting.size, False, wait_for_workers=False)
-        sender = offer.sender(joined, torch.device("cpu")) if rank == 0 else Follower(offer.plan)
+        rendezvous = offer.rendezvous
+        joined = TCPStore(rendezvous.host, rendezvous.port, rendezvous.size, False, wait_for_workers=False)
+        sender = offer.sender(joined, torch.device("cpu")) if rank == 0 else GatherOnlySender(offer.plan)
         computed(sender.send(1, clipped.named_parameters()))
         return gradients(free), weights(free), norm, weights(clipped)
 
@@ -120,8 +120,8 @@ def world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def two_ranks(world: World) -> Iterator[tuple[list[Any], Tensors]]:
     """What both ranks returned, and the weights that arrived through shared memory."""
-    meeting, _meets_here = open_meeting("127.0.0.1", receivers=1, timeout_s=200)
-    offer = share_slots(plan_transfer(world.engine(FREE).named_parameters().items(), bucket_bytes=4096), meeting)
+    rendezvous, _meets_here = open_rendezvous("127.0.0.1", receivers=1, timeout_s=200)
+    offer = share_slots(plan_transfer(world.engine(FREE).named_parameters().items(), bucket_bytes=4096), rendezvous)
     store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
     arguments = [(rank, store.port, offer) for rank in range(2)]
     try:

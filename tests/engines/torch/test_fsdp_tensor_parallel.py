@@ -12,8 +12,8 @@ from torch.distributed import TCPStore
 
 from harness.config import ModelConfig, TrainingConfig
 from harness.weight_sync.plan import pack, plan_transfer, unpack
-from harness.workers.neighbours import SharedReader, neighbours
-from harness.workers.readers import Due
+from harness.workers.neighbours import TensorParallelReader, tensor_parallel_group
+from harness.workers.readers import Deadlines
 from tests.support.fsdp_samples import (
     FREE,
     SAMPLES,
@@ -59,12 +59,12 @@ def received(parameters: Any) -> Tensors:
 
 
 class Numbers:
-    """A `Reader` and its `Share`: what the queue hands to one rank."""
+    """A `MicroBatchReader` and its `Share`: what the queue hands to one rank."""
 
     def __init__(self, first: int) -> None:
         self._left = [first, first + 1]
 
-    def share(self, iteration: int, first: Due) -> Any:
+    def share(self, iteration: int, first: Deadlines) -> Any:
         return self
 
     async def fetch(self) -> int | None:
@@ -74,7 +74,7 @@ class Numbers:
 def read_together(rank: int) -> list[int | None]:
     """What a rank is given where the queue hands 0 and 1 to the first pair, and 10 and 11 to the second."""
     reader = Numbers(10 * (rank // TENSOR)) if rank % TENSOR == 0 else None
-    share = SharedReader(reader, neighbours(TENSOR, timeout_s=60)).share(0, ())
+    share = TensorParallelReader(reader, tensor_parallel_group(TENSOR, timeout_s=60)).share(0, ())
 
     async def read() -> list[int | None]:
         return [await share.fetch() for _ in range(3)]

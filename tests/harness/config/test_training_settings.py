@@ -10,7 +10,7 @@ from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.protocols import Span
 from harness.workers.actor import TrainReport
-from harness.workers.neighbours import once_each
+from harness.workers.neighbours import one_report_per_group
 
 PUBLISHED = {"0.6b": 0.596, "1.7b": 1.721, "4b": 4.022, "8b": 8.191, "14b": 14.768, "32b": 32.762}
 """Billions of parameters of the dense Qwen3 models, tied embeddings once."""
@@ -47,10 +47,10 @@ def test_ranks_that_share_layers_count_once_where_the_batch_is_dealt_out() -> No
 def test_samples_are_reported_once_and_spans_by_every_rank() -> None:
     spans = [Span("actor", str(rank), "update_actor", 0.0, 1.0, 0, 0) for rank in range(4)]
     reports = [TrainReport(trained=[], sums={"tokens": 5.0}, grad_norm=1.0, spans=[span]) for span in spans]
-    once = once_each(reports, tensor_parallel=2)
+    once = one_report_per_group(reports, tensor_parallel=2)
     assert np.sum([report.sums.get("tokens", 0.0) for report in once]) == 10.0
     assert [report.spans for report in once] == [[span] for span in spans]
-    assert once_each(reports, tensor_parallel=1) == reports
+    assert one_report_per_group(reports, tensor_parallel=1) == reports
 
 
 @pytest.mark.parametrize("size", PUBLISHED)

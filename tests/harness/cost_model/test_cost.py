@@ -30,7 +30,7 @@ from harness.tasks.simulated import SimulatedTask
 from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import HostReceiver, HostSender, WeightReceiver, WeightSender
-from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedWire
+from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedTransport
 
 TINY = compose_job(["cost=tiny_cpu"])
 COST = TINY.cost
@@ -162,7 +162,7 @@ def test_a_simulated_task_is_a_task() -> None:
         task.encode("abc")
 
 
-# -- the wire
+# -- the transport
 
 
 TIMES = TransferTimes(send_s=2.0, stage_s=5.0, load_s=1.0)
@@ -178,13 +178,13 @@ def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
         assert clock.now() == 2.0
         with pytest.raises(ValueError, match="version 1 is not in host memory; there: none"):
             receiver.staged(1)
-        await asyncio.gather(sender.arrived(1), receiver.stage(1))
+        await asyncio.gather(sender.wait_arrived(1), receiver.stage(1))
         assert clock.now() == 7.0
         assert list(receiver.staged(1)) == []
         with pytest.raises(ValueError, match="version 1 is not in host memory"):
             receiver.staged(1)
         with pytest.raises(ValueError, match="version 2 is not under way; the last one sent is 1"):
-            await sender.arrived(2)
+            await sender.wait_arrived(2)
         await sender.send(2, {})
         await sender.send(3, {})  # waits until version 2 has arrived
         assert clock.now() == 9.0 + 5.0 + 2.0
@@ -193,7 +193,7 @@ def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
 
 
 class Worker:
-    """Notes what the wire asks of it."""
+    """Notes what the transport asks of it."""
 
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name, self.notes = name, notes
@@ -239,9 +239,9 @@ def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: T
     async def main() -> list[str]:
         notes: list[str] = []
         trainer, engine = LocalRole("actor[0]", Worker("trainer", notes)), LocalRole("e", Worker("engine", notes))
-        wire = SimulatedWire(transport, TIMES, VirtualClock(asyncio.get_running_loop()))
-        await wire.connect(trainer, [engine], TransferPlan(()))
-        await wire.publish([trainer], [engine], 1)
+        carrier = SimulatedTransport(transport, TIMES, VirtualClock(asyncio.get_running_loop()))
+        await carrier.connect(trainer, [engine], TransferPlan(()))
+        await carrier.publish([trainer], [engine], 1)
         return notes
 
     assert run_virtual(main()) == told

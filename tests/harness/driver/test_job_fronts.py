@@ -80,11 +80,11 @@ class Weights:
         self.asked.append(("publish", version))
         await self.moved.wait()
 
-    async def stage(self, version: int) -> None:
+    async def start_transfer(self, version: int) -> None:
         self.asked.append(("stage", version))
         await self.moved.wait()
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         self.asked.append(("arrived", version))
 
     async def swap(self, handles: Sequence[Worker], version: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.runtime.stall import Stalled, ask_waiting, watch
+from harness.runtime.stall import Stalled, collect_waits, watch_progress
 from harness.runtime.waits import Waits
 
 
@@ -36,7 +36,7 @@ async def two_loops() -> list[str]:
 async def test_nothing_for_the_whole_timeout_is_a_stall_that_names_the_waiting_loops() -> None:
     clock = HandClock()
     with pytest.raises(Stalled) as caught:
-        await watch(lambda: clock.events, two_loops, 600.0, clock)
+        await watch_progress(lambda: clock.events, two_loops, 600.0, clock)
     assert str(caught.value) == (
         "nothing happened for 600 s; waiting: rollout[0].feed waits for a free slot; "
         "actor[0].train waits for rows of batch 3"
@@ -49,14 +49,14 @@ async def test_progress_puts_the_stall_off(last_event: float) -> None:
     clock = HandClock()
     clock.last_event = last_event
     with pytest.raises(Stalled):
-        await watch(lambda: clock.events, two_loops, 100.0, clock)
+        await watch_progress(lambda: clock.events, two_loops, 100.0, clock)
     assert last_event + 95 <= clock.time <= last_event + 115
 
 
 async def test_a_watch_is_a_timeout_and_can_be_cancelled() -> None:
     clock = HandClock()
     clock.last_event = float("inf")
-    watching = asyncio.create_task(watch(lambda: clock.events, two_loops, 1.0, clock))
+    watching = asyncio.create_task(watch_progress(lambda: clock.events, two_loops, 1.0, clock))
     for _ in range(100):
         await asyncio.sleep(0)
     assert not watching.done()
@@ -71,7 +71,7 @@ async def test_a_stall_in_which_nobody_waits_says_so() -> None:
         return []
 
     with pytest.raises(Stalled, match="waiting: nobody"):
-        await watch(lambda: 0, nobody, 5.0, HandClock())
+        await watch_progress(lambda: 0, nobody, 5.0, HandClock())
 
 
 class Worker:
@@ -85,13 +85,13 @@ class Worker:
         assert method == "waiting"
         if self.computes:
             await asyncio.Event().wait()
-        return self.waits.told()
+        return self.waits.lines()
 
 
 async def test_a_worker_that_computes_is_told_apart_and_hangs_nobody() -> None:
     workers = [Worker("reward[0]", False), Worker("actor[0]", True), Worker("reward[1]", False)]
     with workers[0].waits("work", "rows of train_3"), workers[0].waits("load", "version 3"):
-        assert await ask_waiting(workers, answer_s=0.01) == [
+        assert await collect_waits(workers, answer_s=0.01) == [
             "reward[0].work waits for rows of train_3",
             "reward[0].load waits for version 3",
             "actor[0] does not answer (computing, or dead)",
@@ -101,6 +101,6 @@ async def test_a_worker_that_computes_is_told_apart_and_hangs_nobody() -> None:
 def test_a_wait_is_taken_down_when_it_ends_also_by_an_error() -> None:
     waits = Waits("actor[1]")
     with pytest.raises(TimeoutError), waits("train", "rows of batch 0"):
-        assert waits.told() == ["actor[1].train waits for rows of batch 0"]
+        assert waits.lines() == ["actor[1].train waits for rows of batch 0"]
         raise TimeoutError
-    assert waits.told() == []
+    assert waits.lines() == []

@@ -6,8 +6,8 @@ import torch
 from torch.distributed import Store
 
 from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import TransferPlan, plan_transfer
+from harness.weight_sync.process_group import open_rendezvous
 from tests.support.processes import run_in_processes
 
 CPU = torch.device("cpu")
@@ -32,8 +32,8 @@ def plan() -> TransferPlan:
 
 
 def offered(receivers: int, timeout_s: float) -> tuple[CollectiveOffer, Store]:
-    meeting, store = open_meeting(HOST, receivers, timeout_s)
-    return CollectiveOffer(plan(), meeting), store
+    rendezvous, store = open_rendezvous(HOST, receivers, timeout_s)
+    return CollectiveOffer(plan(), rendezvous), store
 
 
 def take_part(number: int, offer: CollectiveOffer) -> list[bool]:
@@ -91,4 +91,4 @@ def test_the_offer_is_small_and_picklable() -> None:
     offer, _store = offered(receivers=2, timeout_s=5)
     data = pickle.dumps(offer)
     assert pickle.loads(data) == offer and len(data) < 4096
-    assert offer.meeting.size == 3 and offer.meeting.port > 0
+    assert offer.rendezvous.size == 3 and offer.rendezvous.port > 0

@@ -13,21 +13,21 @@ from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.coordinator import Coordinator
 from harness.weight_sync.fleet import Fleet
 from harness.weight_sync.ipc import SharedOffer, share_slots
-from harness.weight_sync.link import Meeting
 from harness.weight_sync.plan import plan_transfer
-from harness.weight_sync.wires import (
-    CollectiveWire,
-    HostStagedWire,
-    SharedMemoryWire,
+from harness.weight_sync.process_group import Rendezvous
+from harness.weight_sync.transports import (
+    CollectiveTransport,
+    HostStagedTransport,
+    SharedMemoryTransport,
     Transport,
+    make_transport,
     stage_then_swap,
-    wire_of,
     write_then_read,
 )
 from tests.support.role_setting import settle
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
-OFFER = CollectiveOffer(PLAN, Meeting("127.0.0.1", 1, 4, 5.0))
+OFFER = CollectiveOffer(PLAN, Rendezvous("127.0.0.1", 1, 4, 5.0))
 KINDS = {
     "publish": "publish_weights",
     "load": "load_weights",
@@ -56,7 +56,7 @@ class Worker:
             case "plan":
                 return PLAN
             case "open_shared":
-                self.offer = share_slots(PLAN, Meeting("127.0.0.1", 1, 4, 5.0))
+                self.offer = share_slots(PLAN, Rendezvous("127.0.0.1", 1, 4, 5.0))
                 return self.offer
             case "open_collective" | "open_host_staged":
                 return OFFER
@@ -84,7 +84,7 @@ class Setting:
             self.trainers,
             fleet=Fleet(self.engines),
             scorers=self.scorers,
-            wire=wire_of(transport, "127.0.0.1", 5.0),
+            transport=make_transport(transport, "127.0.0.1", 5.0),
             bucket_bytes=1 << 20,
             observe=self.observe,
         )
@@ -112,7 +112,7 @@ RECEIVERS = ("engine0", "engine1", "scorer")
 async def test_through_shared_memory_all_join_and_then_the_file_is_unlinked() -> None:
     setting = Setting("ipc")
     await setting.coordinator.connect()
-    assert setting.log[:3] == ["trainer0.plan", "trainer1.follow", "trainer0.open_shared"]
+    assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", "trainer0.open_shared"]
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     offer = setting.trainers[0].offer
     assert [worker.heard["join"] for worker in (*setting.engines, setting.scorer)] == [(offer, n) for n in range(3)]
@@ -134,7 +134,7 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: T
     meet = setting.trainers[0].hold("meet_receivers")
     connecting = asyncio.create_task(setting.coordinator.connect())
     await settle()
-    assert setting.log[:3] == ["trainer0.plan", "trainer1.follow", f"trainer0.open_{transport}"]
+    assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", f"trainer0.open_{transport}"]
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     meet.set()
     await connecting
@@ -143,9 +143,9 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: T
 
 
 def test_each_transport_has_its_wire() -> None:
-    assert wire_of("ipc", "host", 1.0) == SharedMemoryWire("host", 1.0)
-    assert wire_of("collective", "host", 1.0) == CollectiveWire("host", 1.0)
-    assert wire_of("host_staged", "host", 1.0) == HostStagedWire("host", 1.0)
+    assert make_transport("ipc", "host", 1.0) == SharedMemoryTransport("host", 1.0)
+    assert make_transport("collective", "host", 1.0) == CollectiveTransport("host", 1.0)
+    assert make_transport("host_staged", "host", 1.0) == HostStagedTransport("host", 1.0)
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ async def test_weights_by_way_of_host_memory_can_be_published_in_one_go() -> Non
         *(f"{name}.stage" for name in RECEIVERS),
         *(f"{name}.swap" for name in RECEIVERS),
     ]
-    await setting.coordinator.arrived(1)
+    await setting.coordinator.wait_arrived(1)
 
 
 @pytest.mark.parametrize("transport", ["ipc", "collective"])
@@ -224,10 +224,10 @@ async def test_no_engine_reads_where_a_rank_failed_to_write(publish: Any) -> Non
 async def test_the_trainer_goes_on_when_its_copy_is_made_and_receivers_take_it_meanwhile() -> None:
     setting = Setting("host_staged")
     stage = setting.engines[1].hold("stage")
-    await setting.coordinator.stage(1)
+    await setting.coordinator.start_transfer(1)
     assert setting.asked() == ["trainer0.publish", "trainer1.publish"]
     await settle()
-    assert {*(f"{name}.stage" for name in RECEIVERS), "trainer0.arrived"} <= set(setting.asked())
+    assert {*(f"{name}.stage" for name in RECEIVERS), "trainer0.wait_arrived"} <= set(setting.asked())
     stage.set()
     await setting.coordinator.finish()
     kinds = {(span.engine, span.kind) for span in setting.spans if span.engine.startswith("engine")}
@@ -237,8 +237,8 @@ async def test_the_trainer_goes_on_when_its_copy_is_made_and_receivers_take_it_m
 async def test_a_version_arrives_when_every_engine_has_it() -> None:
     setting = Setting("host_staged")
     stage = setting.engines[1].hold("stage")
-    await setting.coordinator.stage(1)
-    arrived = asyncio.create_task(setting.coordinator.arrived(1))
+    await setting.coordinator.start_transfer(1)
+    arrived = asyncio.create_task(setting.coordinator.wait_arrived(1))
     await settle()
     assert not arrived.done()
     stage.set()
@@ -248,8 +248,8 @@ async def test_a_version_arrives_when_every_engine_has_it() -> None:
 async def test_the_next_transfer_waits_for_the_one_before_and_only_then_asks_the_trainer_for_a_copy() -> None:
     setting = Setting("host_staged")
     stage = setting.engines[1].hold("stage")
-    await setting.coordinator.stage(1)
-    second = asyncio.create_task(setting.coordinator.stage(2))
+    await setting.coordinator.start_transfer(1)
+    second = asyncio.create_task(setting.coordinator.start_transfer(2))
     await settle()
     assert setting.asked().count("trainer0.publish") == 1
     stage.set()
@@ -260,22 +260,22 @@ async def test_the_next_transfer_waits_for_the_one_before_and_only_then_asks_the
 
 async def test_a_version_that_is_not_staged_yet_can_be_waited_for() -> None:
     setting = Setting("host_staged")
-    second = asyncio.create_task(setting.coordinator.arrived(2))
-    await setting.coordinator.stage(1)
-    await setting.coordinator.arrived(1)
+    second = asyncio.create_task(setting.coordinator.wait_arrived(2))
+    await setting.coordinator.start_transfer(1)
+    await setting.coordinator.wait_arrived(1)
     await settle()
     assert not second.done()
     assert await setting.coordinator.waiting() == ["weights.arrived waits for version 2 to be staged and to arrive"]
-    await setting.coordinator.stage(2)
+    await setting.coordinator.start_transfer(2)
     await second
-    await setting.coordinator.arrived(1)
+    await setting.coordinator.wait_arrived(1)
     assert await setting.coordinator.waiting() == []
     await setting.coordinator.finish()
 
 
 async def test_engines_swap_when_they_are_told_and_scorers_at_once() -> None:
     setting = Setting("host_staged")
-    await setting.coordinator.stage(1)
+    await setting.coordinator.start_transfer(1)
     await setting.coordinator.finish()
     assert setting.coordinator.versions == {"engine0": 0, "engine1": 0, "scorer": 1}
     assert not {"engine0.swap", "engine1.swap"} & set(setting.asked())
@@ -284,14 +284,14 @@ async def test_engines_swap_when_they_are_told_and_scorers_at_once() -> None:
     assert setting.coordinator.versions == {"engine0": 1, "engine1": 0, "scorer": 1}
 
 
-@pytest.mark.parametrize(("worker", "call"), [("trainer0", "arrived"), ("scorer", "stage"), ("scorer", "swap")])
+@pytest.mark.parametrize(("worker", "call"), [("trainer0", "wait_arrived"), ("scorer", "stage"), ("scorer", "swap")])
 async def test_engines_do_not_wait_for_others_that_compute_but_the_next_transfer_does(worker: str, call: str) -> None:
     setting = Setting("host_staged")
     answer = {"trainer0": setting.trainers[0], "scorer": setting.scorer}[worker].hold(call)
-    await setting.coordinator.stage(1)
+    await setting.coordinator.start_transfer(1)
     await setting.coordinator.swap(setting.engines, 1)
     assert setting.coordinator.versions["engine0"] == setting.coordinator.versions["engine1"] == 1
-    second = asyncio.create_task(setting.coordinator.stage(2))
+    second = asyncio.create_task(setting.coordinator.start_transfer(2))
     await settle()
     assert not second.done()
     answer.set()
@@ -303,7 +303,7 @@ async def test_engines_do_not_wait_for_others_that_compute_but_the_next_transfer
 async def test_a_swap_waits_for_its_version() -> None:
     setting = Setting("host_staged")
     stage = setting.engines[0].hold("stage")
-    await setting.coordinator.stage(1)
+    await setting.coordinator.start_transfer(1)
     swapping = asyncio.create_task(setting.coordinator.swap(setting.engines[1:], 1))
     await settle()
     assert "engine1.swap" not in setting.asked()
@@ -313,16 +313,21 @@ async def test_a_swap_waits_for_its_version() -> None:
     await setting.coordinator.finish()
 
 
-@pytest.mark.parametrize(("worker", "call"), [("engine1", "stage"), ("trainer0", "arrived"), ("scorer", "swap")])
+@pytest.mark.parametrize(("worker", "call"), [("engine1", "stage"), ("trainer0", "wait_arrived"), ("scorer", "swap")])
 async def test_a_failure_in_the_background_is_raised_by_whatever_is_called_next_and_at_the_end(
     worker: str, call: str
 ) -> None:
     setting = Setting("host_staged", fails={worker: call})
     coordinator = setting.coordinator
-    waiting = asyncio.create_task(coordinator.arrived(2))
-    await coordinator.stage(1)
+    waiting = asyncio.create_task(coordinator.wait_arrived(2))
+    await coordinator.start_transfer(1)
     await settle()
-    later = (coordinator.arrived(1), coordinator.stage(2), coordinator.swap(setting.engines, 1), coordinator.publish(2))
+    later = (
+        coordinator.wait_arrived(1),
+        coordinator.start_transfer(2),
+        coordinator.swap(setting.engines, 1),
+        coordinator.publish(2),
+    )
     for told in (waiting, *later, coordinator.finish()):
         failure = pytest.RaisesExc(RuntimeError, match=f"{worker} fails to {call}")
         with pytest.RaisesGroup(failure, flatten_subgroups=True):
@@ -333,7 +338,7 @@ async def test_a_failure_in_the_background_is_raised_by_whatever_is_called_next_
 async def test_a_copy_that_failed_is_the_trainers_error_and_reaches_no_receiver() -> None:
     setting = Setting("host_staged", fails={"trainer1": "publish"})
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="trainer1 fails to publish")):
-        await setting.coordinator.stage(1)
+        await setting.coordinator.start_transfer(1)
     await setting.coordinator.finish()
     assert "engine0.stage" not in setting.log
 
@@ -341,11 +346,11 @@ async def test_a_copy_that_failed_is_the_trainers_error_and_reaches_no_receiver(
 async def test_who_gives_up_waiting_does_not_end_the_transfer() -> None:
     setting = Setting("host_staged")
     stage = setting.engines[0].hold("stage")
-    await setting.coordinator.stage(1)
+    await setting.coordinator.start_transfer(1)
     finish = asyncio.create_task(setting.coordinator.finish())
     await settle()
     finish.cancel()
     await settle()
     stage.set()
-    await setting.coordinator.arrived(1)
+    await setting.coordinator.wait_arrived(1)
     await setting.coordinator.finish()

@@ -10,12 +10,12 @@ import torch
 from harness.protocols import Span
 from harness.runtime.handles import WorkerDied
 from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.coordinator import Care, Coordinator, LostEngine
+from harness.weight_sync.coordinator import Coordinator, LostEngine, RetryPolicy
 from harness.weight_sync.errors import TransferError
 from harness.weight_sync.fleet import Fleet, OnLost
-from harness.weight_sync.link import Meeting
 from harness.weight_sync.plan import plan_transfer
-from harness.weight_sync.wires import Transport, wire_of
+from harness.weight_sync.process_group import Rendezvous
+from harness.weight_sync.transports import Transport, make_transport
 from tests.support.role_setting import settle
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
@@ -41,7 +41,7 @@ class Worker:
             case "plan":
                 return PLAN
             case "open_collective" | "open_shared" | "open_host_staged":
-                return CollectiveOffer(PLAN, Meeting("127.0.0.1", 1, 4, 5.0))
+                return CollectiveOffer(PLAN, Rendezvous("127.0.0.1", 1, 4, 5.0))
             case "publish" | "load" | "stage" | "swap":
                 return [Span("role", self.name, method, 0.0, 1.0, arguments[0], 0)]
         return None
@@ -72,10 +72,10 @@ class Setting:
             [self.trainer],
             fleet=self.fleet,
             scorers=[self.scorer],
-            wire=wire_of(transport, "127.0.0.1", 5.0),
+            transport=make_transport(transport, "127.0.0.1", 5.0),
             bucket_bytes=1 << 20,
             observe=self.observe,
-            care=Care(attempts),
+            retry=RetryPolicy(attempts),
         )
 
     def observe(self, spans: Iterable[Span]) -> None:
@@ -108,7 +108,7 @@ async def test_what_failed_is_sent_again_to_who_did_not_get_it_over_a_new_wire(t
     assert setting.count("engine0.join") == 2, "the next version goes to all again"
     assert setting.coordinator.versions == versions(2, 2, 2)
     await setting.coordinator.publish(3)
-    assert setting.count("engine0.join") == 2, "the wire is up"
+    assert setting.count("engine0.join") == 2, "the transport is up"
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -183,16 +183,16 @@ async def test_an_engine_that_does_not_answer_is_given_up() -> None:
 
 
 async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> None:
-    setting = Setting("host_staged", engine1={"stage": [BROKEN]}, trainer={"arrived": [BROKEN]})
+    setting = Setting("host_staged", engine1={"stage": [BROKEN]}, trainer={"wait_arrived": [BROKEN]})
     await setting.coordinator.connect()
-    await setting.coordinator.stage(1)
-    await setting.coordinator.arrived(1)
+    await setting.coordinator.start_transfer(1)
+    await setting.coordinator.wait_arrived(1)
     await setting.coordinator.finish()
     assert setting.count("trainer.publish") == 1 and setting.count("trainer.resend") == 1
     assert setting.count("engine0.stage") == 1 and setting.count("engine1.stage") == 2
     assert setting.count("scorer.swap") == 1
     assert setting.coordinator.versions == versions(0, 0, 1)
-    await setting.coordinator.stage(2)
+    await setting.coordinator.start_transfer(2)
     await setting.coordinator.finish()
     assert setting.count("engine0.join") == 2
 
@@ -200,8 +200,8 @@ async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> No
 async def test_a_staged_version_arrives_once_the_run_goes_on_without_who_did_not_get_it() -> None:
     setting = Setting("host_staged", "go_on", 2, engine1={"stage": [BROKEN] * 2})
     await setting.coordinator.connect()
-    arrived = asyncio.create_task(setting.coordinator.arrived(1))
-    await setting.coordinator.stage(1)
+    arrived = asyncio.create_task(setting.coordinator.wait_arrived(1))
+    await setting.coordinator.start_transfer(1)
     await arrived
     await setting.coordinator.swap(setting.fleet.working, 1)
     assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
@@ -209,9 +209,9 @@ async def test_a_staged_version_arrives_once_the_run_goes_on_without_who_did_not
 
 async def test_a_staged_version_that_one_engine_never_gets_ends_the_run() -> None:
     setting = Setting("host_staged", engine1={"stage": [BROKEN] * 3})
-    await setting.coordinator.stage(1)
+    await setting.coordinator.start_transfer(1)
     await settle()
-    for call in (setting.coordinator.arrived(1), setting.coordinator.finish()):
+    for call in (setting.coordinator.wait_arrived(1), setting.coordinator.finish()):
         with pytest.raises(LostEngine, match="engine1 did not get version 1"):
             await call
 
@@ -228,13 +228,15 @@ async def test_engines_come_and_go_between_transfers() -> None:
     assert setting.count("engine0.load") == 1 and setting.count("engine2.join") == 1
 
 
-@pytest.mark.parametrize("trainer", [{"publish": [BROKEN]}, {"publish": [], "resend": [BROKEN], "arrived": [BROKEN]}])
+@pytest.mark.parametrize(
+    "trainer", [{"publish": [BROKEN]}, {"publish": [], "resend": [BROKEN], "wait_arrived": [BROKEN]}]
+)
 async def test_what_was_not_sent_did_not_arrive(trainer: dict[str, list[Exception]]) -> None:
     setting = Setting("host_staged", trainer=trainer, engine1={"stage": [BROKEN]} if "resend" in trainer else {})
     await setting.coordinator.connect()
     if "resend" in trainer:
-        await setting.coordinator.stage(1)
-        await setting.coordinator.arrived(1)
+        await setting.coordinator.start_transfer(1)
+        await setting.coordinator.wait_arrived(1)
         assert setting.count("trainer.resend") == 2 and setting.count("engine1.stage") == 2
     else:
         await setting.coordinator.publish(1)

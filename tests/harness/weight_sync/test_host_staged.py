@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from harness.weight_sync.host_staged import HostStagedOffer, HostStagedReceiver, HostStagedSender
-from harness.weight_sync.link import open_meeting
 from harness.weight_sync.plan import pack, plan_transfer
-from harness.weight_sync.receiver import Follower, HostReceiver, HostSender, WeightReceiver
+from harness.weight_sync.process_group import open_rendezvous
+from harness.weight_sync.receiver import GatherOnlySender, HostReceiver, HostSender, WeightReceiver
 from tests.support.processes import run_in_processes
 
 CPU = torch.device("cpu")
@@ -38,8 +38,8 @@ def weights(version: int, rows: int = 40) -> Weights:
 
 
 def offered(receivers: int, rows: int = 40) -> tuple[HostStagedOffer, Store]:
-    meeting, store = open_meeting(HOST, receivers, TIMEOUT_S)
-    return HostStagedOffer(plan_transfer(weights(0, rows).items(), bucket_bytes=64), meeting), store
+    rendezvous, store = open_rendezvous(HOST, receivers, TIMEOUT_S)
+    return HostStagedOffer(plan_transfer(weights(0, rows).items(), bucket_bytes=64), rendezvous), store
 
 
 def two_ends() -> tuple[HostStagedSender, HostStagedReceiver]:
@@ -52,8 +52,8 @@ def two_ends() -> tuple[HostStagedSender, HostStagedReceiver]:
 
 def store_of(offer: HostStagedOffer) -> Store:
     """The offer's store, as another process sees it."""
-    meeting = offer.meeting
-    return TCPStore(meeting.host, meeting.port, meeting.size, False, timedelta(seconds=60), wait_for_workers=False)
+    at = offer.rendezvous
+    return TCPStore(at.host, at.port, at.size, False, timedelta(seconds=60), wait_for_workers=False)
 
 
 def same(arrived: Weights, expected: Weights) -> bool:
@@ -72,7 +72,7 @@ async def carry(sender: HostStagedSender, receiver: HostStagedReceiver, *version
 async def test_what_was_staged_is_what_was_sent_bit_for_bit() -> None:
     sender, receiver = two_ends()
     await carry(sender, receiver, 1)
-    await sender.arrived(1)
+    await sender.wait_arrived(1)
     assert same(dict(receiver.staged(1)), weights(1))
 
 
@@ -80,7 +80,7 @@ def test_both_ends_say_what_they_are() -> None:
     sender, receiver = two_ends()
     assert isinstance(sender, HostSender) and isinstance(receiver, HostReceiver)
     assert not isinstance(receiver, WeightReceiver)
-    assert not isinstance(Follower(sender.plan), HostSender)
+    assert not isinstance(GatherOnlySender(sender.plan), HostSender)
 
 
 async def test_the_trainer_may_change_its_weights_once_they_were_sent() -> None:
@@ -130,9 +130,9 @@ async def test_stages_asked_for_at_once_arrive_in_turn() -> None:
 
 async def test_only_the_last_version_sent_can_be_waited_for() -> None:
     sender, _receiver = two_ends()
-    await sender.arrived(0)
+    await sender.wait_arrived(0)
     with pytest.raises(ValueError, match="version 1 is not under way; the last one sent is 0"):
-        await sender.arrived(1)
+        await sender.wait_arrived(1)
 
 
 def test_the_offer_is_small_and_picklable() -> None:
@@ -171,7 +171,7 @@ async def test_both_sides_go_on_while_weights_travel() -> None:
         keys = [f"{number} receives {version}" for number in range(2)]
         await asyncio.to_thread(store.wait, keys, timedelta(seconds=60))
         await sender.send(version, weights(version, ROWS))
-        await sender.arrived(version)
+        await sender.wait_arrived(version)
     assert await receiving == [[True, True]] * 2
 
 
@@ -187,7 +187,7 @@ async def test_a_receiver_that_dies_fails_its_version_and_whatever_would_follow(
     store.set("leave", "")
     await leaving
     await sender.send(1, weights(1, ROWS))
-    for call in (sender.arrived(1), sender.send(2, weights(2, ROWS))):
+    for call in (sender.wait_arrived(1), sender.send(2, weights(2, ROWS))):
         with pytest.raises(RuntimeError, match="version 1 did not get to all receivers"):
             await call
 
@@ -198,11 +198,11 @@ def send_one_and_a_half(offer: HostStagedOffer) -> None:
     async def send() -> None:
         sender = offer.sender(store_of(offer), CPU)
         await sender.send(1, weights(1))
-        await sender.arrived(1)
+        await sender.wait_arrived(1)
         bucket = offer.plan.buckets[0]
         buffer = torch.empty(bucket.bytes, dtype=torch.uint8)
         pack(bucket, weights(2), buffer)
-        sender._link.broadcast(buffer).wait()
+        sender._group.broadcast(buffer).wait()
 
     asyncio.run(send())
 
@@ -226,19 +226,19 @@ def one_rank_of_two(rank: int, port: int, offer: HostStagedOffer) -> None:
     mesh = init_device_mesh("cpu", (2,))
 
     async def send() -> None:
-        sender = offer.sender(store_of(offer), CPU) if rank == 0 else Follower(offer.plan)
+        sender = offer.sender(store_of(offer), CPU) if rank == 0 else GatherOnlySender(offer.plan)
         for version in (1, 2):
             shards = {name: distribute_tensor(t, mesh, [Shard(0)]) for name, t in weights(version).items()}
             await sender.send(version, shards)
         if isinstance(sender, HostSender):
-            await sender.arrived(2)
+            await sender.wait_arrived(2)
 
     asyncio.run(send())
     destroy_process_group()
 
 
 async def test_weights_gathered_from_two_ranks_arrive_whole() -> None:
-    offer, _meeting = offered(receivers=1)
+    offer, _rendezvous = offered(receivers=1)
     world = TCPStore(HOST, 0, 2, True, wait_for_workers=False)
     arguments = [(rank, world.port, offer) for rank in range(2)]
     sending = asyncio.create_task(asyncio.to_thread(run_in_processes, one_rank_of_two, arguments, 120))

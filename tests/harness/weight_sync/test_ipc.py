@@ -10,15 +10,15 @@ import torch
 
 from harness.weight_sync.errors import TransferError
 from harness.weight_sync.ipc import SharedOffer, share_slots, slot_bytes
-from harness.weight_sync.link import Meeting, open_meeting
 from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.process_group import Rendezvous, open_rendezvous
 from tests.support.processes import run_in_processes
 from tests.support.weight_ends import CPU, LOOPBACK, carried, kept, offered, plan, same, two_ends, weights
 
 
 @pytest.fixture
 def offer() -> Iterator[SharedOffer]:
-    offer = share_slots(plan(), Meeting(LOOPBACK, 1, 2, 5.0))
+    offer = share_slots(plan(), Rendezvous(LOOPBACK, 1, 2, 5.0))
     yield offer
     offer.path.unlink(missing_ok=True)
 
@@ -31,7 +31,7 @@ async def test_what_was_sent_arrives_version_after_version() -> None:
 
 def test_the_memory_is_that_of_two_buckets_whatever_the_model() -> None:
     many = plan_transfer({f"{i}": torch.zeros(1000) for i in range(100)}.items(), bucket_bytes=4096)
-    offer = share_slots(many, Meeting(LOOPBACK, 1, 2, 5.0))
+    offer = share_slots(many, Rendezvous(LOOPBACK, 1, 2, 5.0))
     size = offer.path.stat().st_size
     offer.withdraw()
     assert many.bytes == 400_000 and many.largest == 4000
@@ -58,7 +58,7 @@ def test_an_offer_is_small_and_picklable_and_names_its_place(offer: SharedOffer)
 def test_slots_that_do_not_fit_into_shared_memory_are_refused_before_anything_is_made() -> None:
     huge = plan_transfer([("huge", torch.empty(1 << 50, device="meta"))], bucket_bytes=64)
     with pytest.raises(RuntimeError, match="need 9007199254740992 bytes in .*enlarge it"):
-        share_slots(huge, Meeting(LOOPBACK, 1, 2, 5.0))
+        share_slots(huge, Rendezvous(LOOPBACK, 1, 2, 5.0))
 
 
 def read_in_another_process(number: int, offer: SharedOffer) -> bool:
@@ -87,8 +87,8 @@ async def test_a_sender_alone_fails_by_its_timeout_and_then_at_once() -> None:
 
 
 def test_who_does_not_meet_is_told_so() -> None:
-    meeting, store = open_meeting(LOOPBACK, 1, 1.0)
-    offer = share_slots(plan(), meeting)
+    rendezvous, store = open_rendezvous(LOOPBACK, 1, 1.0)
+    offer = share_slots(plan(), rendezvous)
     with pytest.raises(TransferError, match="did not meet"):
         offer.sender(store, CPU)
     offer.withdraw()

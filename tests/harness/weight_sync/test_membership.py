@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from harness.weight_sync.membership import Membership, UnknownMember, Unwilling
+from harness.weight_sync.membership import Membership, MembershipConflict, UnknownMember
 
 NAMES = ("rollout[0]", "rollout[1]", "actor_fwd[0]")
 
@@ -138,14 +138,14 @@ def test_an_engine_leaves_between_two_transfers_and_comes_back_with_the_weights_
     epoch = membership.epoch
     membership.ask("b", "leave")
     assert membership.working == ["a", "b"] and membership.epoch == epoch, "not before a transfer begins"
-    with pytest.raises(Unwilling, match="a cannot leave: no engine would be left"):
+    with pytest.raises(MembershipConflict, match="a cannot leave: no engine would be left"):
         membership.ask("a", "leave")
     assert [member.name for member in membership.turn()] == ["b"]
     assert membership.working == ["a"] and membership.ranks == {"a": 1} and membership.epoch > epoch
-    with pytest.raises(Unwilling, match="b cannot join: it is leaving"):
+    with pytest.raises(MembershipConflict, match="b cannot join: it is leaving"):
         membership.ask("b", "join")
     membership.rested("b")
-    with pytest.raises(Unwilling, match="b cannot leave: it is away"):
+    with pytest.raises(MembershipConflict, match="b cannot leave: it is away"):
         membership.ask("b", "leave")
     membership.ask("b", "join")
     assert membership.turn()[0].health == "joining"
@@ -163,5 +163,5 @@ def test_who_was_asked_to_leave_may_be_asked_to_stay_until_a_transfer_begins() -
     assert membership.turn() == [] and membership.working == ["a", "b"]
     membership.lose("b", "it died")
     for wish in ("leave", "join"):
-        with pytest.raises(Unwilling, match=f"b cannot {wish}: it is lost"):
+        with pytest.raises(MembershipConflict, match=f"b cannot {wish}: it is lost"):
             membership.ask("b", wish)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 from harness.runtime.handles import WorkerDied
 from harness.weight_sync.client import Refused, ServiceClient
 from harness.weight_sync.fleet import Fleet, LostEngine, OnLost
-from harness.weight_sync.run_service import make_run_app, serving
+from harness.weight_sync.run_service import make_fleet_app, serving
 
 
 class Engine:
@@ -39,7 +39,7 @@ def fleet_of(*engines: Engine, on_lost: OnLost = "go_on") -> tuple[Fleet, list[s
 async def test_an_engine_is_asked_to_leave_and_to_come_back_and_is_seen_on_its_way() -> None:
     engines = [Engine("rollout[0]"), Engine("rollout[1]"), Engine("rollout[2]", TimeoutError())]
     fleet, told = fleet_of(*engines)
-    async with serving(make_run_app(fleet, "secret", now=lambda: 7.0)) as url:
+    async with serving(make_fleet_app(fleet, "secret", now=lambda: 7.0)) as url:
         client = ServiceClient(url, "secret")
 
         async def ask(*arguments: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ async def test_who_comes_back_and_is_dead_is_lost() -> None:
     fleet.membership.ask("b", "leave")
     await fleet.turn()
     await asyncio.sleep(0)
-    engines[1].error = WorkerDied("b died before enlist")
+    engines[1].error = WorkerDied("b died before rejoin")
     fleet.membership.ask("b", "join")
     await fleet.turn()
     assert told == ["b leaves", "b left", "b lost"] and engines[1].ended and fleet.receivers == [engines[0]]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.runtime.clock import RealClock
-from harness.weight_sync.client import Refused, ServiceClient, keep_telling
+from harness.weight_sync.client import Refused, ServiceClient, send_heartbeats
 from harness.weight_sync.service import Service
 
 TOKEN = "a token"
@@ -119,7 +119,7 @@ async def test_a_restarted_service_knows_everybody_again_with_the_versions_that_
     async with asyncio.TaskGroup() as tasks:
         with first:
             beats = [
-                tasks.create_task(keep_telling(client, name, lambda name=name: held[name], clock, every_s=0.01))
+                tasks.create_task(send_heartbeats(client, name, lambda name=name: held[name], clock, every_s=0.01))
                 for name in held
             ]
             await until_it_knows(held)
@@ -137,4 +137,4 @@ async def test_a_restarted_service_knows_everybody_again_with_the_versions_that_
 async def test_who_is_refused_stops_telling(service: Service) -> None:
     stranger = ServiceClient(service.url, "another token", timeout_s=60.0)
     with pytest.raises(Refused, match="token is wrong"):
-        await keep_telling(stranger, "a", lambda: 0, RealClock.starting_now(), every_s=0.01)
+        await send_heartbeats(stranger, "a", lambda: 0, RealClock.starting_now(), every_s=0.01)

@@ -63,7 +63,7 @@ async def test_weights_arrive_bit_for_bit_with_and_without_digests(transport: st
 
 
 class Damaging:
-    """A sender's weights, one of which changes after its digest was taken: as on a wire that is no good."""
+    """A sender's weights, one of which changes after its digest was taken: as on a transport that is no good."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, transport: str, name: str) -> None:
         module = f"harness.weight_sync.{transport}"
@@ -126,12 +126,12 @@ async def test_weights_that_cannot_be_gathered_are_the_senders_error_and_end_the
 async def test_after_a_failure_both_sides_meet_again_and_go_on(transport: str) -> None:
     offer, store = offered(transport, checked=True)
     sender, receiver = meet(offer, store)
-    sender._link.close()
+    sender._group.close()
     with pytest.raises(TransferError):
         await carried(sender, receiver, 1, weights(1))
     if isinstance(sender, HostSender):
         with pytest.raises(TransferError, match="version 1 did not get to all"):
-            await sender.arrived(1)
+            await sender.wait_arrived(1)
     ends = met_again(offer, (sender, receiver))
     assert same(await carried(*ends, 2, weights(2)), weights(2))
 
@@ -141,11 +141,11 @@ async def test_the_copy_in_host_memory_is_sent_again_over_a_new_link() -> None:
     sender, receiver = meet(offer, store)
     await sender.send(1, weights(1))
     await receiver.stage(1)
-    sender._link.close()
-    receiver._link.close()
+    sender._group.close()
+    receiver._group.close()
     await sender.send(2, weights(2))
     with pytest.raises(TransferError, match="version 2 did not get to all receivers"):
-        await sender.arrived(2)
+        await sender.wait_arrived(2)
     with pytest.raises(TransferError, match="version 2 did not arrive"):
         await receiver.stage(2)
     sender, receiver = met_again(offer, (sender, receiver))

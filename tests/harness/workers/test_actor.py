@@ -11,7 +11,7 @@ from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
 from harness.workers.actor import ActorRole, TrainReport
 from harness.workers.dataflow import partition_name
-from harness.workers.readers import AsCompleted, InOrder, Reader
+from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
 from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, completion, settle
 
 ROLES = ("rollout", "actor")
@@ -46,7 +46,7 @@ class Setting:
     def __init__(self, batch: int = GROUPS) -> None:
         self.queue = CountingQueue(ROLES, order="completion")
         self.trainer = NotingTrainer()
-        self.reader = AsCompleted(self.queue, rows=MICRO_BATCH, group_size=GROUP, batch=batch, wait_timeout_s=60.0)
+        self.reader = CompletionReader(self.queue, rows=MICRO_BATCH, group_size=GROUP, batch=batch, wait_timeout_s=60.0)
         self.actor = actor(self.queue, self.reader, self.trainer)
 
     async def admit(self) -> None:
@@ -66,7 +66,7 @@ class Setting:
         await settle()
 
 
-def actor(queue: CountingQueue, reader: Reader, engine: NotingTrainer) -> ActorRole:
+def actor(queue: CountingQueue, reader: MicroBatchReader, engine: NotingTrainer) -> ActorRole:
     return ActorRole(engine, queue, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
@@ -198,7 +198,7 @@ async def test_a_queue_that_ends_before_the_batch_is_whole_is_an_error() -> None
 
 async def test_groups_read_as_they_were_admitted_know_no_other_turn() -> None:
     queue, trainer = CountingQueue(ROLES), NotingTrainer()
-    reader = InOrder(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=60.0)
+    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=60.0)
     await queue.admit(0)
     await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
     role = actor(queue, reader, trainer)
@@ -224,7 +224,7 @@ class NotingSender:
 
 
 class NotingHostSender(NotingSender):
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         if version not in self.sent:
             raise ValueError(f"version {version} was not sent")
 
@@ -240,13 +240,13 @@ async def test_publishing_ends_when_the_sender_does_and_says_that_it_waits() -> 
     sender.end.set()
     (span,) = await publishing
     assert (span.kind, span.version, span.iteration) == ("publish_weights", 4, 3)
-    await role.arrived(4)
+    await role.wait_arrived(4)
 
 
 async def test_only_a_sender_that_goes_on_in_the_background_is_asked_what_has_arrived() -> None:
     role = Setting().actor
     await role.use(NotingSender())
-    await role.arrived(1)
+    await role.wait_arrived(1)
     await role.use(NotingHostSender())
     with pytest.raises(ValueError, match="version 1 was not sent"):
-        await role.arrived(1)
+        await role.wait_arrived(1)

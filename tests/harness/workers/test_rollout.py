@@ -217,17 +217,17 @@ async def test_no_group_starts_at_or_beyond_the_dispatch_limit() -> None:
     await queue.admit(0)
     await queue.close()
     role = rollout_role(engine, queue)
-    await role.allow(below=2)
+    await role.set_dispatch_limit(below=2)
     running = asyncio.create_task(role.stream())
     await settle()
     assert engine.held == list(range(2 * GROUP))
     engine.finish(list(engine.held))
     await settle()
     assert engine.held == []
-    await role.allow(below=3)
+    await role.set_dispatch_limit(below=3)
     await settle()
     assert engine.held == list(range(2 * GROUP, 3 * GROUP))
-    await role.allow(below=ROWS // GROUP)
+    await role.set_dispatch_limit(below=ROWS // GROUP)
     engine.finish(list(engine.held))
     await settle()
     engine.finish(list(engine.held))
@@ -240,7 +240,7 @@ async def test_groups_under_the_dispatch_limit_start_and_a_new_version_lets_the_
     await queue.close()
     role = rollout_role(engine, queue)
     await role.join(FixedWeights(), 0)
-    await role.allow(below=2)
+    await role.set_dispatch_limit(below=2)
     running = asyncio.create_task(role.stream())
     while sum(map(len, queue.responses)) < 2 * GROUP:
         await settle(1)
@@ -422,7 +422,7 @@ async def test_who_retires_takes_no_more_finishes_what_it_has_and_takes_again_on
     await asyncio.gather(retiring, running)
     await role.generate(0)
     assert sum(map(len, queue.responses)) == 2 * GROUP, "retired, it takes nothing"
-    await role.enlist()
+    await role.rejoin()
     await role.load(1)
     again = asyncio.create_task(role.generate(0))
     while not again.done():

@@ -18,7 +18,7 @@ from harness.weight_sync.ipc import SharedOffer
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import partition_name
 from harness.workers.log_probs import OldLogProbStage, ReferenceStage
-from harness.workers.readers import InOrder
+from harness.workers.readers import FifoReader
 from harness.workers.reward import AdvantageStage, RewardStage
 from tests.support.role_setting import (
     ALL_ROLES,
@@ -79,7 +79,7 @@ def scorer() -> TorchLogProb:
 
 
 def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 60.0) -> ActorRole:
-    reader = InOrder(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=wait_timeout_s)
+    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=wait_timeout_s)
     return ActorRole(engine, queue, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
@@ -269,7 +269,7 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_host_memor
     await role.publish(1)
     for tensor in trainer.weights.values():
         tensor.zero_()
-    await asyncio.gather(role.arrived(1), rollout.stage(1), old.stage(1))
+    await asyncio.gather(role.wait_arrived(1), rollout.stage(1), old.stage(1))
     assert rollout.engine.version == old.version == 0
     await rollout.swap(1)
     await old.swap(1)

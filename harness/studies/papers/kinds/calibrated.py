@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, ConfigError
 from harness.config.fields import NotNegative, Positive
-from harness.runtime.side_by_side import in_order
+from harness.runtime.parallel import parallel_map
 from harness.studies.papers.experiment import PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, of_role, steps
 from harness.studies.papers.result import Line, Result, Table
@@ -81,14 +81,14 @@ def run(experiment: PaperExperiment, around: Surroundings) -> Result:
     around.told(f"fitting {form.unknown}, and simulating {len(form.modes)} ways of working")
     forms = [form, *(varied(form, its) for its in form.variations)]
     call = partial(fit_and_predict, job, base_s)
-    told = in_order(call, forms, processes=around.processes, timeout_s=_TIMEOUT_S, what="fits")
+    told = parallel_map(call, forms, processes=around.processes, timeout_s=_TIMEOUT_S, what="fits")
     main = told[0]
     lines = _lines(form, published, main.outcomes)
     if form.sweep is not None:
         around.told(f"simulating {len(form.sweep.words)} values of {form.sweep.setting}")
         swept = _swept(form, form.sweep)
         call_one = partial(simulated, (*job, f"{form.unknown}={main.value}"))
-        found = in_order(call_one, swept, processes=around.processes, timeout_s=_TIMEOUT_S, what="the sweep")
+        found = parallel_map(call_one, swept, processes=around.processes, timeout_s=_TIMEOUT_S, what="the sweep")
         lines += _sweep_lines(form.sweep, found)
     note = f"fitted to {of_role(form.modes, 'base').label}: {form.unknown} = {main.value:,.0f}"
     labels = ["as above", *(its.label for its in form.variations)]

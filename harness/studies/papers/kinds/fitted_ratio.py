@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, JobConfig
 from harness.config.compose import compose_job
 from harness.config.fields import Count, Positive
-from harness.runtime.side_by_side import in_order
+from harness.runtime.parallel import parallel_map
 from harness.studies.papers.experiment import PaperExperiment
 from harness.studies.papers.modes import Mode, batches_of, of_role, steps
 from harness.studies.papers.result import Line, Result, Table
@@ -91,7 +91,7 @@ def run(experiment: PaperExperiment, around: Surroundings) -> Result:
     setups += [setup_of(experiment.overrides(), form, its) for its in form.variations]
     around.told(f"fitting and predicting, {len(setups)} times")
     call = partial(fit_and_predict, fitted_to)
-    found = in_order(call, setups, processes=around.processes, timeout_s=_TIMEOUT_S, what="ratios to be fitted")
+    found = parallel_map(call, setups, processes=around.processes, timeout_s=_TIMEOUT_S, what="ratios to be fitted")
     main = found[0]
     lines = [
         Line(

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from harness.runtime.side_by_side import in_order, side_by_side
+from harness.runtime.parallel import parallel_as_completed, parallel_map
 
 
 def twice(number: int) -> tuple[int, int]:
@@ -22,26 +22,26 @@ def twice(number: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_every_result_comes_with_the_number_of_its_argument(processes: int) -> None:
-    made = dict(side_by_side(twice, [5, 6, 7], processes=processes, timeout_s=60, what="numbers"))
+    made = dict(parallel_as_completed(twice, [5, 6, 7], processes=processes, timeout_s=60, what="numbers"))
     assert [made[i][0] for i in range(3)] == [10, 12, 14]
     assert all((pid == os.getpid()) == (processes == 1) for _, pid in made.values())
 
 
 def test_results_come_in_the_order_of_their_arguments() -> None:
-    made = in_order(twice, [7, 5, 6], processes=2, timeout_s=60, what="numbers")
+    made = parallel_map(twice, [7, 5, 6], processes=2, timeout_s=60, what="numbers")
     assert [number for number, _ in made] == [14, 10, 12]
 
 
 def test_a_failure_is_raised_here() -> None:
     with pytest.raises(ValueError, match="-1 is negative"):
-        list(side_by_side(twice, [-1, 1], processes=2, timeout_s=60, what="numbers"))
+        list(parallel_as_completed(twice, [-1, 1], processes=2, timeout_s=60, what="numbers"))
 
 
 ASKS = """
 import time
-from harness.runtime.side_by_side import side_by_side
+from harness.runtime.parallel import parallel_as_completed
 if __name__ == "__main__":
-    list(side_by_side(time.sleep, [600.0, 600.0], processes=2, timeout_s=900, what="sleepers"))
+    list(parallel_as_completed(time.sleep, [600.0, 600.0], processes=2, timeout_s=900, what="sleepers"))
 """
 
 

@@ -14,7 +14,7 @@ _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 
-def side_by_side(
+def parallel_as_completed(
     work: Callable[[_Argument], _Result],
     arguments: Sequence[_Argument],
     *,
@@ -45,7 +45,7 @@ def side_by_side(
             child.terminate()
 
 
-def in_order(
+def parallel_map(
     work: Callable[[_Argument], _Result],
     arguments: Sequence[_Argument],
     *,
@@ -53,8 +53,8 @@ def in_order(
     timeout_s: float,
     what: str,
 ) -> list[_Result]:
-    """The results of all arguments, in their order. Raises as `side_by_side` does."""
-    found = dict(side_by_side(work, arguments, processes=processes, timeout_s=timeout_s, what=what))
+    """The results of all arguments, in their order. Raises as `parallel_as_completed` does."""
+    found = dict(parallel_as_completed(work, arguments, processes=processes, timeout_s=timeout_s, what=what))
     return [found[number] for number in range(len(arguments))]
 
 

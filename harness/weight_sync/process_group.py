@@ -18,12 +18,12 @@ from harness.weight_sync.errors import TransferError
 
 SOURCE = 0
 HOST = torch.device("cpu")
-_CALLED_OFF = "called off"  # a key of the meeting's store
-_LOOK_S = 0.5  # how often a wait looks whether the meeting was called off
+_ABORTED = "called off"  # a key of the rendezvous's store
+_LOOK_S = 0.5  # how often a wait looks whether the rendezvous was called off
 _POLL_S = 1e-4  # how often it is looked whether a GPU is done, or all have come
 
 
-class OnItsWay(Protocol):
+class Work(Protocol):
     """What was handed to the group, and is not there yet."""
 
     def wait(self, timeout: timedelta = ...) -> object: ...
@@ -31,18 +31,18 @@ class OnItsWay(Protocol):
     def is_completed(self) -> bool: ...
 
 
-class Link:
+class TransferGroup:
     """One end of the group. Its first failure closes it, so that the other ends fail at once instead of by their
     timeouts; from then on everything that is asked of it fails, until both sides meet again.
 
-    Where an end dies, only those that talk to it notice; so whoever hears of a death calls the meeting off, and no end
-    waits any longer.
+    Where an end dies, only those that talk to it notice; so the driver, which hears of a death, aborts the
+    rendezvous, and no end waits any longer.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, called_off: Callable[[], bool]) -> None:
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, aborted: Callable[[], bool]) -> None:
         self.device = device
         self._group: dist.ProcessGroup | None = group
-        self._called_off = called_off
+        self._aborted = aborted
 
     @contextmanager
     def guard(self, version: int) -> Iterator[None]:
@@ -57,27 +57,27 @@ class Link:
             self.close()
             raise TransferError(f"version {version} broke off: {error}") from error
 
-    def broadcast(self, data: torch.Tensor) -> OnItsWay:
+    def broadcast(self, data: torch.Tensor) -> Work:
         """From the sender to all others; `data` (on the group's device) is theirs once it was waited for."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = SOURCE, 0
         assert self._group is not None
-        return cast(OnItsWay, self._group.broadcast([data], options))
+        return cast(Work, self._group.broadcast([data], options))
 
     def barrier(self) -> None:
         """Wait for all members to come here."""
         assert self._group is not None
-        self.wait(cast(OnItsWay, self._group.barrier(dist.BarrierOptions())))
+        self.wait(cast(Work, self._group.barrier(dist.BarrierOptions())))
 
-    def wait(self, work: OnItsWay) -> None:
-        """Until it is there, it fails (RuntimeError, torch's own), or the meeting is called off (TransferError)."""
+    def wait(self, work: Work) -> None:
+        """Until it is there, it fails (RuntimeError, torch's own), or the rendezvous is called off (TransferError)."""
         if self.device.type == "cuda":
             looked = time.monotonic()
             while not work.is_completed():
                 time.sleep(_POLL_S)
                 if time.monotonic() - looked > _LOOK_S:
                     looked = time.monotonic()
-                    self._give_up_if_called_off()
+                    self._raise_if_aborted()
             work.wait()
             return
         while True:
@@ -87,10 +87,10 @@ class Link:
             except RuntimeError:
                 if work.is_completed():
                     raise
-                self._give_up_if_called_off()
+                self._raise_if_aborted()
 
-    def _give_up_if_called_off(self) -> None:
-        if self._called_off():
+    def _raise_if_aborted(self) -> None:
+        if self._aborted():
             self.close()
             raise TransferError("it was called off: one that took part is gone")
 
@@ -109,7 +109,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where a process group comes together: a store at host:port, `size` members, waits that end after timeout_s."""
 
     host: str
@@ -117,48 +117,48 @@ class Meeting:
     size: int
     timeout_s: float
 
-    def host_link(self, store: dist.Store, device: torch.device) -> Link:
+    def sender_group(self, store: dist.Store, device: torch.device) -> TransferGroup:
         """The group as its sender, which holds the store. Returns when all members have joined."""
-        return self._link(store, SOURCE, device)
+        return self._join(store, SOURCE, device)
 
-    def guest_link(self, number: int, device: torch.device) -> Link:
+    def receiver_group(self, number: int, device: torch.device) -> TransferGroup:
         """The group as receiver `number` (from 0)."""
         with _met():
             store = dist.TCPStore(
                 self.host, self.port, self.size, False, _seconds(self.timeout_s), wait_for_workers=False
             )
-        return self._link(store, number + 1, device)
+        return self._join(store, number + 1, device)
 
-    def call_off(self) -> None:
+    def abort(self) -> None:
         """Nobody who meets here is to wait for the others any longer."""
         with suppress(RuntimeError):  # the store is gone: so is all that was to be called off
             store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(_LOOK_S), wait_for_workers=False)
-            store.set(_CALLED_OFF, "")
+            store.set(_ABORTED, "")
 
-    def _link(self, store: dist.Store, rank: int, device: torch.device) -> Link:
-        def called_off() -> bool:
+    def _join(self, store: dist.Store, rank: int, device: torch.device) -> TransferGroup:
+        def aborted() -> bool:
             try:
-                return store.check([_CALLED_OFF])
+                return store.check([_ABORTED])
             except RuntimeError:  # its host is gone
                 return True
 
         prefixed, seconds = dist.PrefixStore("weight_sync", store), _seconds(self.timeout_s)
         with _met():
-            self._wait_for_all(store, rank, called_off)
+            self._wait_for_all(store, rank, aborted)
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = seconds
                 nccl = dist.ProcessGroupNCCL(prefixed, rank, self.size, options)
-                return Link(cast(dist.ProcessGroup, nccl), device, called_off)
+                return TransferGroup(cast(dist.ProcessGroup, nccl), device, aborted)
             gloo = dist.ProcessGroupGloo(prefixed, rank, self.size, seconds)
-            return Link(cast(dist.ProcessGroup, gloo), device, called_off)
+            return TransferGroup(cast(dist.ProcessGroup, gloo), device, aborted)
 
-    def _wait_for_all(self, store: dist.Store, rank: int, called_off: Callable[[], bool]) -> None:
+    def _wait_for_all(self, store: dist.Store, rank: int, aborted: Callable[[], bool]) -> None:
         """Until every member is here: building a group cannot be called off."""
         store.set(f"here {rank}", "")
         deadline, pause = time.monotonic() + self.timeout_s, _POLL_S
         while missing := [k for k in range(self.size) if not store.check([f"here {k}"])]:
-            if called_off():
+            if aborted():
                 raise TransferError("sender and receivers did not meet: one that was to come is gone")
             if time.monotonic() > deadline:
                 raise TransferError(
@@ -169,10 +169,10 @@ class Meeting:
             pause = min(2 * pause, _LOOK_S / 10)
 
 
-def open_meeting(host: str, receivers: int, timeout_s: float) -> tuple[Meeting, dist.Store]:
+def open_rendezvous(host: str, receivers: int, timeout_s: float) -> tuple[Rendezvous, dist.Store]:
     """A store on a free port of `host` and the way to it. The store lives as long as it is held."""
     store = dist.TCPStore(host, 0, receivers + 1, True, _seconds(timeout_s), wait_for_workers=False)
-    return Meeting(host, store.port, receivers + 1, timeout_s), store
+    return Rendezvous(host, store.port, receivers + 1, timeout_s), store
 
 
 @contextmanager

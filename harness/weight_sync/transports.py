@@ -1,4 +1,4 @@
-"""What weights travel over: which calls bring a wire up, in which order both sides act, and what became of it."""
+"""What weights travel over: which calls bring a transport up, in which order both sides act, and what became of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness.protocols import Span
 from harness.runtime.handles import Handle, WorkerDied
 from harness.weight_sync.errors import TransferError
 from harness.weight_sync.ipc import SharedOffer
-from harness.weight_sync.link import Meeting
 from harness.weight_sync.plan import TransferPlan
+from harness.weight_sync.process_group import Rendezvous
 from harness.weight_sync.receiver import WeightOffer
 
 Transport = Literal["collective", "ipc", "host_staged"]
@@ -23,28 +23,28 @@ Spans = list[list[Span]]
 
 
 @dataclass
-class Outcome:
+class TransferOutcome:
     """What became of a step of a transfer: the spans of those that did their part, the errors of the others by name."""
 
     spans: Spans = field(default_factory=list)
     failed: dict[str, Exception] = field(default_factory=dict)
 
-    def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(self.spans + other.spans, self.failed | other.failed)
+    def __add__(self, other: TransferOutcome) -> TransferOutcome:
+        return TransferOutcome(self.spans + other.spans, self.failed | other.failed)
 
     def fine(self, handles: Sequence[Handle]) -> list[Handle]:
         """Those of them that did their part."""
         return [handle for handle in handles if handle.name not in self.failed]
 
-    def kept_from(self, receivers: Sequence[Handle]) -> Outcome:
+    def kept_from(self, receivers: Sequence[Handle]) -> TransferOutcome:
         """The same, where these failures kept receivers from being asked at all: none of them got anything."""
         first = next(iter(self.failed.values()))
-        return self + Outcome(
+        return self + TransferOutcome(
             failed={receiver.name: TransferError(f"nothing was sent: {first}") for receiver in receivers}
         )
 
 
-class Wire(Protocol):
+class WeightTransport(Protocol):
     @property
     def timeout_s(self) -> float | None:
         """The longest wait of one end for the others; None where nothing can go missing."""
@@ -53,79 +53,79 @@ class Wire(Protocol):
         """Give `source` (training rank 0) a sender, and each receiver its end; returns when all have joined. Again,
         where the receivers are others than before, or one side failed."""
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
         """Bring the trained weights to every receiver, and load them there."""
 
-    async def call_off(self) -> None:
+    async def abort(self) -> None:
         """One end died: the others are not to wait for it. They have to be connected again."""
 
 
 @dataclass
-class _GroupWire:
+class _GroupTransport:
     """A process group, met at `host`, whose waits end after timeout_s."""
 
     host: str
     timeout_s: float
     opened_by: ClassVar[str]
     """The source's method that makes the offer."""
-    _meeting: Meeting | None = field(default=None, init=False, compare=False)
+    _rendezvous: Rendezvous | None = field(default=None, init=False, compare=False)
 
     async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
         offer = await source.call(self.opened_by, plan, self.host, len(receivers), self.timeout_s)
-        self._meeting = offer.meeting
+        self._rendezvous = offer.rendezvous
         try:
             await _meet(source, receivers, offer)
         except Exception:
-            await self.call_off()
+            await self.abort()
             raise
         finally:
             if isinstance(offer, SharedOffer):
                 offer.withdraw()
 
-    async def call_off(self) -> None:
-        if self._meeting is not None:
-            await asyncio.to_thread(self._meeting.call_off)
+    async def abort(self) -> None:
+        if self._rendezvous is not None:
+            await asyncio.to_thread(self._rendezvous.abort)
 
 
 @dataclass
-class CollectiveWire(_GroupWire):
+class CollectiveTransport(_GroupTransport):
     """A process group between devices."""
 
     opened_by = "open_collective"
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
-        return await send_and_receive(trainers, receivers, version, self.timeout_s, self.call_off)
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+        return await send_and_receive(trainers, receivers, version, self.timeout_s, self.abort)
 
 
 @dataclass
-class SharedMemoryWire(_GroupWire):
+class SharedMemoryTransport(_GroupTransport):
     """Memory that all processes of a device, or of a host, map; the group says when to look."""
 
     opened_by = "open_shared"
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
-        return await send_and_receive(trainers, receivers, version, self.timeout_s, self.call_off)
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+        return await send_and_receive(trainers, receivers, version, self.timeout_s, self.abort)
 
 
 @dataclass
-class HostStagedWire(_GroupWire):
+class HostStagedTransport(_GroupTransport):
     """A process group between hosts' memories."""
 
     opened_by = "open_host_staged"
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> Outcome:
-        return await stage_then_swap(trainers, receivers, version, self.timeout_s, self.call_off)
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+        return await stage_then_swap(trainers, receivers, version, self.timeout_s, self.abort)
 
 
-def wire_of(transport: Transport, host: str, timeout_s: float) -> Wire:
-    """The wire between real processes that a schedule's transport names."""
+def make_transport(transport: Transport, host: str, timeout_s: float) -> WeightTransport:
+    """The transport between real processes that a schedule's transport names."""
     match transport:
         case "ipc":
-            return SharedMemoryWire(host, timeout_s)
+            return SharedMemoryTransport(host, timeout_s)
         case "collective":
-            return CollectiveWire(host, timeout_s)
+            return CollectiveTransport(host, timeout_s)
         case "host_staged":
-            return HostStagedWire(host, timeout_s)
+            return HostStagedTransport(host, timeout_s)
 
 
 async def ask(
@@ -134,12 +134,12 @@ async def ask(
     *arguments: Any,
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
-) -> Outcome:
+) -> TransferOutcome:
     """The same call on every worker at once; all of them are heard. None that failed keeps the others from ending
     theirs: they are ends of one transfer, which all of them leave on their own, or because `on_death` tells them."""
     asked = (_ask(handle, method, arguments, timeout_s, on_death) for handle in handles)
     answers = await asyncio.gather(*asked, return_exceptions=True)
-    outcome = Outcome()
+    outcome = TransferOutcome()
     for handle, answer in zip(handles, answers, strict=True):
         if isinstance(answer, Exception):
             outcome.failed[handle.name] = answer
@@ -168,7 +168,7 @@ async def _ask(
 
 async def write_then_read(
     trainers: Sequence[Handle], receivers: Sequence[Handle], version: int, timeout_s: float | None = None
-) -> Outcome:
+) -> TransferOutcome:
     """Receivers read what all ranks have written."""
     written = await ask(trainers, "publish", version)
     if written.failed:
@@ -182,7 +182,7 @@ async def send_and_receive(
     version: int,
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
-) -> Outcome:
+) -> TransferOutcome:
     """Both sides have to be in it at once."""
     sent, received = await asyncio.gather(
         ask(trainers, "publish", version, on_death=on_death),
@@ -197,7 +197,7 @@ async def stage_then_swap(
     version: int,
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
-) -> Outcome:
+) -> TransferOutcome:
     """All steps of a staged transfer, one after the other."""
     copied = await ask(trainers, "publish", version)
     if copied.failed:
