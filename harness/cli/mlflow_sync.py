@@ -14,8 +14,7 @@ from harness.config import ConfigError
 def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Bring MLflow up to date with the finished runs, of all experiments or of `experiment=name`, and say what was
     lacking. Raises ConfigError where it cannot."""
-    from harness.metrics.mlflow_store import MlflowException, first_line, tracking_uri
-    from harness.metrics.mlflow_sync import Filled, sync
+    from harness.metrics.mlflow_mirror import MlflowException, SyncedRun, first_line, sync, tracking_uri
 
     own, others = own_arguments(arguments, "experiment")
     if others:
@@ -23,7 +22,7 @@ def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> in
     uri, folder = tracking_uri(results), results / "".join(own["experiment"][-1:])
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not there; run `make bench` first")
-    runs: list[Filled] = []
+    runs: list[SyncedRun] = []
     try:
         for filled in sync(results, folder):
             runs.append(filled)

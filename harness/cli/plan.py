@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config import JobConfig
-from harness.metrics.safe_files import write_text
+from harness.metrics.atomic_files import write_text
 from harness.studies.planner.jobs import DEFAULTS, EFFORT, fixed_by, plan_jobs
 from harness.studies.planner.picture import draw_plan
 from harness.studies.planner.plan import Plan, make_plan

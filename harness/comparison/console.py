@@ -13,7 +13,7 @@ from harness.comparison.figures import EXACT_MATCH, SPEED
 from harness.comparison.parts import CellMeasure, Measure
 from harness.comparison.result import Comparison
 from harness.comparison.statistics.interval import Difference, Interval
-from harness.metrics.titles import HOW_TIMED
+from harness.metrics.manifest import HOW_TIMED
 
 _IN_FULL = (SPEED, EXACT_MATCH)
 _ON_THE_WAY = "reach/"

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.metrics.responses import read_responses
 from harness.metrics.run_files import load_metrics, load_samples
+from harness.metrics.samples import read_responses
 
 GATE = "gate.json"
 """In an experiment's folder."""

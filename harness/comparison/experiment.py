@@ -15,8 +15,8 @@ from harness.comparison.parts import Cell
 from harness.comparison.result import Comparison, compare
 from harness.comparison.runs import read_run
 from harness.config import ConfigError
+from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import is_done
-from harness.metrics.safe_files import write_text
 
 CAMPAIGN = "campaign.json"
 

@@ -13,7 +13,7 @@ from harness.comparison.figures import EXACT_MATCH
 from harness.comparison.parts import Cell, CellMeasure, Measure
 from harness.comparison.result import Comparison
 from harness.config import ConfigError
-from harness.metrics.safe_files import write_text
+from harness.metrics.atomic_files import write_text
 
 _NAME = "matrix"
 _CORRECTION = "algorithm.correction"

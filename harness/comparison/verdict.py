@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.comparison.figures import EXACT_MATCH, SPEED
 from harness.comparison.parts import Cell, CellMeasure, Measure
 from harness.comparison.statistics.interval import Difference
-from harness.metrics.titles import HOW_TIMED
+from harness.metrics.manifest import HOW_TIMED
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from harness.config import ModelConfig
-from harness.metrics.safe_files import Lock
+from harness.metrics.atomic_files import Lock
 from harness.tasks import Task
 
 RECIPE = 1

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from harness.metrics.manifest import RunIdentity
+from harness.metrics.mlflow_mirror import Tracker
 from harness.metrics.run_files import RunDirectory, mirrored_files
 from harness.metrics.system import SystemSampler
-from harness.metrics.tracking import Tracker
 
 
 class Mirror:

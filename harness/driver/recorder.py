@@ -10,11 +10,10 @@ from harness.config.placement import HOST_ROLES, Placement
 from harness.driver.pool import EngineEvent
 from harness.driver.readings import Reading, Response
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
-from harness.metrics.ledger import DropReason, Ledger
+from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
 from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import Fate, SampleRecord, sample_record, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
-from harness.metrics.titles import ENGINE_EVENTS
 from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics
 from harness.workers.actor import TrainReport

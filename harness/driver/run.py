@@ -20,11 +20,10 @@ from harness.driver.backends import Wanted, clock_of, event_loop
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay
 from harness.driver.session import Session
-from harness.metrics.load import LoadWatch
-from harness.metrics.manifest import RunIdentity, build_manifest
+from harness.metrics.atomic_files import replacing
+from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
 from harness.metrics.run_files import WEIGHTS, RunDirectory
-from harness.metrics.safe_files import replacing
-from harness.metrics.titles import HOW_TIMED
+from harness.metrics.system import LoadWatch
 from harness.runtime.handles import Handle, call_all
 from harness.runtime.interrupts import run_in
 from harness.tasks import make_task

@@ -37,10 +37,13 @@ PACKAGES = (
     "seaborn",
 )
 
+HOW_TIMED = {"real": "measured", "virtual": "simulated", "paced": "paced by the cost model"}
+"""What is said of a run's times, by its backend."""
+
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Which run this is: what titles, tags and tables say of it."""
+    """Which run this is: what titles, tags and tables name it by."""
 
     experiment: str
     cell: str
@@ -69,6 +72,12 @@ def build_manifest(identity: RunIdentity, seeds: Mapping[str, int]) -> dict[str,
 def identity_of(manifest: Mapping[str, Any]) -> RunIdentity:
     """The RunIdentity that the manifest was built with."""
     return RunIdentity(**{field.name: manifest[field.name] for field in fields(RunIdentity)})
+
+
+def run_title(identity: RunIdentity) -> str:
+    """Schedule, model, seed, and whether times were measured or simulated."""
+    parts = [identity.schedule, identity.model, f"seed {identity.seed}", HOW_TIMED[identity.backend]]
+    return " · ".join(parts + ["smoke run"] * identity.smoke)
 
 
 def git_state(source: Path = Path(__file__)) -> dict[str, Any] | None:

@@ -14,13 +14,11 @@ import numpy as np
 import pyarrow as pa
 from omegaconf import OmegaConf
 
+from harness.metrics.atomic_files import Lock, write_text
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
-from harness.metrics.responses import write_responses
-from harness.metrics.safe_files import Lock, write_text
-from harness.metrics.samples import SampleRecord, read_samples, write_samples
-from harness.metrics.timeline import Timeline
-from harness.metrics.trace import chrome_trace, timeline_of
+from harness.metrics.samples import SampleRecord, read_samples, write_responses, write_samples
+from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 
 _LOCK = ".lock"
 WEIGHTS = "weights.safetensors"

@@ -1,4 +1,5 @@
-"""One row per sample ever admitted: its fate, its lag taken apart, and the metrics that follow from it."""
+"""samples.parquet: a row per sample ever admitted, with its fate and its lag taken apart, and the metrics that follow
+from it; responses.parquet: the tokens of every trained sample."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.metrics.safe_files import replacing
+from harness.metrics.atomic_files import replacing
 
 Fate = Literal["trained", "dropped_stale", "dropped_filtered", "in_flight"]
 FATES: tuple[str, ...] = get_args(Fate)
@@ -97,7 +98,7 @@ def sample_record(
     least 1), int [R], the version of each run of that many tokens. trainer_version: the version the trainer held when
     the sample's batch started training; needed for fate "trained" and for no other.
 
-    The lag of a token is `trainer_version - version` (DESIGN section 1). With non-decreasing versions the worst lag is
+    The lag of a token is `trainer_version - version`. With non-decreasing versions the worst lag is
     the first token's and splits exactly: lag_worst = (last - first) + (trainer - last) = lag_in_flight + lag_in_queue.
 
     Raises ValueError if versions decrease or are negative, if a token is newer than the trainer, or if the fate and
@@ -293,3 +294,34 @@ def _trained(records: Iterable[SampleRecord]) -> list[SampleRecord]:
     if not trained:
         raise ValueError("no trained sample among the records: nothing to average")
     return trained
+
+
+RESPONSES_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.int64(), nullable=False),
+        pa.field("response", pa.list_(pa.int32()), nullable=False),
+        pa.field("log_probs", pa.list_(pa.float32()), nullable=False),
+    ]
+)
+
+
+def write_responses(
+    path: Path, samples: Sequence[int], responses: Sequence[np.ndarray], log_probs: Sequence[np.ndarray]
+) -> None:
+    """Write responses.parquet: a row per sample, by sample id: its tokens, and their log-probabilities when sampled."""
+    order = np.argsort(np.asarray(samples, dtype=np.int64))
+    table = pa.Table.from_pydict(
+        {
+            "sample_id": [samples[i] for i in order],
+            "response": [responses[i].astype(np.int32) for i in order],
+            "log_probs": [log_probs[i] for i in order],
+        },
+        schema=RESPONSES_SCHEMA,
+    )
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def read_responses(path: Path) -> pa.Table:
+    """The table of responses.parquet."""
+    return pq.read_table(path, schema=RESPONSES_SCHEMA)

@@ -1,37 +1,32 @@
-"""How busy the machine is while a run goes on: sampled now and then, on a thread of its own.
-
-Names and values are those of MLflow's own monitors, so that its page shows them under "System metrics". Import it only
-where it is used: it loads mlflow.
-"""
+"""How busy the machine is while a run goes on: samples in the course of it, and how much of it was other processes."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import psutil
-from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
-from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
 Sample = Mapping[str, float]
 """`time` (seconds since 1970) and `system/...`: percentages and megabytes."""
 
 
 class SystemSampler:
-    """Hands a sample to every listener each `seconds`, and a last one when it is closed.
+    """Calls every listener with a sample each `seconds`, on a thread of its own, and with a last one when it is closed.
 
-    As a context manager it starts and closes. What a listener raises ends the sampling and is raised by `close`.
+    Names and values are those of MLflow's own monitors, so that its page shows them under "System metrics". As a
+    context manager it starts and closes. What a listener raises ends the sampling and is raised by `close`.
     """
 
     def __init__(self, listeners: Sequence[Callable[[Sample], None]], seconds: float = 10.0) -> None:
         self._listeners, self._seconds = listeners, seconds
-        self._monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor(), *_gpus()]
+        self._monitors = _monitors()
         self._closing = threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._sample_now_and_then, name="system-metrics", daemon=True)
+        self._thread = threading.Thread(target=self._sample_until_closed, name="system-metrics", daemon=True)
 
     def __enter__(self) -> SystemSampler:
         self._thread.start()
@@ -48,17 +43,17 @@ class SystemSampler:
         if failure is not None:
             raise failure
 
-    def _sample_now_and_then(self) -> None:
+    def _sample_until_closed(self) -> None:
         """Consumes nothing, produces samples; ends with the one after `close`."""
         try:
             psutil.cpu_percent()  # it tells the share since this thread's last call, the first time nothing
             while not self._closing.wait(self._seconds):
-                self._hand_out()
-            self._hand_out()
+                self._take()
+            self._take()
         except BaseException as failure:  # raised again by `close`, on the caller's thread
             self._failure = failure
 
-    def _hand_out(self) -> None:
+    def _take(self) -> None:
         sample = {"time": time.time()}
         for monitor in self._monitors:
             monitor.collect_metrics()
@@ -68,9 +63,67 @@ class SystemSampler:
             listener(sample)
 
 
-def _gpus() -> list[GPUMonitor]:
-    """A monitor of NVIDIA GPUs, where there are any and nvidia-ml-py is installed."""
+def _monitors() -> list[Any]:
+    """MLflow's, which takes seconds to load; of NVIDIA GPUs where there are any and nvidia-ml-py is installed."""
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
+    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
+
+    monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
     try:
-        return [GPUMonitor()]
+        return [*monitors, GPUMonitor()]
     except (ImportError, RuntimeError):  # what it raises without the package, and without a GPU
-        return []
+        return monitors
+
+
+class LoadWatch:
+    """How busy the machine was with other things since it was made; `so_far` is `load` in the manifest."""
+
+    def __init__(self) -> None:
+        self._average = _load_average()
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def so_far(self) -> dict[str, float]:
+        """`average_at_start`, `average_at_end`: runnable processes per core, over a minute, this run's own included.
+        `others`: share of these cores that other processes kept busy meanwhile, or that the machine's host took away.
+        """
+        elapsed = max(time.monotonic() - self._began, 1e-9)
+        others = (_busy_seconds() - self._busy) - (_own_seconds() - self._own)
+        return {
+            "average_at_start": round(self._average, 3),
+            "average_at_end": round(_load_average(), 3),
+            "others": round(min(1.0, max(0.0, others / elapsed / len(_cores()))), 3),
+        }
+
+
+def _cores() -> list[int]:
+    """Those that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def _load_average() -> float:
+    return os.getloadavg()[0] / len(_cores())
+
+
+def _busy_seconds() -> float:
+    """Seconds in which these cores did not wait, since the machine started."""
+    every = psutil.cpu_times(percpu=True)
+    waits = ("idle", "iowait", "guest", "guest_nice")  # guest time is in user time as well
+    return sum(
+        sum(seconds for name, seconds in every[core]._asdict().items() if name not in waits)
+        for core in _cores()
+        if core < len(every)
+    )
+
+
+def _own_seconds() -> float:
+    """Seconds of processor time of this process and all below it, those that have ended included."""
+    process, total = psutil.Process(), 0.0
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            times = one.cpu_times()
+        except psutil.NoSuchProcess:  # ended meanwhile: its parent has its time
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total

@@ -2,6 +2,10 @@
 
 All times are seconds on the run's clock. A span is work if its kind is in WORK_KINDS; waiting is not, and
 neither is `stage_weights`: weights that travel from host to host while devices go on.
+
+trace.json holds the whole Timeline in the "Trace Event Format" (complete events "X" and metadata events "M", times in
+microseconds), which Perfetto and chrome://tracing open: one process per role, one thread per engine; version and
+iteration are arguments of each slice. What no viewer needs (placement, iteration ends) stands in `otherData`.
 """
 
 from __future__ import annotations
@@ -10,8 +14,8 @@ from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from harness.metrics.intervals import Interval, clip, length, subtract
 from harness.protocols import Span
 
 SYNC_KINDS = frozenset({"load_weights", "publish_weights"})
@@ -22,10 +26,11 @@ TRAINING_ROLE = "actor"
 SYNC_ROLES = ("rollout", "actor", "actor_fwd")
 """Roles that weights travel between."""
 
-# `reward` has no time of its own among the metrics (DESIGN section 7); its spans count in idle/reward and in the trace.
+# `reward` has no time of its own among the metrics; its spans count in idle/reward and in the trace.
 _PHASE_METRICS = {
     kind: f"time/{kind}_s" for kind in ("generate", "reference", "old_log_prob", "advantages", "update_actor")
 }
+_SAME_INSTANT_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ class Timeline:
 
     def fraction_of_bound(self, window: Interval | None = None) -> float:
         """The work of the busiest pool (mean over its devices) over the window's length: 1 means that no schedule could
-        have done the same work on these pools in less time (DESIGN section 7)."""
+        have done the same work on these pools in less time."""
         window = window or self.steady_window()
         pools: dict[str, set[str]] = defaultdict(set)
         for place in self.placement.values():
@@ -210,3 +215,132 @@ def _seconds_per_engine(spans: Iterable[Span]) -> float:
         total += span.end - span.start
         engines.add((span.role, span.engine))
     return total / len(engines) if engines else 0.0
+
+
+Interval = tuple[float, float]
+"""Start and end, in seconds."""
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time as sorted, disjoint intervals; empty ones vanish and touching ones merge."""
+    merged: list[Interval] = []
+    for start, end in sorted(i for i in intervals if i[1] > i[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+    """What of the intervals lies inside the window."""
+    low, high = window
+    return [(max(start, low), min(end, high)) for start, end in intervals if end > low and start < high]
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Seconds covered, overlaps counted once."""
+    return sum((end - start for start, end in union(intervals)), 0.0)
+
+
+def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
+    """The time in `intervals` and in none of the `holes`."""
+    left: list[Interval] = []
+    cuts = union(holes)
+    for start, end in union(intervals):
+        for low, high in clip(cuts, (start, end)):
+            if low > start:
+                left.append((start, low))
+            start = high
+        if end > start:
+            left.append((start, end))
+    return left
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """The JSON object of trace.json."""
+    events: list[dict[str, Any]] = []
+    processes = {role: number for number, role in enumerate(timeline.roles, start=1)}
+    for role, process in processes.items():
+        events.append(_metadata("process_name", process, 0, name=role))
+        events.append(_metadata("process_sort_index", process, 0, sort_index=process))
+    spans = timeline.spans
+    thread = 0
+    for role, engine in timeline.placement:
+        of_engine = [s for s in spans if (s.role, s.engine) == (role, engine)]
+        for lane, lane_spans in enumerate(lanes(of_engine) or [[]]):
+            thread += 1
+            name = engine if lane == 0 else f"{engine} (overlapping {lane})"
+            events.append(_metadata("thread_name", processes[role], thread, name=name))
+            events.append(_metadata("thread_sort_index", processes[role], thread, sort_index=thread))
+            events.extend(_slice(span, processes[role], thread) for span in lane_spans)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "started_at": timeline.started_at,
+            "warmup": timeline.warmup,
+            "iteration_ends": {str(i): at for i, at in timeline.iteration_ends.items()},
+            "placement": [
+                {"role": role, "engine": engine, "pool": place.pool, "devices": list(place.devices)}
+                for (role, engine), place in timeline.placement.items()
+            ],
+        },
+    }
+
+
+def timeline_of(trace: dict[str, Any]) -> Timeline:
+    """The Timeline that `chrome_trace` was given, times rounded to nanoseconds."""
+    other = trace["otherData"]
+    placement = {(p["role"], p["engine"]): Place(p["pool"], tuple(p["devices"])) for p in other["placement"]}
+    timeline = Timeline(placement, started_at=other["started_at"], warmup=other["warmup"])
+    for iteration, at in other["iteration_ends"].items():
+        timeline.end_iteration(int(iteration), at)
+    timeline.add(_span(event) for event in trace["traceEvents"] if event["ph"] == "X")
+    return timeline
+
+
+def lanes(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spans of one engine laid out so that none overlap in a lane, each in the first lane that is free when it starts.
+
+    An engine whose weights arrive while it generates has two; viewers draw overlapping slices of one thread wrongly.
+    """
+    laid: list[list[Span]] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        for lane in laid:
+            if lane[-1].end <= span.start + _SAME_INSTANT_S:
+                lane.append(span)
+                break
+        else:
+            laid.append([span])
+    return laid
+
+
+def _slice(span: Span, process: int, thread: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": span.kind,
+        "cat": span.role,
+        "pid": process,
+        "tid": thread,
+        "ts": round(span.start * 1e6, 3),
+        "dur": round((span.end - span.start) * 1e6, 3),
+        "args": {"engine": span.engine, "version": span.version, "iteration": span.iteration},
+    }
+
+
+def _span(event: dict[str, Any]) -> Span:
+    start, args = event["ts"] / 1e6, event["args"]
+    return Span(
+        role=event["cat"],
+        engine=args["engine"],
+        kind=event["name"],
+        start=start,
+        end=start + event["dur"] / 1e6,
+        version=args["version"],
+        iteration=args["iteration"],
+    )
+
+
+def _metadata(kind: str, process: int, thread: int, **args: object) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}

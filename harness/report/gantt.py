@@ -9,9 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from harness.metrics.intervals import Interval
-from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Timeline
-from harness.metrics.trace import lanes
+from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Timeline, lanes
 from harness.protocols import Span
 
 _PALETTE = sns.color_palette("colorblind")

@@ -14,11 +14,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from harness.metrics.manifest import identity_of
+from harness.metrics.atomic_files import replacing
+from harness.metrics.manifest import identity_of, run_title
 from harness.metrics.run_files import load_manifest, load_metrics, load_samples, load_timeline
-from harness.metrics.safe_files import replacing
 from harness.metrics.timeline import Timeline
-from harness.metrics.titles import run_title
 from harness.report.gantt import draw_gantt
 
 _COLORS = sns.color_palette("colorblind")

@@ -12,10 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.metrics.manifest import RunIdentity, identity_of
+from harness.metrics.ledger import ENGINE_EVENTS
+from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
 from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_timeline
 from harness.metrics.samples import FATES
-from harness.metrics.titles import ENGINE_EVENTS, HOW_TIMED
 
 _FILES = (
     "config.yaml",

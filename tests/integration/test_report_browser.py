@@ -13,8 +13,7 @@ import pytest
 from harness.comparison.parts import Cell
 from harness.comparison.result import compare
 from harness.comparison.runs import read_run
-from harness.metrics.timeline import Place, Timeline
-from harness.metrics.trace import chrome_trace
+from harness.metrics.timeline import Place, Timeline, chrome_trace
 from harness.protocols import Span
 from harness.report.page.document import document
 from tests.support.fabricated_cells import Made, make_run

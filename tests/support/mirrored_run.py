@@ -37,7 +37,7 @@ def finished_run(
 ) -> Path:
     """Write a run's folder, and mirror it meanwhile; the mirror fails before iteration `lose_at`. `before` is called
     with every iteration. Returns the folder."""
-    from harness.metrics.tracking import Tracker
+    from harness.metrics.mlflow_mirror import Tracker
 
     manifest = manifest_of(identity)
 
@@ -70,7 +70,7 @@ def finished_run(
 
 def mirrored(results: Path, experiment: str) -> dict[str, Any]:
     """Every child run of an experiment, by its name: all that a reader of MLflow sees, but for dates and ids."""
-    from harness.metrics.mlflow_store import Store
+    from harness.metrics.mlflow_mirror import Store
 
     client = Store(results).client
     found = client.get_experiment_by_name(experiment)

@@ -20,8 +20,8 @@ from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json,
 from harness.comparison.running.cells import JobCell, WantedCell, lay_out
 from harness.comparison.running.running import Command, Outcome, Runs, bench_command, run_cells
 from harness.config.machine import Machine
+from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import load_samples
-from harness.metrics.safe_files import write_text
 
 ITERATIONS = 3
 CELLS = {

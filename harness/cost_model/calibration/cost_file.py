@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 from harness.cost_model.calibration.fitting import Fitted, Phase
-from harness.metrics.safe_files import write_text
+from harness.metrics.atomic_files import write_text
 
 _WIDE = 118
 

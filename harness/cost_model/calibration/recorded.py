@@ -13,8 +13,7 @@ import pandas as pd
 
 from harness.config.placement import HOST_ROLES
 from harness.cost_model.calibration.costs import Measured
-from harness.metrics.intervals import Interval, union
-from harness.metrics.timeline import SYNC_KINDS, WORK_KINDS, Timeline
+from harness.metrics.timeline import SYNC_KINDS, WORK_KINDS, Interval, Timeline, union
 from harness.protocols import Span
 
 _KINDS = {"reference": "log_prob", "old_log_prob": "log_prob", "update_actor": "train"}

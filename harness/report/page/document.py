@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.comparison.matrix import has_matrix, matrix_of
 from harness.comparison.result import Comparison
-from harness.metrics.titles import run_title
+from harness.metrics.manifest import run_title
 from harness.report.page.accounts import checks_html, commands_table, equal_settings, facts_list, made_with
 from harness.report.page.cards import device_cards, profile_cards, staleness_cards
 from harness.report.page.curves_data import curves_data

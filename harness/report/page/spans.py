@@ -6,9 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from harness.metrics.intervals import Interval
-from harness.metrics.timeline import TRAINING_ROLE, Timeline
-from harness.metrics.trace import lanes
+from harness.metrics.timeline import TRAINING_ROLE, Interval, Timeline, lanes
 from harness.protocols import Span
 from harness.report.page.palette import KINDS
 

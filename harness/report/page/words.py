@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.comparison.parts import Cell, StalenessHistogram
 from harness.comparison.result import Comparison
-from harness.metrics.titles import HOW_TIMED
+from harness.metrics.manifest import HOW_TIMED
 from harness.report.page.curves_data import REWARDS
 from harness.report.page.numbers import figure, plural
 from harness.report.page.svg import grouped, short

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.comparison.result import Comparison
-from harness.metrics.safe_files import write_text
+from harness.metrics.atomic_files import write_text
 from harness.report.page.document import document
 from harness.report.page.markdown import markdown
 from harness.report.page.pictures import draw_comparison

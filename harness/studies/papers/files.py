@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.metrics.safe_files import write_text
+from harness.metrics.atomic_files import write_text
 from harness.report.plots import save_figure
 from harness.studies.papers.markdown import markdown, overview_markdown
 from harness.studies.papers.picture import draw_bars

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.metrics.safe_files import write_text
+from harness.metrics.atomic_files import write_text
 from harness.studies.planner.explore import Effort
 from harness.studies.planner.jobs import plan_jobs
 from harness.studies.planner.origin import origin

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.metrics.safe_files import write_text
+from harness.metrics.atomic_files import write_text
 from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
 from harness.studies.predictions.fit import Fit, around_s, generated_s, host_s
 from harness.studies.predictions.phases import Given

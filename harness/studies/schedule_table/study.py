@@ -17,7 +17,7 @@ from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import choices, compose_job
 from harness.driver.recorder import Recorder
 from harness.driver.simulate import simulate
-from harness.metrics.safe_files import write_text
+from harness.metrics.atomic_files import write_text
 from harness.metrics.samples import staleness_metrics
 from harness.studies.schedule_table.page import Figures, page
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.config import ModelConfig
 from harness.driver.initial_weights import initial_model
-from harness.metrics.safe_files import Lock
+from harness.metrics.atomic_files import Lock
 from harness.rl import warm_start as warm_start_module
 from harness.tasks import TASKS
 

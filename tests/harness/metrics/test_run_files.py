@@ -14,11 +14,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness.metrics import manifest as manifest_module
+from harness.metrics.atomic_files import Lock, replacing, write_text
 from harness.metrics.iteration import METRIC_NAMES, check_names, iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger, LedgerError
 from harness.metrics.manifest import RunIdentity, build_manifest, git_state, identity_of
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics
-from harness.metrics.safe_files import Lock, replacing, write_text
 
 
 def run_in(root: Path, seed: int = 0) -> RunDirectory:
@@ -79,7 +79,7 @@ def test_the_same_cell_and_seed_cannot_run_twice_at_once(tmp_path: Path) -> None
 
 def test_a_lock_goes_with_the_process_that_held_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    code = f"from pathlib import Path; from harness.metrics.safe_files import Lock; import os; \
+    code = f"from pathlib import Path; from harness.metrics.atomic_files import Lock; import os; \
 lock = Lock(Path({str(path)!r}), wait=False); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     Lock(path, wait=False).release()

@@ -8,10 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.metrics.intervals import Interval, clip, length, subtract, union
 from harness.metrics.iteration import check_names
-from harness.metrics.timeline import KINDS, WORK_KINDS, Place, Timeline
-from harness.metrics.trace import chrome_trace, lanes, timeline_of
+from harness.metrics.timeline import (
+    KINDS,
+    WORK_KINDS,
+    Interval,
+    Place,
+    Timeline,
+    chrome_trace,
+    clip,
+    lanes,
+    length,
+    subtract,
+    timeline_of,
+    union,
+)
 from harness.protocols import Span
 
 TICKS = st.integers(0, 30).map(float)

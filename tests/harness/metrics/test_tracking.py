@@ -53,7 +53,7 @@ def identity_in(experiment: str, *, seed: int = 0) -> RunIdentity:
 
 
 def track(store: Path, experiment: str, *, seed: int = 0, started_at: str = STARTED_AT, **options: Any) -> Any:
-    from harness.metrics.tracking import Tracker
+    from harness.metrics.mlflow_mirror import Tracker
 
     identity = identity_in(experiment, seed=seed)
     manifest = manifest_of(identity) | {"started_at": started_at}
@@ -200,7 +200,7 @@ def test_a_deleted_experiment_is_brought_back(store: Path, name: str) -> None:
 
 
 def synced(results: Path, experiment: str) -> list[Any]:
-    from harness.metrics.mlflow_sync import sync
+    from harness.metrics.mlflow_mirror import sync
 
     return list(sync(results, results / experiment))
 
@@ -293,7 +293,7 @@ import sys
 from pathlib import Path
 from tests.support.mirrored_run import manifest_of
 from harness.metrics.manifest import RunIdentity
-from harness.metrics.tracking import Tracker
+from harness.metrics.mlflow_mirror import Tracker
 identity = RunIdentity("bench", "cell", int(sys.argv[2]), "fully_async", "tiny", "torch", "real")
 with Tracker(Path(sys.argv[1]), identity, {"eta": 0}, manifest_of(identity), on_lost=sys.exit) as tracker:
     tracker.log({"iteration": 1, "reward/mean": 1.0})

@@ -1,0 +1,416 @@
+"""The mirror of a results folder in MLflow: an experiment, its parent run, a child run for each cell and seed.
+
+The files are the truth. A `Tracker` mirrors a run while it goes on, and a mirror that fails ends no run; `sync` brings
+MLflow up to date from the files. Import this module only where it is used: mlflow takes seconds to load.
+"""
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+# Read when mlflow is imported, or when it calls a server; what the user has set stays. With its own defaults, a server
+# that is gone is waited for during four minutes by each call.
+for _name, _value in {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+from mlflow.entities import Metric, Param, Run, ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_GIT_COMMIT,
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_RUN_NOTE,
+    MLFLOW_SOURCE_NAME,
+    MLFLOW_SOURCE_TYPE,
+)
+
+from harness.config.flat import flatten
+from harness.metrics.atomic_files import Lock
+from harness.metrics.manifest import RunIdentity, identity_of
+from harness.metrics.run_files import (
+    INCOMPLETE,
+    finished_runs,
+    load_config,
+    load_manifest,
+    load_metrics,
+    load_system,
+    mirrored_files,
+)
+
+_BATCH = 1000  # MLflow's limit of metrics per log_batch
+_PARAM_BATCH = 100  # and of params
+_IS_PARENT = "cadence.parent"
+STARTED_AT = "started_at"
+"""Tag: which attempt at a cell and seed it is, as in its manifest.json."""
+COMPLETE = "cadence.mirrored"
+"""Tag: set last, when everything that the run's folder holds is in MLflow."""
+
+for _chatty in ("mlflow", "alembic", "urllib3.connectionpool"):
+    logging.getLogger(_chatty).setLevel(logging.ERROR)
+
+
+def tracking_uri(results: Path) -> str:
+    """MLFLOW_TRACKING_URI where it is set, else a database in the results folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{results.resolve() / 'mlflow.db'}"
+
+
+class Store:
+    """MLflow's side of a results folder. Every call may raise MlflowException: a server may be gone."""
+
+    def __init__(self, results: Path) -> None:
+        self.results = results.resolve()
+        self.uri = tracking_uri(results)
+        self.results.mkdir(parents=True, exist_ok=True)
+        with self._lock():
+            self.client = MlflowClient(tracking_uri=self.uri)
+
+    def experiment_and_parent(self, experiment: str) -> tuple[str, str]:
+        """The ids of the MLflow experiment and of its parent run, made where they are not there."""
+        with self._lock():  # two first runs must not both make them
+            experiment_id = self._experiment(experiment)
+            return experiment_id, self._parent(experiment_id, experiment)
+
+    def create(self, identity: RunIdentity, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
+        """A child run, RUNNING since the manifest's time, with tags, params and description; returns its id."""
+        experiment_id, parent = self.experiment_and_parent(identity.experiment)
+        tags = run_tags(identity, manifest) | {MLFLOW_PARENT_RUN_ID: parent}
+        name, start = f"{identity.cell} seed={identity.seed}", milliseconds(manifest["started_at"])
+        run_id: str = self.client.create_run(experiment_id, start, tags, name).info.run_id
+        self.log_params(run_id, flatten(config))
+        return run_id
+
+    def children(self, identity: RunIdentity) -> list[Run]:
+        """Every child run of this cell and seed, whatever became of it."""
+        experiment_id, parent = self.experiment_and_parent(identity.experiment)
+        same = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent}' and tags.seed = '{identity.seed}'"
+        return [run for run in self._search(experiment_id, same) if run.data.tags.get("cell") == identity.cell]
+
+    def mark_dead(self, identity: RunIdentity, but: str = "") -> None:
+        """Mark attempts at this cell and seed that died while RUNNING as KILLED. The caller holds the run's folder, or
+        knows that it is done: so none of them is alive, except run `but`."""
+        for run in self.children(identity):
+            if run.info.status == "RUNNING" and run.info.run_id != but:
+                self.client.set_terminated(run.info.run_id, "KILLED")
+
+    def log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
+        listed = [Param(key, str(value)) for key, value in params.items()]
+        for start in range(0, len(listed), _PARAM_BATCH):
+            self.client.log_batch(run_id, params=listed[start : start + _PARAM_BATCH])
+
+    def log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
+        for start in range(0, len(metrics), _BATCH):
+            self.client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
+
+    def log_files(self, run_id: str, files: Iterable[Path]) -> None:
+        for path in files:
+            self.client.log_artifact(run_id, str(path))
+
+    def _lock(self) -> Lock:
+        return Lock(self.results / ".mlflow.lock", wait=True)
+
+    def _experiment(self, name: str) -> str:
+        """The id of the MLflow experiment, made if it is not there, brought back if it was deleted. A server knows
+        itself where to keep artifacts."""
+        remote = self.uri.startswith(("http://", "https://"))
+        where = None if remote else (self.results / "mlflow-artifacts").as_uri()
+        try:
+            return self.client.create_experiment(name, artifact_location=where)
+        except MlflowException as error:
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                raise error
+        if found.lifecycle_stage == "deleted":
+            self.client.restore_experiment(found.experiment_id)
+        return found.experiment_id
+
+    def _parent(self, experiment_id: str, name: str) -> str:
+        """The id of the run that stands for the experiment. It is a folder, not work: it is FINISHED from the start."""
+        found = self._search(experiment_id, f"tags.`{_IS_PARENT}` = 'true'")
+        if found:
+            return found[0].info.run_id
+        note = f"Experiment `{name}`: a child run for each cell and seed. The files below `{name}/` in the results \
+folder are the truth; `make mlflow-sync` brings what is missing here."
+        tags = {_IS_PARENT: "true", MLFLOW_RUN_NOTE: note}
+        run_id = self.client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
+        self.client.set_terminated(run_id, "FINISHED")
+        return run_id
+
+    def _search(self, experiment_id: str, condition: str) -> list[Run]:
+        found: list[Run] = []
+        token: str | None = ""
+        while token is not None:
+            page = self.client.search_runs([experiment_id], condition, ViewType.ACTIVE_ONLY, page_token=token or None)
+            found += page
+            token = page.token or None
+        return found
+
+
+def iteration_metrics(metrics: Mapping[str, int | float | None], at_ms: int) -> list[Metric]:
+    """One object of metrics.jsonl, the iteration as step. NaN and None are left out."""
+    step = int(metrics["iteration"] or 0)
+    return [
+        Metric(name, float(value), at_ms, step)
+        for name, value in metrics.items()
+        if name != "iteration" and value is not None and math.isfinite(value)
+    ]
+
+
+def system_metrics(sample: Mapping[str, float], step: int) -> list[Metric]:
+    """One object of system.jsonl, at its own time."""
+    at_ms = int(sample["time"] * 1000)
+    return [Metric(name, value, at_ms, step) for name, value in sample.items() if name != "time"]
+
+
+def run_tags(identity: RunIdentity, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What to find a run by, and its description."""
+    git = manifest["git"] or {}
+    commit = {MLFLOW_GIT_COMMIT: git["commit"]} if git else {}
+    return commit | {
+        "schedule": identity.schedule,
+        "model": identity.model,
+        "engine": identity.engine,
+        "backend": identity.backend,
+        "commit": git.get("commit", "unknown"),
+        "cell": identity.cell,
+        "seed": str(identity.seed),
+        "smoke": str(identity.smoke).lower(),
+        STARTED_AT: manifest["started_at"],
+        MLFLOW_SOURCE_NAME: "python -m harness",
+        MLFLOW_SOURCE_TYPE: "LOCAL",
+        MLFLOW_RUN_NOTE: description(identity, manifest),
+    }
+
+
+def description(identity: RunIdentity, manifest: Mapping[str, Any]) -> str:
+    """Markdown: what the run is, and the commands that make it again."""
+    git = manifest["git"] or {}
+    program, *arguments = manifest["command"]
+    if program == "__main__.py":
+        own = [argument for argument in arguments if not argument.startswith(("seeds=", "force="))]
+        again = ["python", "-m", "harness", *own, f"seeds=[{identity.seed}]", "force=true"]
+    else:
+        again = [program, *arguments]
+    lines = [f"git checkout {git['commit']}"] if git else []
+    lines.append(shlex.join(again))
+    dirty = "\n\nThe code differed from that commit." if git.get("dirty") else ""
+    return (
+        f"Schedule `{identity.schedule}` on `{identity.model}`, seed {identity.seed}, backend `{identity.backend}`. "
+        f"Files: `{identity.experiment}/{identity.cell}/seed={identity.seed}/`. Made again by:\n\n"
+        + "\n".join(f"    {line}" for line in lines)
+        + dirty
+    )
+
+
+def first_line(failure: BaseException) -> str:
+    """What went wrong, without MLflow's details; of a request that failed, which one."""
+    line = str(failure).partition("\n")[0] or type(failure).__name__
+    return re.sub(r" failed with (timeout )?exception .*", " failed", line)
+
+
+def milliseconds(isotime: str) -> int:
+    """A time as manifest.json and DONE hold it, since 1970."""
+    return int(datetime.fromisoformat(isotime).timestamp() * 1000)
+
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class Tracker:
+    """Mirrors one run. `log` only buffers; a thread writes every `flush_seconds`, so that training never waits.
+
+    As a context manager it ends the run as FINISHED, FAILED, or KILLED (interrupted). Where MLflow's store fails (a
+    server that went away, a full disk) the mirror is lost: `on_lost` is called once, on the thread that saw it, nothing
+    more is mirrored, and no call raises. `sync` completes it from the run's folder.
+    """
+
+    def __init__(
+        self,
+        results: Path,
+        identity: RunIdentity,
+        config: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+        *,
+        on_lost: Callable[[str], None],
+        flush_seconds: float = 3.0,
+    ) -> None:
+        """Create the child run. config: nested mappings, logged flat as params; manifest: of `build_manifest`. The
+        caller must hold the run's folder: an earlier attempt that is still RUNNING is dead, and is marked KILLED."""
+        self.lost = ""
+        """Why nothing is mirrored any more, if so."""
+        self.run_id = ""
+        self._on_lost = on_lost
+        self._pending: list[Metric] = []
+        self._system_samples = 0
+        self._buffering = threading.Lock()
+        self._writing = threading.Lock()
+        self._closing = threading.Event()
+        self._attempt(lambda: self._create(results, identity, config, manifest))
+        self._thread = threading.Thread(
+            target=self._write_until_closed, args=(flush_seconds,), name="mlflow-mirror", daemon=True
+        )
+        self._thread.start()
+
+    def log(self, metrics: Mapping[str, int | float]) -> None:
+        """Buffer one iteration's object ("iteration" is the step). NaN and None are left out."""
+        self._buffer(iteration_metrics(metrics, int(time.time() * 1000)))
+
+    def log_system(self, sample: Mapping[str, float]) -> None:
+        """Buffer a sample of `SystemSampler`."""
+        self._buffer(system_metrics(sample, self._system_samples))
+        self._system_samples += 1
+
+    def flush(self) -> None:
+        """Write what is buffered, and wait for it."""
+        self._attempt(self._write_pending)
+
+    def finish(self, status: Status = "FINISHED", artifacts: Iterable[Path] = ()) -> None:
+        """Stop the thread, write the rest, store `artifacts` (files), and end the run with this status."""
+        self._closing.set()
+        self._thread.join()
+        self._attempt(lambda: self._end(status, artifacts))
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._closing.is_set():
+            return
+        if kind is None:
+            self.finish()
+        else:
+            self.finish("FAILED" if issubclass(kind, Exception) else "KILLED")
+
+    def _create(
+        self, results: Path, identity: RunIdentity, config: Mapping[str, Any], manifest: Mapping[str, Any]
+    ) -> None:
+        self._store = Store(results)
+        self._store.mark_dead(identity)
+        self.run_id = self._store.create(identity, config, manifest)
+
+    def _end(self, status: Status, artifacts: Iterable[Path]) -> None:
+        self._write_pending()
+        self._store.log_files(self.run_id, artifacts)
+        if status == "FINISHED":
+            self._store.client.set_tag(self.run_id, COMPLETE, "true")
+        self._store.client.set_terminated(self.run_id, status)
+
+    def _write_until_closed(self, seconds: float) -> None:
+        """Consumes the buffer, every `seconds`; ends when the tracker closes or the mirror is lost."""
+        while not self.lost and not self._closing.wait(seconds):
+            self.flush()
+
+    def _buffer(self, metrics: list[Metric]) -> None:
+        with self._buffering:
+            if not self.lost:
+                self._pending += metrics
+
+    def _write_pending(self) -> None:
+        with self._writing:
+            with self._buffering:
+                pending, self._pending = self._pending, []
+            self._store.log_metrics(self.run_id, pending)
+
+    def _attempt(self, mirror: Callable[[], None]) -> None:
+        """Do it, unless the mirror is lost; it is lost from now on where that fails."""
+        if self.lost:
+            return
+        try:
+            mirror()
+        except (MlflowException, OSError) as failure:
+            with self._buffering:
+                first, self.lost = not self.lost, first_line(failure)
+                self._pending.clear()
+            if first:
+                self._on_lost(self.lost)
+
+
+@dataclass(frozen=True)
+class SyncedRun:
+    """What MLflow was given of one run's folder."""
+
+    path: Path
+    created: bool = False
+    metrics: int = 0
+    files: int = 0
+
+    @property
+    def changed(self) -> bool:
+        return self.created or self.metrics > 0 or self.files > 0
+
+
+def sync(results: Path, folder: Path) -> Iterator[SyncedRun]:
+    """Bring MLflow up to date with every finished run below `folder`, which is `results` or in it.
+
+    Idempotent. Raises MlflowException where MLflow cannot be reached.
+    """
+    store = Store(results)
+    for path in finished_runs(folder):
+        yield sync_run(store, path)
+
+
+def sync_run(store: Store, path: Path) -> SyncedRun:
+    """Make or complete the child run of the finished run in folder `path`."""
+    manifest, config = load_manifest(path), load_config(path)
+    identity = identity_of(manifest)
+    same = [run for run in store.children(identity) if run.data.tags.get(STARTED_AT) == manifest[STARTED_AT]]
+    if same and COMPLETE in same[0].data.tags:
+        (path / INCOMPLETE).unlink(missing_ok=True)
+        return SyncedRun(path)
+    run_id = same[0].info.run_id if same else store.create(identity, config, manifest)
+    run = store.client.get_run(run_id)
+    for name, value in run_tags(identity, manifest).items() - run.data.tags.items():
+        store.client.set_tag(run_id, name, value)
+    store.log_params(run_id, {name: value for name, value in flatten(config).items() if name not in run.data.params})
+    metrics = _lacking(store, run, _metrics_of(path))
+    store.log_metrics(run_id, metrics)
+    there = {file.path: file.file_size for file in store.client.list_artifacts(run_id)}
+    files = [file for file in mirrored_files(path) if there.get(file.name) != file.stat().st_size]
+    store.log_files(run_id, files)
+    store.client.set_tag(run_id, COMPLETE, "true")
+    store.client.set_terminated(run_id, "FINISHED", _done_at(path))
+    store.mark_dead(identity, but=run_id)
+    (path / INCOMPLETE).unlink(missing_ok=True)
+    return SyncedRun(path, not same, len(metrics), len(files))
+
+
+def _metrics_of(path: Path) -> list[Metric]:
+    """All metrics of the run's files. Iterations are dated as the run's clock says, which on a simulated run is no time
+    of day: so never after the end."""
+    began, ended = milliseconds(load_manifest(path)["started_at"]), _done_at(path)
+    found: list[Metric] = []
+    for metrics in load_metrics(path):
+        found += iteration_metrics(metrics, min(ended, began + int(metrics["seconds"] * 1000)))
+    for step, sample in enumerate(load_system(path)):
+        found += system_metrics(sample, step)
+    return found
+
+
+def _lacking(store: Store, run: Run, metrics: Iterable[Metric]) -> list[Metric]:
+    """Those whose steps MLflow does not have."""
+    have = {
+        name: {point.step for point in store.client.get_metric_history(run.info.run_id, name)}
+        for name in run.data.metrics
+    }
+    return [metric for metric in metrics if metric.step not in have.get(metric.key, ())]
+
+
+def _done_at(path: Path) -> int:
+    return milliseconds((path / "DONE").read_text(encoding="utf-8").strip())
