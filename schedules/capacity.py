@@ -1,4 +1,4 @@
-"""The two rules that all schedules share, as arithmetic on group numbers."""
+"""The rules that bound staleness, as arithmetic on group numbers."""
 
 from __future__ import annotations
 
@@ -32,3 +32,41 @@ class Capacity:
     def worst_lag(self) -> int:
         """The largest lag, in iterations, of any sample at its first token under first-in first-out training."""
         return math.ceil(self.eta)
+
+
+class CompletionOrder:
+    """What was started under which version, where groups are trained as they are completed: training in the order of
+    admission bounds the lag by itself, here what a version started has to be trained, or dropped, in time.
+
+    It keeps the dispatch limit of every version so far; each tells which groups were started under it or before.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity, self._limits, self._dropped = capacity, [capacity.limit(0)], 0
+
+    @property
+    def limit(self) -> int:
+        """The dispatch limit of the newest version."""
+        return self._limits[-1]
+
+    def publish(self) -> int:
+        """There is a new version: its dispatch limit, which makes up for what was dropped before."""
+        self._limits.append(self._capacity.limit(len(self._limits)) + self._dropped)
+        return self.limit
+
+    def widen(self, dropped: int) -> int:
+        """So many groups were dropped: the limit under which as many more may be started."""
+        self._dropped += dropped
+        self._limits[-1] += dropped
+        return self.limit
+
+    def due(self) -> list[tuple[int, int]]:
+        """(limit, groups) for `Trainer.train`: what version u started is trained in iteration u + worst lag at the
+        latest, so it is among the next `groups` groups."""
+        batch, worst, now = self._capacity.batch, self._capacity.worst_lag, len(self._limits) - 1
+        return [(self._limits[u], (u + worst + 1 - now) * batch) for u in range(max(0, now - worst), now)]
+
+    def overdue(self) -> int:
+        """What was started under this limit would lag too much in the next iteration that is trained; 0: nothing."""
+        newest = len(self._limits) - 1 - self._capacity.worst_lag - 1
+        return self._limits[newest] if newest >= 0 else 0

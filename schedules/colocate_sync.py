@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from schedules.capacity import Capacity
-from schedules.protocol import Job, Order, Transport
-from schedules.together import together
+from schedules.base import Schedule, gather
+from schedules.protocol import Job
 
 
 @dataclass(frozen=True)
-class ColocateSync:
+class ColocateSync(Schedule):
     """Generate a batch, free the devices, then reference and old log-probs, then the update, then copy the weights.
 
     Lag is 0 at every token: batch i is admitted, sampled and trained while version i is the only one there is.
     """
 
-    transport: ClassVar[Transport] = "ipc"
-    order: ClassVar[Order] = "fifo"
-    least_engines: ClassVar[int] = 1
-    eta: ClassVar[float] = 0.0
+    transport = "ipc"
+    colocated = True
+    eta = 0.0
 
     async def run(self, job: Job) -> None:
-        capacity = Capacity(job.batch, self.eta)
+        capacity = self.capacity(job)
         for i in range(job.iterations):
             await job.prompts.admit(below=capacity.limit(i))
             await job.rollout.generate(i)
             # Rewards and advantages need no device, so they wait for no turn.
-            await together(*(stage.process(i) for stage in job.host_stages), self._in_turn(job, i))
+            await gather(*(stage.process(i) for stage in job.host_stages), self._in_turn(job, i))
             await job.trainer.train(i)
             await job.weights.publish(i + 1)
 

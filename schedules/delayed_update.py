@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from schedules.capacity import Capacity
-from schedules.protocol import Job, Order, Rollout, Transport
-from schedules.together import together
+from schedules.base import Schedule, gather
+from schedules.protocol import Job, Rollout
 
 
 @dataclass(frozen=True)
-class DelayedUpdate:
+class DelayedUpdate(Schedule):
     """Each engine goes from batch to batch on its own, and swaps weights in between (AsyncFlow, arXiv 2507.01663,
     fig. 8c). Of an update only the trainer's copy and each engine's swap are exposed, not the transfer.
 
     Lag is 0 in the first iteration and exactly 1 in every later one: batch b is sampled by version b - 1 and no other.
     """
 
-    transport: ClassVar[Transport] = "host_staged"
-    order: ClassVar[Order] = "fifo"
-    least_engines: ClassVar[int] = 1
-    eta: ClassVar[float] = 1.0
+    transport = "host_staged"
+    eta = 1.0
+
+    def lag_bounds(self, iteration: int) -> tuple[int, int]:
+        return (1, 1) if iteration else (0, 0)
 
     async def run(self, job: Job) -> None:
-        await together(
+        await gather(
             *(self._generate(job, engine) for engine in job.rollout.split()),
-            *(stage.stream() for stage in (*job.host_stages, *job.device_stages)),
+            *(stage.stream() for stage in job.stages),
             self._train(job),
         )
 
@@ -39,17 +38,17 @@ class DelayedUpdate:
         """
         for b in range(job.iterations):
             if b >= 2:
-                await job.weights.arrived(b - 1)
+                await job.weights.wait_arrived(b - 1)
                 await job.weights.swap(engine, b - 1)
             await engine.generate(b)
 
     async def _train(self, job: Job) -> None:
         """Consumes trained columns, produces versions; each new version admits the next groups and goes on its way."""
-        capacity = Capacity(job.batch, self.eta)
+        capacity = self.capacity(job)
         await job.prompts.admit(below=capacity.limit(0))
         for version in range(1, job.iterations + 1):
             await job.trainer.train(version - 1)
-            await job.weights.stage(version)
+            await job.weights.start_transfer(version)
             await job.prompts.admit(below=capacity.limit(version))
         await job.prompts.close()
-        await job.weights.arrived(job.iterations)  # nothing is under way when the run ends
+        await job.weights.wait_arrived(job.iterations)  # nothing is under way when the run ends

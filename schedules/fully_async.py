@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from schedules.capacity import Capacity
-from schedules.protocol import Job, Order, Transport
-from schedules.together import together
+from schedules.base import Order, Schedule, gather, option
+from schedules.capacity import CompletionOrder
+from schedules.protocol import Job
 
 
 @dataclass(frozen=True)
-class FullyAsync:
+class FullyAsync(Schedule):
     """Engines never wait for the trainer, except to take weights; the trainer never waits for a whole batch.
 
     max_staleness: iterations by which a group may be ahead of the weights that sample it; fractions allowed.
@@ -25,61 +25,50 @@ class FullyAsync:
     by `on_stale`.
     """
 
-    transport: ClassVar[Transport] = "collective"
-    least_engines: ClassVar[int] = 1
-    max_staleness: float = 2.0
+    transport = "collective"
+    max_staleness: float = option(2.0, least=0, most=1_000_000)
     partial: bool = True
     order: Order = "fifo"
     on_stale: Literal["drop", "wait"] = "wait"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.max_staleness <= 1_000_000:
-            raise ValueError(f"schedule.max_staleness={self.max_staleness} is no bound; use 0 or more, at most 1000000")
 
     @property
     def eta(self) -> float:
         return self.max_staleness
 
     async def run(self, job: Job) -> None:
-        await together(
+        await gather(
             job.rollout.stream(),
-            *(stage.stream() for stage in (*job.host_stages, *job.device_stages)),
+            *(stage.stream() for stage in job.stages),
             self._train(job),
         )
 
     async def _train(self, job: Job) -> None:
         """Consumes trained columns, produces versions; each new version admits the next groups and unblocks engines."""
-        capacity = Capacity(job.batch, self.eta)
-        limits = [capacity.limit(0)]  # the dispatch limit of every version, which tells what was started under it
-        dropped = 0
-        await job.prompts.admit(below=limits[0])
-        await job.rollout.allow(below=limits[0])
+        started = CompletionOrder(self.capacity(job))
+        limit = started.limit
+        await job.prompts.admit(below=limit)
+        await job.rollout.set_dispatch_limit(below=limit)
         for version in range(1, job.iterations + 1):
-            if self.order == "fifo":
-                await job.trainer.train(version - 1)
-            elif self.on_stale == "wait":
-                await job.trainer.train(version - 1, first=self._due(limits, job.batch))
-            else:
-                dropped += await self._drop(job, limits)
-                await job.trainer.train(version - 1)
+            await self._train_batch(job, started, version - 1)
             await job.rollout.pause(drain=not self.partial)
             await job.weights.publish(version)
-            limits.append(capacity.limit(version) + dropped)
-            await job.rollout.resume(below=limits[version])
-            await job.prompts.admit(below=limits[version])
+            limit = started.publish()
+            await job.rollout.resume(below=limit)
+            await job.prompts.admit(below=limit)
         await job.prompts.close()
 
-    def _due(self, limits: list[int], batch: int) -> list[tuple[int, int]]:
-        """What version u started is trained in iteration u + worst lag at the latest: so many groups from now."""
-        worst, now = Capacity(batch, self.eta).worst_lag, len(limits) - 1
-        return [(limits[u], (u + worst + 1 - now) * batch) for u in range(max(0, now - worst), now)]
+    async def _train_batch(self, job: Job, started: CompletionOrder, iteration: int) -> None:
+        if self.order == "fifo":
+            await job.trainer.train(iteration)
+        elif self.on_stale == "wait":
+            await job.trainer.train(iteration, first=started.due())
+        else:
+            await self._drop(job, started)
+            await job.trainer.train(iteration)
 
-    async def _drop(self, job: Job, limits: list[int]) -> int:
+    async def _drop(self, job: Job, started: CompletionOrder) -> None:
         """Drops what would lag too much in this iteration, and lets engines start as many groups more."""
-        overdue = len(limits) - 1 - Capacity(job.batch, self.eta).worst_lag - 1
-        dropped = await job.prompts.drop(started_below=limits[overdue]) if overdue >= 0 else 0
-        if dropped:
-            limits[-1] += dropped
-            await job.rollout.allow(below=limits[-1])
-            await job.prompts.admit(below=limits[-1])
-        return dropped
+        if (overdue := started.overdue()) and (dropped := await job.prompts.drop(started_below=overdue)):
+            limit = started.widen(dropped)
+            await job.rollout.set_dispatch_limit(below=limit)
+            await job.prompts.admit(below=limit)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from schedules.capacity import Capacity
-from schedules.protocol import Job, Order, Rollout, Transport
-from schedules.together import together
+from schedules.base import Schedule, gather, option
+from schedules.protocol import Job, Rollout
 
 
 @dataclass(frozen=True)
-class HalfStep:
+class HalfStep(Schedule):
     """As `delayed_update`, but staggered: while one cohort swaps, the others generate under the version that they have
     (AsyncFlow, arXiv 2507.01663, fig. 8d, as future work). A batch holds samples of two versions.
 
@@ -24,26 +22,19 @@ class HalfStep:
     most ceil(batch / 2) groups of a batch lag.
     """
 
-    transport: ClassVar[Transport] = "host_staged"
-    order: ClassVar[Order] = "fifo"
-    eta: ClassVar[float] = 0.5
-    cohorts: int = 2
+    transport = "host_staged"
+    eta = 0.5
+    cohorts: int = option(2, least=2)
     partial: bool = True
-
-    def __post_init__(self) -> None:
-        if self.cohorts < 2:
-            raise ValueError(
-                f"schedule.cohorts={self.cohorts} leaves no engine to generate while others take weights; use 2 or more"
-            )
 
     @property
     def least_engines(self) -> int:
         return self.cohorts
 
     async def run(self, job: Job) -> None:
-        await together(
+        await gather(
             job.rollout.stream(),
-            *(stage.stream() for stage in (*job.host_stages, *job.device_stages)),
+            *(stage.stream() for stage in job.stages),
             self._update(job, job.rollout.split(self.cohorts)),
             self._train(job),
         )
@@ -51,9 +42,9 @@ class HalfStep:
     async def _update(self, job: Job, cohorts: Sequence[Rollout]) -> None:
         """Consumes versions that arrived, produces engines that run them; a wider dispatch limit unblocks these.
         Waits for arrival, which training unblocks, and, unless partial, for running samples to end."""
-        capacity = Capacity(job.batch, self.eta)
+        capacity = self.capacity(job)
         for version in range(1, job.iterations + 1):
-            await job.weights.arrived(version)
+            await job.weights.wait_arrived(version)
             for cohort in cohorts:
                 await cohort.pause(drain=not self.partial)
                 await job.weights.swap(cohort, version)
@@ -61,11 +52,11 @@ class HalfStep:
 
     async def _train(self, job: Job) -> None:
         """Consumes trained columns, produces versions; each new version admits the next groups and goes on its way."""
-        capacity = Capacity(job.batch, self.eta)
+        capacity = self.capacity(job)
         await job.prompts.admit(below=capacity.limit(0))
-        await job.rollout.allow(below=capacity.limit(0))
+        await job.rollout.set_dispatch_limit(below=capacity.limit(0))
         for version in range(1, job.iterations + 1):
             await job.trainer.train(version - 1)
-            await job.weights.stage(version)
+            await job.weights.start_transfer(version)
             await job.prompts.admit(below=capacity.limit(version))
         await job.prompts.close()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from schedules.capacity import Capacity
-from schedules.protocol import Job, Order, Transport
-from schedules.together import together
+from schedules.base import Schedule, gather, option
+from schedules.protocol import Job
 
 
 @dataclass(frozen=True)
-class KStepOff:
+class KStepOff(Schedule):
     """Two pools that meet once every k iterations (AsyncFlow, arXiv 2507.01663, fig. 8b). Of k versions that the
     trainer makes in between, engines see the last.
 
@@ -21,26 +19,28 @@ class KStepOff:
     by version (j - 1)k, the last one that engines got before rollout batch j, and trained at version jk + r.
     """
 
-    transport: ClassVar[Transport] = "collective"
-    order: ClassVar[Order] = "fifo"
-    least_engines: ClassVar[int] = 1
-    k: int = 2
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"schedule.k={self.k} is no number of training batches; use 1 or more")
+    transport = "collective"
+    k: int = option(2, least=1)
 
     @property
     def eta(self) -> float:
         return 2.0 * self.k - 1
 
+    @property
+    def cycle(self) -> int:
+        return self.k
+
+    def lag_bounds(self, iteration: int) -> tuple[int, int]:
+        lag = iteration if iteration < self.k else self.k + iteration % self.k
+        return lag, lag
+
     async def run(self, job: Job) -> None:
-        capacity = Capacity(job.batch, self.eta)
+        capacity = self.capacity(job)
         await job.prompts.admit(below=capacity.limit(0))
         await self._generate(job, 0)
         for first in range(0, job.iterations, self.k):
             end = min(first + self.k, job.iterations)
-            await together(self._generate(job, end), self._train(job, first, end))
+            await gather(self._generate(job, end), self._train(job, first, end))
             await job.weights.publish(end)
             await job.prompts.admit(below=capacity.limit(end))
 
@@ -50,7 +50,7 @@ class KStepOff:
 
     async def _train(self, job: Job, first: int, end: int) -> None:
         for i in range(first, end):
-            await together(*(stage.process(i) for stage in (*job.host_stages, *job.device_stages)))
+            await gather(*(stage.process(i) for stage in job.stages))
             await job.trainer.train(i)
             if i + 1 < end:
-                await job.weights.keep(i + 1)
+                await job.weights.mark_version(i + 1)

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from schedules.capacity import Capacity
-from schedules.protocol import Job, Order, Transport
-from schedules.together import together
+from schedules.base import Schedule, gather
+from schedules.protocol import Job
 
 
 @dataclass(frozen=True)
-class OneStepOff:
+class OneStepOff(Schedule):
     """Two pools that meet once an iteration, when both are done: only there do weights move, and all wait for them.
 
     Lag is 0 in the first iteration and exactly 1 in every later one: batch i + 1 is sampled from its first to its last
     token by version i, while version i + 1 is being made of batch i.
     """
 
-    transport: ClassVar[Transport] = "collective"
-    order: ClassVar[Order] = "fifo"
-    least_engines: ClassVar[int] = 1
-    eta: ClassVar[float] = 1.0
+    transport = "collective"
+    eta = 1.0
+
+    def lag_bounds(self, iteration: int) -> tuple[int, int]:
+        return (1, 1) if iteration else (0, 0)
 
     async def run(self, job: Job) -> None:
-        capacity = Capacity(job.batch, self.eta)
+        capacity = self.capacity(job)
         await job.prompts.admit(below=capacity.limit(0))
         await self._generate(job, 0)
         for i in range(job.iterations):
-            await together(self._generate(job, i + 1), self._train(job, i))
+            await gather(self._generate(job, i + 1), self._train(job, i))
             await job.weights.publish(i + 1)
             await job.prompts.admit(below=capacity.limit(i + 1))
 
@@ -37,5 +36,5 @@ class OneStepOff:
             await job.rollout.generate(i)
 
     async def _train(self, job: Job, i: int) -> None:
-        await together(*(stage.process(i) for stage in (*job.host_stages, *job.device_stages)))
+        await gather(*(stage.process(i) for stage in job.stages))
         await job.trainer.train(i)

@@ -1,16 +1,18 @@
-"""What a schedule is, and all it may ask of a job.
+"""All that a schedule may ask of a job. It decides when groups are admitted, when roles work, and when engines take new
+weights; it sees the roles through these protocols only, so the same file runs on a real cluster and on a virtual clock.
 
-A schedule decides when groups are admitted, when roles work, and when engines take new weights. It sees the roles
-through these protocols only, so the same file runs on a real cluster and on a virtual clock.
+    prompts ----> rollout ----> stages ----> trainer
+    admit         generate      process      train             groups, row by row, through the queue
+    drop, close   stream        stream         |
+                    ^                          | version v
+                    +-------- weights ---------+               publish; or start_transfer, wait_arrived, swap
+    set_dispatch_limit, pause, resume                          mark_version: to no engine
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
-
-Transport = Literal["collective", "ipc", "host_staged"]
-Order = Literal["fifo", "completion"]
+from typing import Protocol
 
 
 class Prompts(Protocol):
@@ -49,7 +51,7 @@ class Rollout(Protocol):
     async def stream(self) -> None:
         """Generate whatever the dispatch limit allows, batch after batch, until the prompts are closed and done."""
 
-    async def allow(self, below: int) -> None:
+    async def set_dispatch_limit(self, below: int) -> None:
         """Let engines start groups numbered under `below` (the dispatch limit)."""
 
     async def pause(self, *, drain: bool) -> None:
@@ -90,15 +92,15 @@ class Weights(Protocol):
     async def publish(self, version: int) -> None:
         """Bring the trained weights, now called `version`, to every engine, and load them."""
 
-    async def keep(self, version: int) -> None:
+    async def mark_version(self, version: int) -> None:
         """Call the trained weights `version` without bringing them to any engine."""
 
-    async def stage(self, version: int) -> None:
+    async def start_transfer(self, version: int) -> None:
         """Hand the trained weights over as `version` and let the trainer go on: they travel to the host memory of all
         engines in the background, while these generate. Waits for the transfer before it to arrive."""
 
-    async def arrived(self, version: int) -> None:
-        """Wait until `version` is in the host memory of every engine; it need not be staged yet."""
+    async def wait_arrived(self, version: int) -> None:
+        """Wait until `version` is in the host memory of every engine; its transfer need not have started yet."""
 
     async def swap(self, rollout: Rollout, version: int) -> None:
         """Load what has arrived as `version` into these engines."""
@@ -127,31 +129,11 @@ class Job(Protocol):
     def host_stages(self) -> Sequence[Stage]: ...
 
     @property
+    def stages(self) -> Sequence[Stage]:
+        """All of them: those on the host, then those on devices."""
+
+    @property
     def trainer(self) -> Trainer: ...
 
     @property
     def weights(self) -> Weights: ...
-
-
-class Schedule(Protocol):
-    """A frozen dataclass of the schedule's own options, with `eta`, the way weights travel, and `run`."""
-
-    @property
-    def transport(self) -> Transport:
-        """How weights travel: by broadcast between pools, through memory that processes of a pool share, or to host
-        memory in the background."""
-
-    @property
-    def eta(self) -> float:
-        """Admitted staleness in iterations."""
-
-    @property
-    def least_engines(self) -> int:
-        """Rollout engines that it needs at least."""
-
-    @property
-    def order(self) -> Order:
-        """In which order groups are trained: as they were admitted, or as they are completed."""
-
-    async def run(self, job: Job) -> None:
-        """The whole job, from version 0 to version `job.iterations`."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from schedules.capacity import Capacity
-from schedules.protocol import Job, Order, Transport
-from schedules.together import together
+from schedules.base import Schedule, gather
+from schedules.protocol import Job
 
 
 @dataclass(frozen=True)
-class SeparatedSync:
+class SeparatedSync(Schedule):
     """Generate a batch, score it, train on it, broadcast the weights; the next batch begins under them.
 
     streaming: every role takes the rows of the batch as they become ready, so that scoring and training overlap with
@@ -21,18 +19,16 @@ class SeparatedSync:
     Lag is 0 at every token: batch i is admitted, sampled and trained while version i is the only one there is.
     """
 
-    transport: ClassVar[Transport] = "collective"
-    order: ClassVar[Order] = "fifo"
-    least_engines: ClassVar[int] = 1
-    eta: ClassVar[float] = 0.0
+    transport = "collective"
+    eta = 0.0
     streaming: bool = True
 
     async def run(self, job: Job) -> None:
-        capacity = Capacity(job.batch, self.eta)
+        capacity = self.capacity(job)
         for i in range(job.iterations):
             await job.prompts.admit(below=capacity.limit(i))
             if self.streaming:
-                await together(job.rollout.generate(i), self._score(job, i), job.trainer.train(i))
+                await gather(job.rollout.generate(i), self._score(job, i), job.trainer.train(i))
             else:
                 await job.rollout.generate(i)
                 await self._score(job, i)
@@ -40,4 +36,4 @@ class SeparatedSync:
             await job.weights.publish(i + 1)
 
     async def _score(self, job: Job, i: int) -> None:
-        await together(*(stage.process(i) for stage in (*job.host_stages, *job.device_stages)))
+        await gather(*(stage.process(i) for stage in job.stages))

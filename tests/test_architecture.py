@@ -64,7 +64,7 @@ def in_package(*starts: str) -> list[str]:
 
 def test_the_files_were_found() -> None:
     assert {"harness/cli/main.py", "schedules/protocol.py", "engines/torch/fsdp.py"} <= set(FILES)
-    assert "harness.config" in imports("engines/torch/model.py") and "schedules.capacity.Capacity" in imports(
+    assert "harness.config" in imports("engines/torch/model.py") and "schedules.base.Schedule" in imports(
         "schedules/fully_async.py"
     )
 

@@ -162,7 +162,7 @@ class JobConfig:
     """Everything that decides a run, except its seed."""
 
     experiment: Name
-    backend: Literal["auto"] | Backend
+    backend: Literal["auto", "real", "virtual", "paced"]
     iterations: Count
     seeds: Seeds  # a number of seeds (0, 1, ...) or the seeds themselves
     smoke: Switch

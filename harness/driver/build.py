@@ -14,7 +14,7 @@ from harness.runtime.clock import RealClock
 from harness.tasks import make_task, max_tokens
 from harness.transfer_queue import TransferQueue
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
-from schedules.protocol import Order
+from schedules import Order
 
 
 @dataclass(frozen=True)

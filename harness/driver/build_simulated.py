@@ -25,7 +25,7 @@ from harness.workers.actor import ActorRole
 from harness.workers.log_probs import OldLogProbStage, ReferenceStage
 from harness.workers.reward import AdvantageStage, RewardStage
 from harness.workers.rollout import RolloutRole
-from schedules.protocol import Order, Transport
+from schedules import Order, Transport
 
 _HOST = torch.device("cpu")
 

@@ -139,14 +139,14 @@ class PublishedWeights:
     async def publish(self, version: int) -> None:
         await self._close(version, "publishing", self.coordinator.publish(version))
 
-    async def stage(self, version: int) -> None:
+    async def start_transfer(self, version: int) -> None:
         await self._close(version, "handing over", self.coordinator.start_transfer(version))
 
-    async def keep(self, version: int) -> None:
+    async def mark_version(self, version: int) -> None:
         """The trained weights are called `version` now, and go to no engine."""
-        await self._close(version, "keeping")
+        await self._close(version, "marking")
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         await self.coordinator.wait_arrived(version)
         self.observer.doing("weights", f"version {version} arrived")
 
@@ -183,3 +183,7 @@ class RunningJob:
     host_stages: Sequence[StagePool]
     trainer: TrainerPool
     weights: PublishedWeights
+
+    @property
+    def stages(self) -> Sequence[StagePool]:
+        return (*self.host_stages, *self.device_stages)

@@ -67,7 +67,7 @@ class RolloutPool(Pool):
         await self._long(self._stream())
         self.observer.doing(self.name, "done")
 
-    async def allow(self, below: int) -> None:
+    async def set_dispatch_limit(self, below: int) -> None:
         self.observer.doing(self.name, f"up to group {below - 1}")
         await self._ask_all(self.workers, "set_dispatch_limit", below)
 

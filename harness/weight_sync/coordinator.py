@@ -112,8 +112,8 @@ class Coordinator:
         self._transfer.add_done_callback(lambda _: self._tell())
 
     async def wait_arrived(self, version: int) -> None:
-        """Wait until `version`, staged already or not, is in the host memory of every engine."""
-        with self.waits("arrived", f"version {version} to be staged and to arrive"):
+        """Wait until `version`, whose transfer may not have started yet, is in the host memory of every engine."""
+        with self.waits("wait_arrived", f"version {version} to be sent and to arrive"):
             while self._arrived < version and not self._failed:
                 await self._news.wait()
         if self._failed:

@@ -170,7 +170,7 @@ class ActorRole:
     async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, the last one published, left for all receivers, where it travels in the background."""
         if isinstance(self._sender, HostSender):
-            with self.waits("arrived", f"version {version} to leave"):
+            with self.waits("wait_arrived", f"version {version} to leave"):
                 await self._sender.wait_arrived(version)
 
     async def resend(self, version: int) -> None:

@@ -207,7 +207,7 @@ async def send(end: Any, version: int, parameters: Weights, transport: str) -> f
     await end.send(version, parameters)
     waited = time.perf_counter() - start
     if transport == "host_staged":
-        await end.arrived(version)
+        await end.wait_arrived(version)
     return waited
 
 

@@ -12,10 +12,10 @@ from schedules import (
     HalfStep,
     KStepOff,
     OneStepOff,
+    Schedule,
     SeparatedSync,
 )
 from schedules.capacity import Capacity
-from schedules.protocol import Schedule
 from tests.support.fake_job import DEVICE, HOST, FakeJob
 
 # -- colocate_sync
@@ -125,22 +125,35 @@ async def test_k_step_off_with_k_1_is_one_step_off_call_by_call() -> None:
 async def test_k_step_off_makes_k_versions_on_a_rollout_batch_and_gives_engines_the_last() -> None:
     log = await FakeJob(iterations=6).play(KStepOff(k=2))
     assert log.of("generate") == ["generate 0-1", "generate 2-3", "generate 4-5"]
-    assert log.of("publish", "keep") == ["keep 1", "publish 2", "keep 3", "publish 4", "keep 5", "publish 6"]
+    assert log.of("publish", "mark") == [
+        "mark 1",
+        "publish 2",
+        "mark 3",
+        "publish 4",
+        "mark 5",
+        "publish 6",
+    ]
     assert log.of("admit") == ["admit 32", "admit 48", "admit 64", "admit 80"], "limit(v) = (v + 4) * 8 at boundaries"
     assert log.at("generate 2-3") < log.at("train 0") < log.at("generate 2-3 done") < log.at("publish 2")
     assert log.at("train 1 done") < log.at("publish 2") < log.at("generate 4-5")
-    assert log.at("train 0 done") < log.at("keep 1 done") < log.at("train 1")
+    assert log.at("train 0 done") < log.at("mark 1 done") < log.at("train 1")
 
 
 async def test_the_last_rollout_batch_of_k_step_off_is_what_is_left() -> None:
     log = await FakeJob(iterations=5).play(KStepOff(k=3))
     assert log.of("generate") == ["generate 0-2", "generate 3-4"]
-    assert log.of("publish", "keep") == ["keep 1", "keep 2", "publish 3", "keep 4", "publish 5"]
+    assert log.of("publish", "mark") == [
+        "mark 1",
+        "mark 2",
+        "publish 3",
+        "mark 4",
+        "publish 5",
+    ]
 
 
 @pytest.mark.parametrize("k", [0, -2])
 def test_a_rollout_batch_of_no_training_batch_is_refused(k: int) -> None:
-    with pytest.raises(ValueError, match=f"^schedule.k={k} is no number of training batches; use 1 or more$"):
+    with pytest.raises(ValueError, match=f"^schedule.k={k} is out of bounds; use 1 or more$"):
         KStepOff(k=k)
 
 
@@ -155,7 +168,7 @@ async def test_every_engine_swaps_between_two_batches_the_version_before() -> No
         assert own == [f"{k}: {what}" for what in BATCH_BY_BATCH], "swaps are never before a generate is done"
     for version in (1, 2):
         assert log.at(f"here {version}") < log.at(f"0: swap {version}")
-    assert log.of("allow", "stream") == [], "a batch's own groups are all that an engine is asked for"
+    assert log.of("limit", "stream") == [], "a batch's own groups are all that an engine is asked for"
 
 
 BATCH_BY_BATCH = ["generate 0", "generate 1", "swap 1", "generate 2", "swap 2", "generate 3"]
@@ -167,12 +180,12 @@ async def test_training_goes_on_while_staged_weights_travel(schedule: Schedule) 
     limits = [Capacity(8, schedule.eta).limit(version) for version in range(5)]
     log = await job.play(schedule)
     assert log.of("admit") == [f"admit {limit}" for limit in limits]
-    asked = [line for line in log.lines if line.startswith(("train", "stage", "admit", "close"))]
+    asked = [line for line in log.lines if line.startswith(("train", "send", "admit", "close"))]
     expected = [f"admit {limits[0]}"]
     for version in range(1, 5):
-        expected += [f"train {version - 1}", f"stage {version}", f"admit {limits[version]}"]
+        expected += [f"train {version - 1}", f"send {version}", f"admit {limits[version]}"]
     assert [line for line in asked if not line.endswith("done")] == [*expected, "close"]
-    assert log.at("stage 1 done") < log.at("train 1") < log.at("here 1"), "one version travels while the next is made"
+    assert log.at("send 1 done") < log.at("train 1") < log.at("here 1"), "one version travels while the next is made"
     assert log.at("here 4"), "nothing is under way when the run ends"
     for name in (*HOST, *DEVICE):
         assert log.of(f"{name} ") == [f"{name} streams"]
@@ -180,7 +193,7 @@ async def test_training_goes_on_while_staged_weights_travel(schedule: Schedule) 
 
 async def test_cohorts_take_a_version_one_after_the_other() -> None:
     log = await FakeJob(engines=5).play(HalfStep(cohorts=3))
-    assert log.of("allow") == ["allow 12"]
+    assert log.of("limit") == ["limit 12"]
     expected = []
     for version in range(1, 5):
         for k in range(3):
@@ -196,7 +209,7 @@ async def test_cohorts_drain_where_samples_may_not_go_on_under_new_weights() -> 
 
 @pytest.mark.parametrize("cohorts", [1, 0])
 def test_a_single_cohort_would_stop_rollout_as_a_whole(cohorts: int) -> None:
-    with pytest.raises(ValueError, match=f"^schedule.cohorts={cohorts} leaves no engine to generate .*; use 2 or more"):
+    with pytest.raises(ValueError, match=f"^schedule.cohorts={cohorts} is out of bounds; use 2 or more$"):
         HalfStep(cohorts=cohorts)
 
 
@@ -224,7 +237,13 @@ def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
 @pytest.mark.parametrize("name", SCHEDULES)
 async def test_every_version_is_made_known_once_and_in_order(name: str) -> None:
     log = await FakeJob(iterations=5).play(SCHEDULES[name]())
-    assert [line.split()[1] for line in log.of("publish", "stage", "keep")] == ["1", "2", "3", "4", "5"]
+    assert [line.split()[1] for line in log.of("publish", "send", "mark")] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
     assert log.of("train") == [f"train {i}" for i in range(5)]
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 from harness.transfer_queue.local import LocalQueue
-from schedules import ColocateSync, DelayedUpdate, FullyAsync, HalfStep, KStepOff, OneStepOff, SeparatedSync
+from schedules import ColocateSync, DelayedUpdate, FullyAsync, HalfStep, KStepOff, OneStepOff, Schedule, SeparatedSync
 from schedules.capacity import Capacity
-from schedules.protocol import Schedule
 
 N = 2  # samples of a group
 
@@ -93,7 +92,7 @@ class PlayedRollout:
             for engine in self.engines:
                 tasks.create_task(engine.generate(None))
 
-    async def allow(self, below: int) -> None:
+    async def set_dispatch_limit(self, below: int) -> None:
         for engine in self.engines:
             await engine.queue.set_bound("rollout", engine.name, below * N)
 
@@ -101,7 +100,7 @@ class PlayedRollout:
         await asyncio.gather(*(engine.pause(drain) for engine in self.engines))
 
     async def resume(self, below: int) -> None:
-        await self.allow(below)
+        await self.set_dispatch_limit(below)
         for engine in self.engines:
             engine.draining = False
             engine.unpaused.set()
@@ -111,6 +110,7 @@ class PlayedJob:
     """Prompts, queue and dispatch bound are used as the real roles use them."""
 
     host_stages: Sequence[None] = ()
+    stages: Sequence[None] = ()
     device_stages: Sequence[None] = ()
 
     def __init__(self, schedule: Schedule, *, iterations: int, batch: int, speed: tuple[int, int, int]) -> None:
@@ -161,18 +161,18 @@ class PlayedJob:
             await self.queue.acknowledge(batch.lease)
 
     async def publish(self, version: int) -> None:
-        await self.keep(version)
+        await self.mark_version(version)
         await turns(self.transfer_turns)
         for engine in self.rollout.engines:
             engine.load(version)
 
-    async def keep(self, version: int) -> None:
+    async def mark_version(self, version: int) -> None:
         await self.queue.clear(f"train_{version - 1}")
 
-    async def stage(self, version: int) -> None:
+    async def start_transfer(self, version: int) -> None:
         if version > 1:
             await self.here[version - 1].wait()
-        await self.keep(version)
+        await self.mark_version(version)
         asyncio.get_running_loop().call_soon(self._travel, version, self.transfer_turns)
 
     def _travel(self, version: int, left: int) -> None:
@@ -180,7 +180,7 @@ class PlayedJob:
             return self.here[version].set()
         asyncio.get_running_loop().call_soon(self._travel, version, left - 1)
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         await self.here[version].wait()
 
     async def swap(self, rollout: PlayedRollout, version: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from schedules.protocol import Schedule
+from schedules import Schedule
 
 HOST, DEVICE = ("reward", "advantages"), ("reference", "actor_fwd")
 
@@ -86,8 +86,8 @@ class FakeRollout:
         with self.log.call("stream"):
             await self.closed.wait()
 
-    async def allow(self, below: int) -> None:
-        with self.log.call(f"allow {below}"):
+    async def set_dispatch_limit(self, below: int) -> None:
+        with self.log.call(f"limit {below}"):
             await turns()
 
     async def pause(self, *, drain: bool) -> None:
@@ -140,12 +140,12 @@ class FakeWeights:
         with self.log.call(f"publish {version}"):
             await turns()
 
-    async def keep(self, version: int) -> None:
-        with self.log.call(f"keep {version}"):
+    async def mark_version(self, version: int) -> None:
+        with self.log.call(f"mark {version}"):
             await turns()
 
-    async def stage(self, version: int) -> None:
-        with self.log.call(f"stage {version}"):
+    async def start_transfer(self, version: int) -> None:
+        with self.log.call(f"send {version}"):
             if version > 1:
                 await self.events[version - 1].wait()
         asyncio.get_running_loop().create_task(self._travel(version))  # noqa: RUF006
@@ -155,7 +155,7 @@ class FakeWeights:
         self.log.lines.append(f"here {version}")
         self.events[version].set()
 
-    async def arrived(self, version: int) -> None:
+    async def wait_arrived(self, version: int) -> None:
         await self.events[version].wait()
 
     async def swap(self, rollout: FakeRollout, version: int) -> None:
@@ -176,6 +176,10 @@ class FakeJob:
         self.device_stages: Sequence[FakeStage] = [FakeStage(self.log, name, closed) for name in DEVICE]
         self.trainer = FakeTrainer(self.log, fail_at)
         self.weights = FakeWeights(self.log)
+
+    @property
+    def stages(self) -> Sequence[FakeStage]:
+        return (*self.host_stages, *self.device_stages)
 
     async def play(self, schedule: Schedule) -> Log:
         """Runs the schedule to its end, and gives what was asked for."""

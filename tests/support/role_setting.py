@@ -17,7 +17,7 @@ from harness.tasks import TASKS, Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
 from harness.workers.dataflow import partition_name, queue_spec
 from harness.workers.rollout import RolloutRole
-from schedules.protocol import Order
+from schedules import Order
 
 GROUP, GROUPS = 4, 6
 ROWS = GROUP * GROUPS

@@ -63,11 +63,11 @@ class JobCell:
         """Devices of each pool, by what it is there for: `rollout 12 (TP4), training 4`, or `shared 2`."""
         engines, ranks = self.config.engine, self.config.training
         parallel = {
-            "rollout": {"TP": engines.torch.tensor_parallel},
+            "rollout": {"TP": engines.tensor_parallel},
             "training": {"TP": ranks.tensor_parallel, "PP": ranks.pipeline_parallel},
             "scoring": {"TP": ranks.tensor_parallel},
             "shared": {
-                "engines TP": engines.torch.tensor_parallel,
+                "engines TP": engines.tensor_parallel,
                 "TP": ranks.tensor_parallel,
                 "PP": ranks.pipeline_parallel,
             },

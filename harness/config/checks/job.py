@@ -96,7 +96,7 @@ def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) ->
 def _check_pools(schedule: Schedule, placement: Placement) -> None:
     """A simulated engine does not slow down for what else runs on its device: they take turns, or have their own."""
     sharing = set(placement.roles_on(placement.devices["rollout"][0])) - {"rollout"}
-    if sharing and schedule.transport != "ipc":
+    if sharing and not schedule.colocated:
         raise ConfigError(
             f"schedule.split gives rollout the devices of {', '.join(sorted(sharing))}, which work at the same time "
             "in this schedule: no simulation knows what that costs; give rollout devices of its own, as in "

@@ -30,7 +30,7 @@ def grid(config: JobConfig, schedule: Schedule, scored: bool, fixed: Collection[
     scored: it has actor_fwd or reference. fixed: settings that keep the value they have in `config`. `max_staleness`
     is searched elsewhere: a candidate has the schedule's own options.
     """
-    shared = schedule.transport == "ipc"
+    shared = schedule.colocated
     found = [
         Candidate(rollout, actor, scoring, shared, engine, tensor, pipeline, recompute, micro, experts)
         for (tensor, pipeline, recompute), micro in product(_layouts(config, fixed), _micro_groups(config, fixed))

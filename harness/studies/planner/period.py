@@ -62,7 +62,7 @@ def _together(schedule: Schedule, work: Work, beside: Beside) -> float:
 
 def _in_turn(schedule: Schedule, work: Work, beside: Beside) -> float:
     """One phase after the other; a device that is shared is given back before it is used otherwise."""
-    give_back_s = work.offload_s if schedule.transport == "ipc" else 0.0
+    give_back_s = work.offload_s if schedule.colocated else 0.0
     return work.batch_s + give_back_s + work.score_s + work.train_s + work.step_s + work.publish_s
 
 

@@ -46,8 +46,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["iterations"], "iterations cannot be read; write setting=value"),
         (["seeds=0"], "seeds=0 gives no seeds"),
         (["seeds=[1,1]"], "seeds=[1, 1] gives no seeds"),
-        (["schedule.max_staleness=-1"], "schedule.max_staleness=-1.0 is no bound; use 0 or more"),
-        (["schedule.max_staleness=nan"], "schedule.max_staleness=nan is no bound"),
+        (["schedule.max_staleness=-1"], "schedule.max_staleness=-1.0 is out of bounds; use 0 to 1000000"),
+        (["schedule.max_staleness=nan"], "schedule.max_staleness=nan is out of bounds"),
         (["schedule.max_staleness=many"], "schedule.max_staleness=many is no number"),
         (["backend=real", "cluster.kind=cpu", "cluster.devices=4096"], "the job needs 4096 devices, this machine has "),
         (

@@ -79,9 +79,9 @@ def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
     [
         ("many", "schedule.max_staleness=many is no number"),
         ("null", "schedule.max_staleness=null is no number"),
-        ("-1", "schedule.max_staleness=-1.0 is no bound; use 0 or more"),
-        ("nan", "schedule.max_staleness=nan is no bound"),
-        ("inf", "schedule.max_staleness=inf is no bound"),
+        ("-1", "schedule.max_staleness=-1.0 is out of bounds; use 0 to 1000000"),
+        ("nan", "schedule.max_staleness=nan is out of bounds"),
+        ("inf", "schedule.max_staleness=inf is out of bounds"),
     ],
 )
 def test_an_option_of_a_schedule_is_checked_by_its_class(value: str, told: str) -> None:

@@ -81,11 +81,11 @@ class Weights:
         await self.moved.wait()
 
     async def start_transfer(self, version: int) -> None:
-        self.asked.append(("stage", version))
+        self.asked.append(("start_transfer", version))
         await self.moved.wait()
 
     async def wait_arrived(self, version: int) -> None:
-        self.asked.append(("arrived", version))
+        self.asked.append(("wait_arrived", version))
 
     async def swap(self, handles: Sequence[Worker], version: int) -> None:
         self.asked.append(("swap", [handle.name for handle in handles], version))
@@ -196,7 +196,7 @@ async def test_every_rank_trains_the_batch_and_its_reports_are_heard(first: list
     assert heard.reports == [(5, [None, None])]
 
 
-@pytest.mark.parametrize("how", ["publish", "stage"])
+@pytest.mark.parametrize("how", ["publish", "start_transfer"])
 async def test_a_version_closes_its_iteration_when_its_transfer_lets_the_trainer_go_on(how: str) -> None:
     worker, heard, weights, queue = Worker("0"), Heard(), Weights(), Queue()
     pool = pool_of([worker], heard)
@@ -234,7 +234,7 @@ async def test_who_computes_while_a_version_is_published_holds_nobody_up() -> No
 
 async def test_a_version_that_is_kept_goes_nowhere() -> None:
     heard, weights, queue = Heard(), Weights(), Queue()
-    await PublishedWeights(weights, queue, heard, []).keep(2)  # type: ignore[arg-type]
+    await PublishedWeights(weights, queue, heard, []).mark_version(2)  # type: ignore[arg-type]
     assert (weights.asked, heard.versions, queue.cleared) == ([], [(2, 7)], 1)
 
 
@@ -242,7 +242,7 @@ async def test_a_cohort_alone_swaps_what_has_arrived() -> None:
     heard, weights = Heard(), Weights()
     cohorts = pool_of(engines(3), heard).split(2)
     front = PublishedWeights(weights, Queue(), heard, [])  # type: ignore[arg-type]
-    await front.arrived(1)
+    await front.wait_arrived(1)
     await front.swap(cohorts[0], 1)
-    assert weights.asked == [("arrived", 1), ("arrived", 1), ("swap", ["0", "2"], 1)]
+    assert weights.asked == [("wait_arrived", 1), ("wait_arrived", 1), ("swap", ["0", "2"], 1)]
     assert "rollout 0: at version 1" in heard.lines

@@ -101,13 +101,13 @@ def test_what_would_lag_too_much_can_be_waited_for_instead() -> None:
 
 class NeverAdmits(FullyAsync):
     async def _train(self, job: Job) -> None:
-        await job.rollout.allow(below=job.batch)
+        await job.rollout.set_dispatch_limit(below=job.batch)
         await job.trainer.train(0)
 
 
 class NeverPublishes(FullyAsync):
     async def _train(self, job: Job) -> None:
-        await job.rollout.allow(below=job.batch)
+        await job.rollout.set_dispatch_limit(below=job.batch)
         for iteration in range(job.iterations):
             await job.prompts.admit(below=job.batch * (iteration + 1))
             await job.trainer.train(iteration)

@@ -265,7 +265,7 @@ async def test_a_version_that_is_not_staged_yet_can_be_waited_for() -> None:
     await setting.coordinator.wait_arrived(1)
     await settle()
     assert not second.done()
-    assert await setting.coordinator.waiting() == ["weights.arrived waits for version 2 to be staged and to arrive"]
+    assert await setting.coordinator.waiting() == ["weights.wait_arrived waits for version 2 to be sent and to arrive"]
     await setting.coordinator.start_transfer(2)
     await second
     await setting.coordinator.wait_arrived(1)

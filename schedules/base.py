@@ -1,0 +1,85 @@
+"""What every schedule says of itself. What it may ask of a job is in `schedules.protocol`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar, Literal
+
+from schedules.capacity import Capacity
+from schedules.protocol import Job
+
+Transport = Literal["collective", "ipc", "host_staged"]
+Order = Literal["fifo", "completion"]
+
+
+def option(default: float, *, least: float = 0, most: float = math.inf, examples: Sequence[float] = ()) -> Any:
+    """A number that a user may set, within bounds. examples: values that tests try, instead of some in these bounds."""
+    return dataclasses.field(default=default, metadata={"bounds": (least, most), "examples": tuple(examples)})
+
+
+class Schedule(ABC):
+    """A schedule is a frozen dataclass whose fields are its options.
+
+    A subclass gives `transport`, `eta` and `run`, and what else differs from the defaults here. A class variable is the
+    same for every job (`eta = 1.0`), a field is an option (`partial: bool = True`), a property follows from options.
+    Raises ValueError, with the value and the fix, for an option that is out of its bounds.
+    """
+
+    transport: ClassVar[Transport]
+    """How weights travel: by broadcast between pools (collective), through memory that the processes of a pool share
+    (ipc), or to host memory in the background (host_staged)."""
+
+    colocated: ClassVar[bool] = False
+    """All device roles share one pool and take turns; otherwise rollout has devices of its own."""
+
+    def __post_init__(self) -> None:
+        for made in dataclasses.fields(self):  # type: ignore[arg-type]
+            if "bounds" in made.metadata:
+                value, (least, most) = getattr(self, made.name), made.metadata["bounds"]
+                if not least <= value <= most:
+                    fix = f"{least} or more" if most == math.inf else f"{least} to {most}"
+                    raise ValueError(f"schedule.{made.name}={value} is out of bounds; use {fix}")
+
+    @property
+    @abstractmethod
+    def eta(self) -> float:
+        """Admitted staleness in iterations."""
+
+    @property
+    def order(self) -> Order:
+        """In which order groups are trained: as they were admitted, or as they are completed."""
+        return "fifo"
+
+    @property
+    def least_engines(self) -> int:
+        """Rollout engines that it needs at least."""
+        return 1
+
+    @property
+    def cycle(self) -> int:
+        """Batches that are generated as one, so iterations after which what it does repeats."""
+        return 1
+
+    def capacity(self, job: Job) -> Capacity:
+        """How far ahead groups of this job may be."""
+        return Capacity(job.batch, self.eta)
+
+    def lag_bounds(self, iteration: int) -> tuple[int, int]:
+        """The least and the largest lag of any token trained in this iteration, from 0. There are as many versions
+        behind it as iterations before it."""
+        return 0, min(iteration, math.ceil(self.eta))
+
+    @abstractmethod
+    async def run(self, job: Job) -> None:
+        """The whole job, from version 0 to version `job.iterations`."""
+
+
+async def gather(*work: Coroutine[Any, Any, None]) -> None:
+    """Begin all of it in this order, and wait for all; the first failure cancels the rest (ExceptionGroup)."""
+    async with asyncio.TaskGroup() as tasks:
+        for part in work:
+            tasks.create_task(part)
