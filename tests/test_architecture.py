@@ -124,7 +124,13 @@ def test_what_schedules_share_names_no_schedule(file: str) -> None:
 def test_statistics_are_functions_of_arrays(file: str) -> None:
     found = imports(file)
     assert of_package(found, *PACKAGES) == of_package(found, "harness.comparison.statistics")
-    assert {name.partition(".")[0] for name in found} <= {"harness", "numpy", "__future__", *sys.stdlib_module_names}
+    assert {name.partition(".")[0] for name in found} <= {
+        "harness",
+        "numpy",
+        "scipy",
+        "__future__",
+        *sys.stdlib_module_names,
+    }
 
 
 @pytest.mark.parametrize("file", list(FILES))

@@ -9,9 +9,8 @@ import numpy as np
 from harness.comparison.figures import SPEED, column, seconds, trained, warmup
 from harness.comparison.parts import Cell, Measure
 from harness.comparison.runs import Run
-from harness.comparison.statistics.outliers import outliers
+from harness.comparison.statistics.estimates import outliers, t_critical
 from harness.comparison.statistics.series import drift, has_steady_part
-from harness.comparison.statistics.student import critical
 
 _ENOUGH_SEEDS = 5
 _MANY = 1000
@@ -32,7 +31,7 @@ def _seeds(cells: Sequence[Cell], baseline: int) -> Iterator[str]:
     if fewest == 1:
         yield "one seed: there is no interval, and nothing can be told apart"
     elif fewest < _ENOUGH_SEEDS:
-        few, many = (critical(1 - 0.05 / max(1, others), freedom) for freedom in (fewest - 1, _MANY))
+        few, many = (t_critical(freedom, 1 - 0.05 / max(1, others)) for freedom in (fewest - 1, _MANY))
         yield (
             f"{fewest} seeds only: the clearest difference has to be {few:.1f} standard errors large to be called one; "
             f"with many seeds {many:.1f} would do"

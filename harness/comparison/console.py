@@ -12,7 +12,8 @@ from rich.table import Table
 from harness.comparison.figures import EXACT_MATCH, SPEED
 from harness.comparison.parts import CellMeasure, Measure
 from harness.comparison.result import Comparison
-from harness.comparison.statistics.interval import Difference, Interval
+from harness.comparison.statistics.differences import Difference
+from harness.comparison.statistics.estimates import Interval
 from harness.metrics.manifest import HOW_TIMED
 
 _IN_FULL = (SPEED, EXACT_MATCH)

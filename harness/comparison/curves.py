@@ -10,9 +10,8 @@ import numpy as np
 from harness.comparison.figures import EXACT_MATCH, at_end, column, rewarded, seconds, smoothing, tokens, trained
 from harness.comparison.parts import Axis, Cell, Curve, Profile, StalenessHistogram
 from harness.comparison.runs import Run
-from harness.comparison.statistics.means import t_bounds
+from harness.comparison.statistics.estimates import performance_profile, t_bounds
 from harness.comparison.statistics.series import running_mean
-from harness.comparison.statistics.shares import performance_profile
 
 _REWARDS = (EXACT_MATCH, "reward/mean")
 _ALWAYS = ("response_length/mean",)
@@ -71,6 +70,4 @@ def profiles_of(cells: Sequence[Cell]) -> tuple[Profile, ...]:
 
 
 def _profile(scores: Sequence[float], taus: np.ndarray) -> Profile:
-    intervals = performance_profile(scores, taus)
-    shares, low, high = (np.array([getattr(its, name) for its in intervals]) for name in ("value", "low", "high"))
-    return Profile(taus, shares, low, high)
+    return Profile(taus, *performance_profile(scores, taus))

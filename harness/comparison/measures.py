@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from harness.comparison.figures import EXACT_MATCH, SPEED, Figure, figures_of
 from harness.comparison.parts import Cell, CellMeasure, Measure
-from harness.comparison.statistics.families import call
-from harness.comparison.statistics.interquartile import bootstrap_iqm
-from harness.comparison.statistics.interval import Difference, Interval
-from harness.comparison.statistics.means import (
+from harness.comparison.statistics.differences import (
+    Difference,
+    PerSeed,
+    corrected,
     group_difference,
     group_ratio,
-    mean_interval,
     paired_difference,
     paired_ratio,
 )
-from harness.comparison.statistics.shares import probability_of_improvement
+from harness.comparison.statistics.estimates import Interval, iqm_interval, mean_interval, probability_of_improvement
 
 _LEAST_FOR_IQM = 4
-PerSeed = Mapping[int, float]
 
 
 HEADLINES = (SPEED, EXACT_MATCH)
@@ -58,7 +56,9 @@ def _call(family: Sequence[Measure]) -> list[Measure]:
     """These measures, with what Holm leaves of their differences; a ratio is called what its difference is."""
     places = [(m, c) for m, measure in enumerate(family) for c in range(len(measure.cells))]
     compared = {(m, c): its for m, c in places if (its := family[m].against_baseline(c)) is not None}
-    called = {place: its.distinguishable for place, its in zip(compared, call(list(compared.values())), strict=True)}
+    called = {
+        place: its.distinguishable for place, its in zip(compared, corrected(list(compared.values())), strict=True)
+    }
     return [
         replace(measure, cells=tuple(_said(its, called.get((m, c), False)) for c, its in enumerate(measure.cells)))
         for m, measure in enumerate(family)
@@ -85,7 +85,7 @@ def _alone(figure: Figure, values: PerSeed) -> CellMeasure:
     listed = list(values.values())
     if not np.isfinite(listed).all():
         return CellMeasure(values)
-    iqm = bootstrap_iqm([listed]) if len(listed) >= _LEAST_FOR_IQM else None
+    iqm = iqm_interval([listed]) if len(listed) >= _LEAST_FOR_IQM else None
     return CellMeasure(values, mean_interval(listed).within(*figure.range), iqm)
 
 

@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from harness.comparison.runs import Run
-from harness.comparison.statistics.interval import Difference, Interval
+from harness.comparison.statistics.differences import Difference
+from harness.comparison.statistics.estimates import Interval
 
 Better = Literal["higher", "lower"]
 Axis = Literal["samples", "tokens", "seconds"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.comparison.figures import EXACT_MATCH, SPEED
 from harness.comparison.parts import Cell, CellMeasure, Measure
-from harness.comparison.statistics.interval import Difference
+from harness.comparison.statistics.differences import Difference
 from harness.metrics.manifest import HOW_TIMED
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
+from scipy import stats
 
-from harness.comparison.statistics.families import holm
-from harness.comparison.statistics.interquartile import bootstrap_iqm
-from harness.comparison.statistics.means import t_bounds
-from harness.comparison.statistics.shares import share_bounds
-from harness.comparison.statistics.student import two_sided_p
+from harness.comparison.statistics.differences import holm
+from harness.comparison.statistics.estimates import iqm_interval, pair_share_bounds, t_bounds
 
 SEEDS = (2, 3, 4, 5, 10)
 REPEATS = 20_000
@@ -82,7 +80,7 @@ def interquartile() -> None:
         rates = []
         for count in (5, 10, 20):
             rng = np.random.default_rng(count)
-            found = [bootstrap_iqm(rng.standard_normal((strata, count)), draws=DRAWS) for _ in range(SLOW_REPEATS)]
+            found = [iqm_interval(rng.standard_normal((strata, count)), draws=DRAWS) for _ in range(SLOW_REPEATS)]
             rates.append(float(np.mean([not its.excludes(0.0) for its in found])))
         print(f"| {strata} | " + " | ".join(f"{rate:.3f}" for rate in rates) + " |")
 
@@ -95,12 +93,12 @@ def improvement() -> None:
         for count in (3, 5, 10):
             rng = np.random.default_rng(count)
             shift = NormalDist().inv_cdf(truth) * math.sqrt(2)
-            ours = shift + rng.standard_normal((SLOW_REPEATS, count))
-            theirs = rng.standard_normal((SLOW_REPEATS, count))
-            low, high = share_bounds(_wins(ours, theirs), count, count)
+            values = shift + rng.standard_normal((SLOW_REPEATS, count))
+            baseline = rng.standard_normal((SLOW_REPEATS, count))
+            low, high = pair_share_bounds(_wins(values, baseline), count, count)
             picks = [rng.integers(0, count, (SLOW_REPEATS, 400, count)) for _ in range(2)]
             rows = np.arange(SLOW_REPEATS)[:, None, None]
-            drawn = _wins(ours[rows, picks[0]], theirs[rows, picks[1]])
+            drawn = _wins(values[rows, picks[0]], baseline[rows, picks[1]])
             boot = np.quantile(drawn, [0.025, 0.975], axis=1)
             cells.append(f"{_rate(low, high, truth):.3f} / {_rate(boot[0], boot[1], truth):.3f}")
         print(f"| {truth} | " + " | ".join(cells) + " |")
@@ -115,14 +113,13 @@ def families() -> None:
         for _ in range(SLOW_REPEATS):
             cells = rng.standard_normal((others + 1, 5)) + rng.standard_normal(5)  # what a seed does to all
             pairs = cells[1:] - cells[0]
-            t = pairs.mean(axis=1) / (pairs.std(axis=1, ddof=1) / math.sqrt(5))
-            p = [two_sided_p(float(its), 4) for its in t]
+            p = stats.ttest_1samp(pairs, 0.0, axis=1).pvalue
             wrong += np.array([min(p) < 0.05, min(holm(p)) < 0.05])
         print(f"| {others} | {wrong[0] / SLOW_REPEATS:.3f} | {wrong[1] / SLOW_REPEATS:.3f} |")
 
 
-def _wins(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    return (ours[..., :, None] > theirs[..., None, :]).mean(axis=(-2, -1))
+def _wins(values: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+    return (values[..., :, None] > baseline[..., None, :]).mean(axis=(-2, -1))
 
 
 def _rate(low: np.ndarray, high: np.ndarray, truth: float) -> float:

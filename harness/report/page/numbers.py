@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from harness.comparison.statistics.interval import Interval
+from harness.comparison.statistics.estimates import Interval
 
 _SIGNIFICANT = 3
 

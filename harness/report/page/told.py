@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.comparison.parts import CellMeasure, Measure
 from harness.comparison.result import Comparison
-from harness.comparison.statistics.interval import Interval
+from harness.comparison.statistics.estimates import Interval
 from harness.report.page.numbers import bounds, decimals, figure, signed
 
 _SHARES = ("idle/", "reward/exact_match", "ledger/", "throughput/fraction_of_bound")

@@ -18,7 +18,7 @@ from harness.comparison.figures import SPEED, Figure
 from harness.comparison.parts import Cell
 from harness.comparison.result import Comparison, compare
 from harness.comparison.runs import Run, read_run
-from harness.comparison.statistics.interval import Interval
+from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
 from tests.support.fabricated_cells import BATCH, Made, make_cell, make_run
 

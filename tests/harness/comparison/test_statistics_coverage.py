@@ -8,10 +8,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from harness.comparison.statistics.families import call
-from harness.comparison.statistics.interquartile import bootstrap_iqm
-from harness.comparison.statistics.means import group_difference, paired_difference, t_bounds
-from harness.comparison.statistics.shares import share_bounds
+from harness.comparison.statistics.differences import corrected, group_difference, paired_difference
+from harness.comparison.statistics.estimates import iqm_interval, pair_share_bounds, t_bounds
 
 REPEATS = 20_000
 
@@ -41,7 +39,7 @@ def test_they_lose_little_where_values_are_skewed_or_have_heavy_tails(seeds: int
 
 def test_a_percentile_bootstrap_of_five_seeds_does_not_cover_which_is_why_it_calls_nothing() -> None:
     rng = np.random.default_rng(0)
-    found = [bootstrap_iqm(rng.standard_normal((1, 5)), draws=400) for _ in range(1500)]
+    found = [iqm_interval(rng.standard_normal((1, 5)), draws=400) for _ in range(1000)]
     assert np.mean([not its.excludes(0.0) for its in found]) < 0.93
 
 
@@ -50,8 +48,8 @@ def test_the_same_schedule_with_other_noise_is_called_different_once_in_twenty()
     repeats = 3000
     common, noise = rng.standard_normal((repeats, 1, 5)), rng.standard_normal((repeats, 2, 5))
     wrong = sum(
-        paired_difference(dict(enumerate(ours)), dict(enumerate(theirs))).distinguishable
-        for ours, theirs in common + 0.3 * noise
+        paired_difference(dict(enumerate(values)), dict(enumerate(baseline))).distinguishable
+        for values, baseline in common + 0.3 * noise
     )
     assert abs(wrong / repeats - 0.05) < error(repeats, 0.05)
 
@@ -72,7 +70,7 @@ def test_seven_schedules_against_a_baseline_err_in_one_family_of_twenty() -> Non
     for cells in rng.standard_normal((repeats, 8, 5)):
         baseline, *others = (dict(enumerate(cell)) for cell in cells)
         pairs = [paired_difference(cell, baseline) for cell in others]
-        wrong += any(its.distinguishable for its in call(pairs))
+        wrong += any(its.distinguishable for its in corrected(pairs))
     assert wrong / repeats < 0.05 + error(repeats, 0.05)
 
 
@@ -80,8 +78,8 @@ def test_seven_schedules_against_a_baseline_err_in_one_family_of_twenty() -> Non
 def test_the_probability_of_improvement_covers_with_five_seeds_each(truth: float) -> None:
     rng = np.random.default_rng(6)
     repeats = 4000
-    ours = rng.standard_normal((repeats, 5, 1)) + NormalDist().inv_cdf(truth) * math.sqrt(2)
-    wins = (ours > rng.standard_normal((repeats, 1, 5))).mean(axis=(1, 2))
-    low, high = share_bounds(wins, 5, 5)
+    values = rng.standard_normal((repeats, 5, 1)) + NormalDist().inv_cdf(truth) * math.sqrt(2)
+    wins = (values > rng.standard_normal((repeats, 1, 5))).mean(axis=(1, 2))
+    low, high = pair_share_bounds(wins, 5, 5)
     rate = float(np.mean((low <= truth) & (truth <= high)))
     assert 0.95 - error(repeats) < rate < 0.98

@@ -13,7 +13,7 @@ import pytest
 
 from harness.comparison.parts import Cell
 from harness.comparison.result import Comparison, compare
-from harness.comparison.statistics.interval import Interval
+from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
 from harness.report.page.document import as_script, document
 from harness.report.page.find import comparison_in, folder_of
