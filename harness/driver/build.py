@@ -125,13 +125,13 @@ def build_actor(recipe: Recipe, number: int, world: int, host: str, port: int) -
     algorithm, training = recipe.config.algorithm, recipe.config.training
     store = TCPStore(host, port, world, False, timedelta(seconds=timeout_s), wait_for_workers=False)
     mesh = init_world(store, number, world, device, timeout_s, training.tensor_parallel)
-    queue, reader = _source(recipe, number)
+    reader = _reader(recipe, number)
     engine = FSDPEngine(_model(recipe), algorithm, mesh=mesh, device=device, training=training)
-    return ActorRole(engine, queue, RealClock(recipe.origin), rank=number, reader=reader, device=device)
+    return ActorRole(engine, RealClock(recipe.origin), rank=number, reader=reader, device=device)
 
 
-def _source(recipe: Recipe, rank: int) -> tuple[Any, MicroBatchReader]:
-    """Where a training rank acknowledges rows, and what it reads them with."""
+def _reader(recipe: Recipe, rank: int) -> MicroBatchReader:
+    """What a training rank reads the queue with."""
     together, timeout_s = recipe.config.training.tensor_parallel, recipe.config.cluster.wait_timeout_s
     reader = reader_of(
         recipe.order,
@@ -142,13 +142,10 @@ def _source(recipe: Recipe, rank: int) -> tuple[Any, MicroBatchReader]:
         wait_timeout_s=timeout_s,
     )
     if together == 1:
-        return recipe.queue, reader
-    from harness.workers.neighbours import NothingToReturn, TensorParallelReader, tensor_parallel_group
+        return reader
+    from harness.workers.neighbours import TensorParallelReader, tensor_parallel_group
 
-    group = tensor_parallel_group(together, timeout_s)
-    if rank % together == 0:
-        return recipe.queue, TensorParallelReader(reader, group)
-    return NothingToReturn(), TensorParallelReader(None, group)
+    return TensorParallelReader(reader if rank % together == 0 else None, tensor_parallel_group(together, timeout_s))
 
 
 def reader_of(

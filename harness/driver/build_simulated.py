@@ -216,7 +216,7 @@ def _actor(number: int, recipe: SimulatedRecipe) -> ActorRole:
         wait_timeout_s=recipe.wait_timeout_s,
     )
     make = partial(PacedActor, recipe.times) if recipe.paced else ActorRole
-    return make(engine, recipe.queue, recipe.clock, rank=number, reader=reader, device=_HOST)
+    return make(engine, recipe.clock, rank=number, reader=reader, device=_HOST)
 
 
 _TINY = 32_768

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from harness.protocols import Clock, Span, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.waits import Waits
-from harness.transfer_queue import Batch, Ragged, TransferQueue
+from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.cuda_ipc import CudaSlots
 from harness.weight_sync.host_staged import HostStagedOffer
@@ -58,14 +58,13 @@ class ActorRole:
     def __init__(
         self,
         engine: TrainEngine,
-        queue: TransferQueue,
         clock: Clock,
         *,
         rank: int,
         reader: MicroBatchReader,
         device: torch.device,
     ) -> None:
-        self.engine, self.queue, self.clock, self.reader = engine, queue, clock, reader
+        self.engine, self.clock, self.reader = engine, clock, reader
         self.rank, self.name, self.device = rank, str(rank), device
         self.waits = Waits(f"actor[{rank}]")
         self._sender: WeightSender | None = None
@@ -76,12 +75,10 @@ class ActorRole:
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; then one update.
 
-        Waits for rows only; the roles before it unblock it. The next micro-batch is fetched, and the receipt for the
-        last one travels, while one is computed.
+        Waits for rows only; the roles before it unblock it. The next micro-batch is fetched while one is computed.
         """
         report, share = TrainReport(), self.reader.share(iteration, first)
         fetch = self._fetch(share, iteration)
-        receipts: list[asyncio.Task[None]] = []
         while True:
             waited_from = self.clock.now()
             batch = await fetch
@@ -95,13 +92,10 @@ class ActorRole:
             report.sums = add_diagnostics(report.sums, sums | _scored_ago(batch, iteration))
             self._note(report, "update_actor", start, self.clock.now(), iteration)
             report.trained.append(_trained_rows(batch, self.clock.now()))
-            receipts.append(asyncio.create_task(self.queue.acknowledge(batch.lease)))
-            await asyncio.sleep(0)
         start = self.clock.now()
         with self.waits("train", "the other ranks' gradients"):
             report.grad_norm = (await self.engine.step())["grad_norm"]
         self._note(report, "update_actor", start, self.clock.now(), iteration)
-        await asyncio.gather(*receipts)
         return report
 
     def _fetch(self, share: Share, iteration: int) -> asyncio.Task[Batch | None]:

@@ -47,13 +47,6 @@ class _ToldShare:
         return told[0]
 
 
-class NothingToReturn:
-    """The queue of a rank that took nothing from it."""
-
-    async def acknowledge(self, lease: int) -> None:
-        """Whoever took the rows does."""
-
-
 def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:
     """All ranks' reports, with samples and sums in one of each group: the others trained the same."""
     return [

@@ -56,8 +56,8 @@ class Stage(ABC):
     async def _work(self, partition: str | None) -> None:
         """Consumes this role's inputs, of one partition or of all, and produces its outputs.
 
-        Waits for rows only; the roles before it unblock it. Result, receipt and the next request leave together: the
-        queue takes the calls of one process in order, and if it refuses the result, that error ends the run.
+        Waits for rows only; the roles before it unblock it. Result and the next request leave together: the queue
+        takes the calls of one process in order, and if it refuses the result, that error ends the run.
         """
         batch = await self._fetch(partition)
         while batch is not None:
@@ -65,9 +65,8 @@ class Stage(ABC):
             columns = await self.compute(batch)
             iteration = iteration_of(batch.partition)
             self._spans.append(Span(self.role, self.name, self.kind, start, self.clock.now(), self.version, iteration))
-            _, _, batch = await asyncio.gather(
+            _, batch = await asyncio.gather(
                 self.queue.put(batch.partition, batch.rows, columns),
-                self.queue.acknowledge(batch.lease),
                 self._fetch(partition),
             )
 

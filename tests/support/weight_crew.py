@@ -66,7 +66,7 @@ class Trainer(ActorRole):
     """Rank 0 of one; `train` makes the next version. damages: a byte of a bucket changes after its digest was taken."""
 
     def __init__(self, dies: Fault | None, damages: Fault | None) -> None:
-        super().__init__(self, None, TickingClock(), rank=0, reader=None, device=CPU)  # type: ignore[arg-type]
+        super().__init__(self, TickingClock(), rank=0, reader=None, device=CPU)  # type: ignore[arg-type]
         self._weights, self._damages = Weights(0, dies), damages
         self._left = damages.times if damages else 0
         for module in (collective, host_staged, ipc):

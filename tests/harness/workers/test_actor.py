@@ -47,7 +47,7 @@ class Setting:
         self.queue = CountingQueue(ROLES, order="completion")
         self.trainer = NotingTrainer()
         self.reader = CompletionReader(self.queue, rows=MICRO_BATCH, group_size=GROUP, batch=batch, wait_timeout_s=60.0)
-        self.actor = actor(self.queue, self.reader, self.trainer)
+        self.actor = actor(self.reader, self.trainer)
 
     async def admit(self) -> None:
         for iteration in (0, 1):
@@ -66,8 +66,8 @@ class Setting:
         await settle()
 
 
-def actor(queue: CountingQueue, reader: MicroBatchReader, engine: NotingTrainer) -> ActorRole:
-    return ActorRole(engine, queue, TickingClock(), rank=0, reader=reader, device=CPU)
+def actor(reader: MicroBatchReader, engine: NotingTrainer) -> ActorRole:
+    return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
 def columns(rows: Sequence[int]) -> Mapping[str, np.ndarray | Ragged]:
@@ -201,7 +201,7 @@ async def test_groups_read_as_they_were_admitted_know_no_other_turn() -> None:
     reader = FifoReader(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=60.0)
     await queue.admit(0)
     await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
-    role = actor(queue, reader, trainer)
+    role = actor(reader, trainer)
     with pytest.raises(ValueError, match="needs completion order"):
         await role.train(0, first=[(2, 3)])
     assert groups_of(await role.train(0)) == list(range(GROUPS))

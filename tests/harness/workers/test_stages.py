@@ -80,7 +80,7 @@ def scorer() -> TorchLogProb:
 
 def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 60.0) -> ActorRole:
     reader = FifoReader(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=wait_timeout_s)
-    return ActorRole(engine, queue, TickingClock(), rank=0, reader=reader, device=CPU)
+    return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
 class Stages:
