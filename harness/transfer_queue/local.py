@@ -55,14 +55,13 @@ class LocalQueue:
         *,
         consumer: str = "0",
         rank: int = 0,
-        member: int = 0,
         minimum: int | None = None,
         partition: str | None = None,
         first: First | None = None,
         timeout_s: float | None = None,
     ) -> Batch | None:
         self._loop = asyncio.get_running_loop()
-        ask = Ask(task, count, count if minimum is None else minimum, consumer, rank, partition, first, member)
+        ask = Ask(task, count, count if minimum is None else minimum, consumer, rank, partition, first)
         handout = await self._service.get(ask, timeout_s=timeout_s)
         if handout is None:
             return None

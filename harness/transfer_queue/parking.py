@@ -14,7 +14,7 @@ from typing import Any
 from harness.transfer_queue.control.asks import Answer, Ask, First
 from harness.transfer_queue.frames import Handout
 
-Line = tuple[int, int, int, int, str | None, First | None, int | None]
+Line = tuple[int, int, int, str | None, First | None, int | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +97,7 @@ class Parking:
     def _join_line(self, parked: Parked) -> None:
         ask = parked.ask
         bound = self._bound(ask.task, ask.consumer)
-        line = (ask.count, ask.minimum, ask.rank, ask.member, ask.partition, ask.first, bound)
+        line = (ask.count, ask.minimum, ask.rank, ask.partition, ask.first, bound)
         self._line_of[parked] = line
         self._lines[ask.task].setdefault(line, {})[parked] = None
 

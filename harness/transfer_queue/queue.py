@@ -45,7 +45,6 @@ class TransferQueue(Protocol):
         *,
         consumer: str = "0",
         rank: int = 0,
-        member: int = 0,
         minimum: int | None = None,
         partition: str | None = None,
         first: First | None = None,
@@ -54,8 +53,8 @@ class TransferQueue(Protocol):
         """Wait for `minimum` (default `count`) rows that are ready for the task, and take up to `count`, under a lease
         of the consumer. All are of one partition: the named one, or the one that the task's policy asks first; at its
         end the rest, if fewer. None: the named partition (or the closed queue) is exhausted for this task. TimeoutError
-        says what is missing; ValueError for an unknown task, rank or member, or a count that does not fit. Each rank of
-        a task gets its own share of every micro-batch, and each member of a rank the same ones.
+        says what is missing; ValueError for an unknown task or rank, or a count that does not fit. Each rank of
+        a task gets its own share of every micro-batch.
 
         first=(other, ((below, within), ...)): for each pair, what task `other` was handed under a bound (`set_bound`)
         of `below` or less, and this task was not handed yet, is to be among the next `within` rows that this task is

@@ -19,7 +19,6 @@ class TaskSpec:
     ranks: data-parallel ranks that share each micro-batch out among them.
     whole_groups: a group is handed out whole, to one rank.
     lease_s: seconds a reader has to acknowledge; then its rows go out again. None: a row is consumed when handed out.
-    members: readers that are one rank together, as the ranks of a tensor-parallel group: each is handed the same.
     weight: a ragged column of `columns`; a row weighs the length of its cell, a group the sum of its rows.
     split: a key of `balance.SPLITS`: how a micro-batch is cut into shares for the ranks.
     writes: columns that its readers write, perhaps a row at a time. A row that has them is done with, whoever had it:
@@ -31,7 +30,6 @@ class TaskSpec:
     ranks: int = 1
     whole_groups: bool = False
     lease_s: float | None = None
-    members: int = 1
     weight: str | None = None
     split: str = "contiguous"
     writes: tuple[str, ...] = ()
@@ -84,14 +82,12 @@ class QueueSpec:
             raise ValueError(f"task {name!r} has unknown policy {task.policy!r}; there are {sorted(POLICIES)}")
         if task.ranks < 1:
             raise ValueError(f"task {name!r} needs at least one rank, not {task.ranks}")
-        if task.members < 1:
-            raise ValueError(f"task {name!r} needs at least one member a rank, not {task.members}")
         if task.lease_s is not None and task.lease_s <= 0:
             raise ValueError(f"task {name!r} needs a lease of more than 0 seconds, not {task.lease_s}")
         unknown = sorted(set(task.writes) - set(self.columns))
         if unknown:
             raise ValueError(f"task {name!r} writes unknown columns {unknown}; the schema has {sorted(self.columns)}")
-        if task.writes and task.ranks * task.members > 1:
+        if task.writes and task.ranks > 1:
             raise ValueError(
                 f"task {name!r} has several readers a micro-batch: what they write says nothing of a share"
             )

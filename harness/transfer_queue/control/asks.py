@@ -31,7 +31,6 @@ class Ask:
     rank: int
     partition: str | None
     first: First | None = None
-    member: int = 0
 
     def check(self, spec: QueueSpec) -> None:
         """ValueError for what can never be served."""
@@ -39,8 +38,6 @@ class Ask:
         task = spec.tasks[self.task]
         if not 0 <= self.rank < task.ranks:
             raise ValueError(f"rank {self.rank} of task {self.task!r} is outside its {task.ranks} ranks")
-        if not 0 <= self.member < task.members:
-            raise ValueError(f"member {self.member} of task {self.task!r} is outside its {task.members} members a rank")
         if not 1 <= self.minimum <= self.count:
             raise ValueError(f"a get takes 1 <= minimum <= count, not minimum={self.minimum}, count={self.count}")
         if self.first is not None:
@@ -56,7 +53,5 @@ def check_task(spec: QueueSpec, task: str) -> None:
 
 def check_one_rank(spec: QueueSpec, task: str, what: str) -> None:
     """ValueError where several readers of a task would have to agree on it."""
-    ranks, members = spec.tasks[task].ranks, spec.tasks[task].members
-    if ranks * members > 1:
-        of = f" of {members} members" if members > 1 else ""
-        raise ValueError(f"task {task!r} has {ranks} ranks{of} and cannot {what}: give it one")
+    if (ranks := spec.tasks[task].ranks) > 1:
+        raise ValueError(f"task {task!r} has {ranks} ranks and cannot {what}: give it one")

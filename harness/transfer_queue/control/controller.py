@@ -135,11 +135,9 @@ class Controller:
         if below is not None and (rows >= below).any():  # another reader formed it under a wider bound
             return Answer.WAIT
         self._shares.collect(ask, share)
-        if not share.holders:
-            progress.start(share.units, below)
-            self._handed[ask.task] += share.units.size * progress.unit_rows
-            self._latency[ask.task].add(progress.waited(share.units, now))
-        share.holders += 1
+        progress.start(share.units, below)
+        self._handed[ask.task] += share.units.size * progress.unit_rows
+        self._latency[ask.task].add(progress.waited(share.units, now))
         due = None if progress.spec.lease_s is None else now + progress.spec.lease_s
         lease = self._leases.issue(ask, share, due)
         frames, parts = partition.locate(positions, progress.spec.columns)
@@ -216,15 +214,12 @@ class Controller:
     # -- leases
 
     def acknowledge(self, number: int) -> list[str]:
-        """The rows of this lease are done with, once all members of its rank say so. LeaseExpired if they went back;
-        twice is the same as once."""
+        """The rows of this lease are done with. LeaseExpired if they went back; twice is the same as once."""
         self._leases.check_kept(number)
         lease = self._leases.close(number)
         if lease is None:
             return []
-        lease.share.acknowledged += 1
-        if lease.share.acknowledged == self.spec.tasks[lease.task].members:
-            self._partitions[lease.share.partition].tasks[lease.task].acknowledged += lease.share.units.size
+        self._partitions[lease.share.partition].tasks[lease.task].acknowledged += lease.share.units.size
         return [lease.task]
 
     def give_back(self, number: int) -> list[str]:
@@ -252,19 +247,17 @@ class Controller:
         return sorted({task for lease in leases for task in self._put_back(lease)})
 
     def _put_back(self, lease: Lease) -> list[str]:
-        """To whoever asks next; among several readers, to the same one, so that the others' micro-batches still fit."""
-        task, share = self.spec.tasks[lease.task], lease.share
+        """To whoever asks next; among several ranks, to the same one, so that the others' micro-batches still fit."""
+        share = lease.share
         partition = self._partitions[share.partition]
         progress = partition.tasks[lease.task]
         units, untouched = partition.unfinished_units(lease.task, share.units)
         progress.acknowledged += share.units.size - units.size
-        share.holders -= 1
-        if not share.holders:
-            progress.stop(untouched)
-            progress.wait_again(units, self._now)
-            self._handed[lease.task] -= units.size * progress.unit_rows
-        if task.ranks * task.members > 1:
-            self._shares.put_back(lease.task, lease.rank, lease.member, share)
+        progress.stop(untouched)
+        progress.wait_again(units, self._now)
+        self._handed[lease.task] -= units.size * progress.unit_rows
+        if self.spec.tasks[lease.task].ranks > 1:
+            self._shares.put_back(lease.task, lease.rank, share)
         else:
             progress.give_back(units)
         return [lease.task]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import isinf
@@ -25,7 +25,6 @@ class Lease:
     number: int
     task: str
     rank: int
-    member: int
     consumer: str
     share: Share
     due: float | None
@@ -63,7 +62,7 @@ class Leases:
         return self._open.get(number)
 
     def issue(self, ask: Ask, share: Share, due: float | None) -> Lease:
-        lease = Lease(self._next, ask.task, ask.rank, ask.member, ask.consumer, share, due)
+        lease = Lease(self._next, ask.task, ask.rank, ask.consumer, share, due)
         self._next += 1
         self._keep(lease)
         return lease
@@ -94,22 +93,19 @@ class Leases:
             self._forgotten = heappop(self._lost_order)
             self._lost.remove(self._forgotten)
 
-    def state(self, numbers: dict[Share, int]) -> dict[str, Any]:
-        """As plain data. numbers: what each share is called by; new ones are added."""
+    def state(self) -> dict[str, Any]:
+        """As plain data and arrays, which are its own: to be encoded at once."""
         return {
-            "open": [
-                (x.number, x.task, x.rank, x.member, x.consumer, numbers.setdefault(x.share, len(numbers)), x.due)
-                for x in self._open.values()
-            ],
+            "open": [(x.number, x.task, x.rank, x.consumer, x.share.state(), x.due) for x in self._open.values()],
             "lost": self._lost_order,
             "forgotten": self._forgotten,
             "next": self._next,
         }
 
-    def restore(self, state: dict[str, Any], shares: Sequence[Share]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """New ones go on as those were."""
-        for number, task, rank, member, consumer, share, due in state["open"]:
-            self._keep(Lease(number, task, rank, member, consumer, shares[share], due))
+        for number, task, rank, consumer, share, due in state["open"]:
+            self._keep(Lease(number, task, rank, consumer, Share(*share), due))
         self._lost_order = state["lost"]
         self._lost = set(self._lost_order)
         self._forgotten = state["forgotten"]

@@ -7,7 +7,6 @@ from typing import Any
 
 from harness.transfer_queue.control.controller import Controller
 from harness.transfer_queue.control.leases import Lease
-from harness.transfer_queue.control.shares import Share
 from harness.transfer_queue.frames import Frame
 
 
@@ -23,12 +22,10 @@ class RestorableController(Controller):
     def state(self) -> dict[str, Any]:
         """All but the frames and what was measured, as plain data and arrays, which are its own: to be encoded at
         once."""
-        numbers: dict[Share, int] = {}  # each once, for its ranks' members and whoever holds it share it
         return {
             "partitions": self._partitions.state(),
-            "leases": self._leases.state(numbers),
-            "waiting_shares": self._shares.state(numbers),
-            "shares": [share.state() for share in numbers],
+            "leases": self._leases.state(),
+            "shares": self._shares.state(),
             "bounds": [(task, consumer, below) for (task, consumer), below in self._bounds.items()],
             "handed": self._handed,
             "closed": self.closed,
@@ -38,10 +35,9 @@ class RestorableController(Controller):
 
     def restore(self, state: dict[str, Any], frames: Mapping[str, Sequence[Frame]]) -> None:
         """A new one of the same spec goes on as that one was. frames: by partition, as `frames` told them."""
-        shares = [Share(*share) for share in state["shares"]]
         self._partitions.restore(state["partitions"], frames)
-        self._leases.restore(state["leases"], shares)
-        self._shares.restore(state["waiting_shares"], shares)
+        self._leases.restore(state["leases"])
+        self._shares.restore(state["shares"])
         self._bounds = {(task, consumer): below for task, consumer, below in state["bounds"]}
         self._handed = state["handed"]
         self.closed = state["closed"]

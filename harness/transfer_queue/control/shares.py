@@ -1,4 +1,4 @@
-"""Micro-batches cut into shares: one for each data-parallel rank, which each member of the rank collects."""
+"""Micro-batches cut into shares, one for each data-parallel rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.transfer_queue.control.policies import Units
 from harness.transfer_queue.spec import QueueSpec
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Share:
     """One rank's part of a micro-batch; numbered in the order they were formed. `count`: rows a rank asked for."""
 
@@ -21,39 +21,33 @@ class Share:
     partition: str
     units: Units
     count: int
-    holders: int = 0
-    """Members that were handed it, and did not give it back."""
-    acknowledged: int = 0
-    """Members that are done with it."""
 
     def state(self) -> tuple[Any, ...]:
         """What makes it again."""
-        return self.number, self.partition, self.units, self.count, self.holders, self.acknowledged
+        return self.number, self.partition, self.units, self.count
 
 
 class Shares:
-    """What was formed and each reader has still to collect, by task, rank and member."""
+    """What was formed and each rank has still to collect, by task and rank."""
 
     def __init__(self, spec: QueueSpec) -> None:
-        self._waiting: dict[str, list[list[list[Share]]]] = {
-            name: [[[] for _ in range(task.members)] for _ in range(task.ranks)] for name, task in spec.tasks.items()
+        self._waiting: dict[str, list[list[Share]]] = {
+            name: [[] for _ in range(task.ranks)] for name, task in spec.tasks.items()
         }
         self._to_collect = Counter[str]()  # by partition
         self._formed = 0
 
     def form(self, task: str, partition: str, parts: Sequence[Units], count: int) -> None:
-        """A micro-batch: leave each member of rank r the share parts[r]."""
-        for part, members in zip(parts, self._waiting[task], strict=True):
-            share = Share(self._formed, partition, part, count)
-            for waiting in members:
-                waiting.append(share)
-            self._to_collect[partition] += len(members)
+        """A micro-batch: leave rank r the share parts[r]."""
+        for part, waiting in zip(parts, self._waiting[task], strict=True):
+            waiting.append(Share(self._formed, partition, part, count))
+        self._to_collect[partition] += len(parts)
         self._formed += 1
 
     def next(self, ask: Ask) -> Share | None:
-        """The oldest that this reader has to collect, of the partition if it names one; ValueError if it was formed
+        """The oldest that this rank has to collect, of the partition if it names one; ValueError if it was formed
         for another count."""
-        for share in self._waiting[ask.task][ask.rank][ask.member]:
+        for share in self._waiting[ask.task][ask.rank]:
             if ask.partition in (None, share.partition):
                 if share.count != ask.count:
                     raise ValueError(
@@ -64,37 +58,33 @@ class Shares:
         return None
 
     def collect(self, ask: Ask, share: Share) -> None:
-        """This reader takes it."""
-        self._waiting[ask.task][ask.rank][ask.member].remove(share)
+        """This rank takes it."""
+        self._waiting[ask.task][ask.rank].remove(share)
         self._to_collect[share.partition] -= 1
 
-    def put_back(self, task: str, rank: int, member: int, share: Share) -> None:
-        """This reader has to collect it again, in its old turn."""
-        insort(self._waiting[task][rank][member], share, key=lambda waiting: waiting.number)
+    def put_back(self, task: str, rank: int, share: Share) -> None:
+        """This rank has to collect it again, in its old turn."""
+        insort(self._waiting[task][rank], share, key=lambda waiting: waiting.number)
         self._to_collect[share.partition] += 1
 
-    def state(self, numbers: dict[Share, int]) -> dict[str, Any]:
-        """As plain data. numbers: what each share is called by; new ones are added."""
-        waiting = {
-            task: [[[numbers.setdefault(share, len(numbers)) for share in w] for w in members] for members in ranks]
-            for task, ranks in self._waiting.items()
-        }
+    def state(self) -> dict[str, Any]:
+        """As plain data and arrays, which are its own: to be encoded at once."""
+        waiting = {task: [[share.state() for share in w] for w in ranks] for task, ranks in self._waiting.items()}
         return {"waiting": waiting, "formed": self._formed}
 
-    def restore(self, state: dict[str, Any], shares: Sequence[Share]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """New ones go on as those were."""
         self._formed = state["formed"]
         for task, ranks in state["waiting"].items():
-            self._waiting[task] = [[[shares[number] for number in w] for w in members] for members in ranks]
-            self._to_collect.update(shares[n].partition for members in ranks for w in members for n in w)
+            self._waiting[task] = [[Share(*share) for share in waiting] for waiting in ranks]
+            self._to_collect.update(share.partition for waiting in self._waiting[task] for share in waiting)
 
     def any_of(self, partition: str) -> bool:
-        """Whether somebody has to collect a share of it."""
+        """Whether a rank has to collect a share of it."""
         return self._to_collect[partition] > 0
 
     def forget(self, partition: str) -> None:
         """The partition was cleared."""
         if self._to_collect.pop(partition, 0):
-            for members in (members for ranks in self._waiting.values() for members in ranks):
-                for waiting in members:
-                    waiting[:] = [share for share in waiting if share.partition != partition]
+            for waiting in [waiting for ranks in self._waiting.values() for waiting in ranks]:
+                waiting[:] = [share for share in waiting if share.partition != partition]

@@ -119,16 +119,15 @@ def get_request(
     task: str,
     count: int,
     consumer: str,
-    place: tuple[int, int],
+    rank: int,
     minimum: int | None,
     partition: str | None,
     first: First | None,
     timeout_s: float | None,
     keeps: bool,
 ) -> m.Get:
-    """place: the reader's rank, and which member of it."""
     least = count if minimum is None else minimum
-    return m.Get(task, count, least, consumer, *place, partition, first, timeout_s, keeps)
+    return m.Get(task, count, least, consumer, rank, partition, first, timeout_s, keeps)
 
 
 def get(storage: Storage, spec: QueueSpec, request: m.Get) -> Call:

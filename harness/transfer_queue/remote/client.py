@@ -55,13 +55,12 @@ class RemoteQueue:
         *,
         consumer: str = "0",
         rank: int = 0,
-        member: int = 0,
         minimum: int | None = None,
         partition: str | None = None,
         first: First | None = None,
         timeout_s: float | None = None,
     ) -> Batch | None:
-        request = calls.get_request(task, count, consumer, (rank, member), minimum, partition, first, timeout_s, False)
+        request = calls.get_request(task, count, consumer, rank, minimum, partition, first, timeout_s, False)
         link = await self._link()
         return await link.run(calls.get(link.storage, self.spec, request))
 

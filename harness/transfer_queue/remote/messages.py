@@ -71,16 +71,13 @@ class Get(Message):
     minimum: int
     consumer: str
     rank: int
-    member: int
     partition: str | None
     first: First | None
     timeout_s: float | None
     keeps: bool = False
 
     def ask(self) -> Ask:
-        return Ask(
-            self.task, self.count, self.minimum, self.consumer, self.rank, self.partition, self.first, self.member
-        )
+        return Ask(self.task, self.count, self.minimum, self.consumer, self.rank, self.partition, self.first)
 
 
 class Received(Message):

@@ -46,13 +46,12 @@ class SyncQueue:
         *,
         consumer: str = "0",
         rank: int = 0,
-        member: int = 0,
         minimum: int | None = None,
         partition: str | None = None,
         first: First | None = None,
         timeout_s: float | None = None,
     ) -> Batch | None:
-        request = calls.get_request(task, count, consumer, (rank, member), minimum, partition, first, timeout_s, True)
+        request = calls.get_request(task, count, consumer, rank, minimum, partition, first, timeout_s, True)
         return self._run(calls.get(self._connected().storage, self.spec, request))
 
     def set_bound(self, task: str, consumer: str, below: int) -> None:

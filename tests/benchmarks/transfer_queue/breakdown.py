@@ -108,7 +108,7 @@ async def pieces(watch: Stopwatch) -> None:
 
 def _get(watch: Stopwatch, keeper: ShmKeeper, storage: ShmStorage, service: QueueService) -> None:
     timed = watch.begin("get")
-    asked = m.Get(TASK, MICRO_BATCH, MICRO_BATCH, "0", 0, 0, "p", None, None, True)
+    asked = m.Get(TASK, MICRO_BATCH, MICRO_BATCH, "0", 0, "p", None, None, True)
     request = timed("messages", _over, m.decode_request, asked)
     handout = timed("control plane", service.try_get, request.ask())
     assert isinstance(handout, Handout), handout

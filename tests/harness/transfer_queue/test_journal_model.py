@@ -38,7 +38,7 @@ TASKS = {
     "completion_rows": TaskSpec(("reward",), policy="completion", lease_s=3),
     "longest": TaskSpec(("tokens",), policy="longest_first", weight="tokens", lease_s=float("inf")),
     "ranks": TaskSpec(("tokens", "reward"), ranks=2, whole_groups=True, lease_s=3),
-    "members": TaskSpec(("tokens",), ranks=2, members=2, weight="tokens", split="balanced", lease_s=4),
+    "balanced": TaskSpec(("tokens",), ranks=2, weight="tokens", split="balanced", lease_s=4),
 }
 SPEC = QueueSpec(COLUMNS, TASKS, capacity_rows=24, capacity_bytes=1200)
 NAMES = sorted(TASKS)
@@ -133,11 +133,10 @@ class Driven:
         return self.service.try_put(partition, rows, self.storage.write(partition, columns), weights)
 
     def _get(self, task: str, consumer: str, number: int, partition: str | None, first: Any = None) -> Any:
-        ranks, members = TASKS[task].ranks, TASKS[task].members
+        ranks = TASKS[task].ranks
         count = 4 if ranks > 1 else 2 + 2 * (number % 2)
         first = first if ranks == 1 else None
-        rank, member = number % ranks, number // 2 % members
-        answer = self.service.try_get(Ask(task, count, 1 + number % count, consumer, rank, partition, first, member))
+        answer = self.service.try_get(Ask(task, count, 1 + number % count, consumer, number % ranks, partition, first))
         return self.read(answer) if isinstance(answer, Handout) else answer
 
     def read(self, handout: Handout) -> Any:

@@ -147,7 +147,6 @@ async def test_ranks_of_a_balanced_task_get_as_many_rows_and_nearly_the_same_wei
         ({"weight": "speed"}, "weighed by column 'speed', which it does not read"),
         ({"weight": "reward"}, "weighed by column 'reward', which is not ragged"),
         ({"split": "fair"}, "unknown split 'fair'; there are \\['balanced', 'contiguous'\\]"),
-        ({"members": 0}, "at least one member a rank, not 0"),
     ],
 )
 def test_a_task_that_cannot_be_weighed_is_refused_when_the_queue_is_made(task: dict[str, Any], message: str) -> None:

@@ -60,7 +60,7 @@ async def test_what_never_arrived_goes_out_again() -> None:
         await queue.create_partition("a", range(4))
         await queue.put("a", range(4), tokens(range(4)))
         async with Stranger.at(server) as stranger:
-            get = m.Get("score", 2, 2, "0", 0, 0, None, None, None)
+            get = m.Get("score", 2, 2, "0", 0, None, None, None)
             assert isinstance(await stranger.asks(get), m.Handed)
         assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
 
@@ -69,7 +69,7 @@ async def test_parked_gets_of_a_client_that_went_take_nothing() -> None:
     async with serving() as (server, queue):
         await queue.create_partition("a", range(4))
         async with Stranger.at(server) as stranger:
-            await stranger.say(2, m.encode(m.Get("score", 2, 2, "0", 0, 0, None, None, None)))
+            await stranger.say(2, m.encode(m.Get("score", 2, 2, "0", 0, None, None, None)))
             assert isinstance(await stranger.asks(m.Waiting()), m.Done)
         await until(queue, lambda waiting: not waiting)
         await queue.put("a", range(4), tokens(range(4)))
@@ -116,7 +116,7 @@ async def test_a_waiting_call_of_a_client_that_went_at_once_is_never_begun() -> 
     async with serving() as (server, queue):
         await queue.create_partition("a", range(4))
         async with Stranger.at(server) as stranger:
-            await stranger.say(2, m.encode(m.Get("score", 2, 2, "0", 0, 0, None, None, None)))
+            await stranger.say(2, m.encode(m.Get("score", 2, 2, "0", 0, None, None, None)))
         await until(queue, lambda waiting: not waiting and len(server._connections) == 1)
 
 
@@ -125,7 +125,7 @@ async def test_a_client_that_reads_nothing_is_not_read_from(monkeypatch: pytest.
     async with serving(InlineBackend()) as (server, queue), Stranger.at(server) as stranger:
         await queue.create_partition("a", range(400))
         await queue.put("a", range(400), tokens(range(400)))
-        get = m.encode(m.Get("score", 200, 200, "0", 0, 0, None, None, None))
+        get = m.encode(m.Get("score", 200, 200, "0", 0, None, None, None))
         await stranger.say(2, get)
         await stranger.say(3, get)
         async with asyncio.timeout(60):  # the second get, of all that is left, is not even begun
@@ -140,7 +140,7 @@ async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyP
     async with serving(InlineBackend()) as (server, queue), Stranger.at(server) as stranger:
         await queue.create_partition("a", range(400))
         await queue.put("a", range(400), tokens(range(400)))
-        await stranger.say(2, m.encode(m.Get("score", 400, 400, "0", 0, 0, None, None, None)))
+        await stranger.say(2, m.encode(m.Get("score", 400, 400, "0", 0, None, None, None)))
         await until(queue, lambda _: len(server._connections) == 1)
         monkeypatch.undo()
         assert ids(await queue.get("score", 400)) == list(range(400))
