@@ -17,7 +17,7 @@ from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import Lengths
 from harness.driver.build import fair_share, least_rows, reader_of
 from harness.protocols import Clock, Span
-from harness.tasks.simulated import SimulatedTask
+from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import Batch, Column, TransferQueue
 from harness.weight_sync.receiver import WeightOffer, WeightSender
 from harness.weight_sync.simulated import PacedOffer, PacedSender

@@ -19,7 +19,7 @@ from harness.runtime.clock import RealClock
 from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
 from harness.tasks import Task
-from harness.tasks.simulated import SimulatedTask
+from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import SimulatedTransport
 from harness.weight_sync.transports import WeightTransport, make_transport

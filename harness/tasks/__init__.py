@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.config import JobConfig
-from harness.tasks.copy import Copy
-from harness.tasks.expand import Expand
-from harness.tasks.jsonl import Jsonl
-from harness.tasks.reverse import Reverse
+from harness.tasks.characters import Copy, Expand, Jsonl, Reverse
 from harness.tasks.task import Problem, Score, Task
 
 TASKS: dict[str, Callable[..., Task]] = {

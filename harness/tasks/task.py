@@ -1,4 +1,4 @@
-"""What a task is: prompts that follow from a seed, and a reward that a program can check."""
+"""What a task is: prompts that follow from a seed, and a reward for each response."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-
-from harness.tasks import vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,37 +70,34 @@ def draws(seed: int, group_id: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, group_id], dtype=np.uint64)))
 
 
-def score_tokens(response: np.ndarray, answer: np.ndarray) -> Score:
-    """reward = 0.5 * partial + 0.5 * exact.
+@dataclass(frozen=True)
+class SimulatedTask:
+    """For engines that only let time pass: problems have a size and no content.
 
-    partial is the number of places at which response [L] and answer [A] hold the same token, over max(L, A); the stop
-    token is a token like any other, so that a response which is right but does not stop earns A - 1 of max(L, A)
-    places and is not exact. exact is 1 where the two are equal, else 0.
+    A prompt is one value, its number of tokens; every reward is 0.
     """
-    common = min(len(response), len(answer))
-    same = int(np.count_nonzero(response[:common] == answer[:common]))
-    longest = max(len(response), len(answer))
-    exact = same == longest
-    return Score(0.5 * same / longest + 0.5 * exact, exact)
 
+    prompt_tokens: int
+    max_response_tokens: int
+    name: str = "simulated"
+    vocabulary_size: int = 1
+    pad_token: int = 0
+    stop_token: int = 0
 
-class CharacterTask:
-    """What tasks over the 32 characters share. A prompt ends in `=`, an answer in the stop token."""
+    @property
+    def max_prompt_tokens(self) -> int:
+        return self.prompt_tokens
 
-    vocabulary_size = vocabulary.VOCABULARY_SIZE
-    pad_token = vocabulary.PAD
-    stop_token = vocabulary.STOP
+    def problem(self, group_id: int, seed: int) -> Problem:
+        return Problem(np.array([self.prompt_tokens], np.int64), np.zeros(1, np.int64))
 
     def score(self, response: np.ndarray, answer: np.ndarray) -> Score:
-        return score_tokens(response, answer)
+        """Nothing was sampled, so nothing is rewarded."""
+        return Score(0.0, False)
 
     def encode(self, text: str) -> np.ndarray:
-        return vocabulary.encode(text)
+        raise ValueError(f"a simulated task has no text; cannot encode {text!r}")
 
     def decode(self, tokens: np.ndarray) -> str:
-        return vocabulary.decode(tokens)
-
-
-def question(prompt: np.ndarray, answer: np.ndarray) -> Problem:
-    """A problem from what stands before the `=` and after it; both int64, neither with its end token."""
-    return Problem(np.append(prompt, vocabulary.EQUALS), np.append(answer, vocabulary.STOP))
+        """Run-length coded tokens as text, for people: how many there are."""
+        return f"<{int(tokens.sum())} tokens>"

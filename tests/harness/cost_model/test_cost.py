@@ -26,7 +26,7 @@ from harness.runtime.clock import RealClock
 from harness.runtime.virtual_loop import VirtualClock, run_virtual
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Task
-from harness.tasks.simulated import SimulatedTask
+from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.receiver import HostReceiver, HostSender, WeightReceiver, WeightSender

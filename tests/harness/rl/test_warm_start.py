@@ -6,7 +6,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from harness.rl import warm_start as module
 from harness.rl.warm_start import add_noise, demonstrations, noise_level, warm_start
 from harness.tasks import TASKS
-from harness.tasks.vocabulary import encode
+from harness.tasks.characters import encode
 
 
 def tiny(hidden: int = 16) -> Qwen3ForCausalLM:

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.tasks import TASKS, Task
-from harness.tasks.copy import Copy
-from harness.tasks.expand import Expand
-from harness.tasks.jsonl import Jsonl
-from harness.tasks.reverse import Reverse
-from harness.tasks.task import score_tokens
-from harness.tasks.vocabulary import CHARACTERS, PAD, STOP, decode, encode
+from harness.tasks.characters import CHARACTERS, PAD, STOP, Copy, Expand, Jsonl, Reverse, decode, encode, score_tokens
 
 tokens = st.lists(st.integers(0, 31), min_size=1, max_size=12).map(lambda row: np.array(row, dtype=np.int64))
 keys = st.integers(0, 2**64 - 1)
