@@ -1,4 +1,4 @@
-# The user's verbs. Settings: make bench SCHEDULE=colocate_sync MODEL=tiny SEEDS=3 ITERATIONS=60 ARGS="engine.slots=32"
+# The user's commands. Settings: make bench SCHEDULE=colocate_sync MODEL=tiny SEEDS=3 ITERATIONS=60 ARGS="engine.slots=32"
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python

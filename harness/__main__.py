@@ -1,4 +1,4 @@
-"""`python -m harness <verb> [settings]`; the Makefile is thin over this."""
+"""`python -m harness <command> [settings]`; the Makefile is thin over this."""
 
 from __future__ import annotations
 

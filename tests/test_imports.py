@@ -51,7 +51,7 @@ def test_metrics_and_reports_load_without_torch_ray_or_vllm(folder: str) -> None
 def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
     light = (
         "harness.cli.main, harness.config, harness.config.compose, harness.config.checks.job, "
-        "harness.cli.machine_report, schedules"
+        "harness.cli.doctor, schedules"
     )
     assert brought_along(light, (*HEAVY, "mlflow")) == []
 

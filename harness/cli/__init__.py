@@ -1,1 +1,1 @@
-"""What the user types, a function for each verb; heavy imports wait until it is called."""
+"""What the user types: a file for each command, with a function `run`; heavy imports wait until it is called."""

@@ -1,4 +1,4 @@
-"""Command lines of verbs: what is for the verb itself, and what are settings of the job."""
+"""Command lines: what is for the command itself, and what are settings of the job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, list[str]], list[str]]:
-    """A verb's own arguments, `name=value`, by name; and the others."""
+    """A command's own arguments, `name=value`, by name; and the others."""
     own: dict[str, list[str]] = {name: [] for name in names}
     others = []
     for argument in arguments:

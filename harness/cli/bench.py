@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 
-def bench(arguments: Sequence[str], results: Path, console: Console) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run one configuration over its seeds, and say what came out."""
     from harness.config.checks.job import plan_job
     from harness.config.compose import compose_job, make_schedule

@@ -1,4 +1,4 @@
-"""`make compare` and `make sweep`: from the command line to runs, tables and a report."""
+"""`make compare`: from the command line to runs, tables and a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.comparison_order import Order, compare_order, sweep_order
+from harness.cli.comparison_order import Order, compare_order
 from harness.comparison.experiment import Campaign, ListedCell, common_seeds, read_campaign, write_campaign
 from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal
 from harness.comparison.running.cells import JobCell, LeftOut, lay_out_all
@@ -20,19 +20,13 @@ from harness.config.compose import plain
 from harness.config.machine import Machine, this_machine
 
 
-def compare_command(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
     """Compare schedules: `schedules=all` or names with commas, `dry=true`, and settings of the job.
 
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """
     machine = this_machine()
     return carry_out(compare_order(arguments, machine), machine, results, console, command)
-
-
-def sweep_command(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
-    """Compare along settings that have several values, `name=value,value`; `dry=true`. Returns the exit code."""
-    machine = this_machine()
-    return carry_out(sweep_order(arguments, machine), machine, results, console, command)
 
 
 def carry_out(order: Order, machine: Machine, results: Path, console: Console, command: Command) -> int:

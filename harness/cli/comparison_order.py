@@ -57,7 +57,7 @@ def sweep_order(arguments: Sequence[str], machine: Machine) -> Order:
 
 
 def order_of(
-    verb: str,
+    command: str,
     axes: tuple[str, ...],
     wanted: Sequence[WantedCell],
     shared: Sequence[str],
@@ -66,12 +66,12 @@ def order_of(
 ) -> Order:
     """The cells `wanted`, on devices that most can run on, in an experiment of their own where nobody names one.
 
-    shared: what the user set for all cells; own: for the verb, as `own_and_settings` tells them apart.
+    shared: what the user set for all cells; own: for the command, as `own_and_settings` tells them apart.
     """
     asked = compose_job([setting for setting in shared if _is_of_runs(setting)])
     ground = common_ground(wanted, machine)
     wanted = [WantedCell(cell.label, (*_of_cells(cell.settings), *ground)) for cell in wanted]
-    experiment = _value(shared, "experiment") or _name(verb, axes, wanted)
+    experiment = _value(shared, "experiment") or _name(command, axes, wanted)
     return Order(
         axes=axes,
         wanted=tuple(WantedCell(cell.label, (*cell.settings, f"experiment={experiment}")) for cell in wanted),
@@ -93,7 +93,7 @@ def _of_cells(settings: Sequence[str]) -> list[str]:
 
 
 def own_and_settings(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """Arguments that are the verb's own, and settings of the job, with a number of seeds."""
+    """Arguments that are the command's own, and settings of the job, with a number of seeds."""
     given, settings = own_arguments(arguments, *names)
     own = {name: values[-1] for name, values in given.items() if values and values[-1]}
     return own, settings if _value(settings, "seeds") else [SEEDS, *settings]
@@ -104,7 +104,7 @@ def _value(arguments: Sequence[str], name: str) -> str:
     return next((its.partition("=")[2] for its in reversed(arguments) if its.partition("=")[0] == name), "")
 
 
-def _name(verb: str, axes: Sequence[str], wanted: Sequence[WantedCell]) -> str:
+def _name(command: str, axes: Sequence[str], wanted: Sequence[WantedCell]) -> str:
     """`compare-tiny-reverse-3fa2c1`: equal only where cells may be compared, so that no two comparisons mix."""
     errors = []
     for cell in wanted:
@@ -115,6 +115,6 @@ def _name(verb: str, axes: Sequence[str], wanted: Sequence[WantedCell]) -> str:
             continue
         key = [*axes, fairness_key(plain(job), (), axes)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:6]
-        along = [] if verb == "compare" else [axis.rpartition(".")[2] for axis in axes]
-        return "-".join([verb, *along, job.model.name, job.task.name, digest])
+        along = [] if command == "compare" else [axis.rpartition(".")[2] for axis in axes]
+        return "-".join([command, *along, job.model.name, job.task.name, digest])
     raise errors[0]

@@ -1,4 +1,4 @@
-"""From the command line to a verb. Exit codes: 0 done, 1 failed, 2 a setting that cannot work, 130 interrupted."""
+"""From the command line to a command. Exit codes: 0 done, 1 failed, 2 a setting that cannot work, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from harness.config import ConfigError
 
 RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))
 
-Verb = Callable[[Sequence[str], Path, Console], int]
+Command = Callable[[Sequence[str], Path, Console], int]
 """Takes its arguments, the results folder and where to write; returns the exit code."""
 
-VERBS = {
-    "bench": "harness.cli.bench:bench",
-    "compare": "harness.cli.compare:compare_command",
-    "sweep": "harness.cli.compare:sweep_command",
-    "matrix": "harness.cli.matrix:matrix_command",
-    "paper": "harness.cli.paper:paper_command",
-    "report": "harness.cli.report:report",
-    "list": "harness.cli.look:show_choices",
-    "doctor": "harness.cli.look:doctor",
-    "ui": "harness.cli.mlflow:ui",
-    "mlflow-sync": "harness.cli.mlflow_sync:mlflow_sync",
-    "table": "harness.cli.simulated:table",
-    "plan": "harness.cli.simulated:plan",
-    "scaling": "harness.cli.simulated:scaling",
-    "predict": "harness.cli.simulated:predict",
-    "calibrate": "harness.cli.costs:calibrate",
-    "profile": "harness.cli.costs:profile",
+COMMANDS = {
+    "bench": "run a job",
+    "compare": "schedules side by side on the same devices",
+    "sweep": "the same along settings with several values",
+    "matrix": "staleness x off-policy correction x schedule",
+    "paper": "a published experiment beside what the same schedules do here",
+    "report": "one page of what an experiment found",
+    "list": "what can be chosen",
+    "doctor": "is this machine fit",
+    "ui": "MLflow on what was written",
+    "mlflow-sync": "bring MLflow up to date from the files",
+    "table": "every schedule under twelve conditions, simulated",
+    "plan": "the fastest split and layout of every schedule, simulated",
+    "scaling": "every schedule planned for 32 to 1,024 devices",
+    "predict": "a published table's asynchronous rows from its synchronous ones",
+    "calibrate": "costs from finished real runs",
+    "profile": "costs from times of the engines on this machine's device",
 }
-"""Where each verb is. Its module is loaded when it is called."""
+"""Every command: function `run` of the module of its name in this folder, which is loaded when it is called."""
 
 
 def main(arguments: Sequence[str]) -> int:
     console, errors = Console(), Console(stderr=True)
-    if not arguments or arguments[0] not in VERBS:
-        given = f"{arguments[0]} is no verb; " if arguments else ""
-        usage = f"{given}use python -m harness {'|'.join(VERBS)} [setting=value ...]"
-        errors.print(usage, style="red", markup=False, highlight=False, soft_wrap=True)
+    if not arguments or arguments[0] not in COMMANDS:
+        given = f"{arguments[0]} is no command; " if arguments else ""
+        lines = [f"{given}use python -m harness <command> [setting=value ...]"]
+        lines += [f"  {name:<12}{what}" for name, what in COMMANDS.items()]
+        errors.print("\n".join(lines), style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     try:
-        return _verb(arguments[0])(arguments[1:], RESULTS, console)
+        return command(arguments[0])(arguments[1:], RESULTS, console)
     except ConfigError as error:
         errors.print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
@@ -63,10 +64,9 @@ def main(arguments: Sequence[str]) -> int:
         return 130
 
 
-def _verb(name: str) -> Verb:
-    module, _, function = VERBS[name].partition(":")
-    verb: Verb = getattr(import_module(module), function)
-    return verb
+def command(name: str) -> Command:
+    run: Command = import_module(f"harness.cli.{name.replace('-', '_')}").run
+    return run
 
 
 def _first(failure: BaseException) -> BaseException:

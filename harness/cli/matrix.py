@@ -40,7 +40,7 @@ are the least that all its schedules run on. Nothing reads the reference where t
 log-probs stay on for all: decoupled needs them, and fair is what is equal."""
 
 
-def matrix_command(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
     """Run what is not done yet of the matrix, compare it, and write matrix.png, .csv and .md into its folder.
 
     arguments: `schedules=`, `staleness=`, `corrections=` (lists with commas), `dry=true`, and settings of all jobs.

@@ -11,7 +11,7 @@ from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
 
 
-def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Bring MLflow up to date with the finished runs, of all experiments or of `experiment=name`, and say what was
     lacking. Raises ConfigError where it cannot."""
     from harness.metrics.mlflow_mirror import MlflowException, SyncedRun, first_line, sync, tracking_uri

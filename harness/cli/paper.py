@@ -15,7 +15,7 @@ from harness.studies.papers.run import make
 from harness.studies.papers.surroundings import Surroundings
 
 
-def paper_command(arguments: Sequence[str], results: Path, console: Console) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run the experiment that is named, or all; print what was written. Raises ConfigError where none is named."""
     own, others = own_arguments(arguments, "paper")
     if others:

@@ -1,4 +1,4 @@
-"""`make plan`: from the command line to tables, a picture and a JSON file."""
+"""`make plan`: the fastest split and layout of every schedule."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from harness.studies.planner.plan import Plan, make_plan
 from harness.studies.planner.report import as_json, print_plan
 
 
-def plan_command(arguments: Sequence[str], results: Path, console: Console) -> Path:
-    """Plan, print, and write plan.json and plan.png into results/plan/<job>/, whose path is returned."""
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Search splits and layouts of every schedule, or of one, for the fastest; print them, and write plan.json and
+    plan.png into results/plan/<job>/."""
     started = time.monotonic()
     jobs, settings = plan_jobs(arguments)
     fixed = fixed_by(settings) - DEFAULTS.keys()
@@ -32,7 +33,7 @@ def plan_command(arguments: Sequence[str], results: Path, console: Console) -> P
     console.print(f"\nplanned in {seconds:.0f} s", style="dim", highlight=False)
     console.print(f"{folder}/", style="bold", soft_wrap=True, highlight=False, markup=False)
     console.print("  plan.json plan.png", highlight=False)
-    return folder
+    return 0
 
 
 def write_plan(plan: Plan, settings: list[str], seconds: float, folder: Path) -> None:
@@ -43,5 +44,5 @@ def write_plan(plan: Plan, settings: list[str], seconds: float, folder: Path) ->
 
 def _folder(jobs: Sequence[JobConfig], settings: Sequence[str], results: Path) -> Path:
     job = jobs[0]
-    digest = hashlib.sha256(json.dumps([[its.schedule.name for its in jobs], *settings]).encode()).hexdigest()[:6]
+    digest = hashlib.sha256(json.dumps([[each.schedule.name for each in jobs], *settings]).encode()).hexdigest()[:6]
     return results / "plan" / f"{job.model.name}-{job.cluster.devices}-{job.device.name}-{digest}"

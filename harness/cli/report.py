@@ -11,7 +11,7 @@ from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
 
 
-def report(arguments: Sequence[str], results: Path, console: Console) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Write one page of what the runs of an experiment say of each other, and the same in Markdown."""
     from harness.report.page.find import comparison_in, folder_of
     from harness.report.page.write import write_report

@@ -1,1 +1,1 @@
-"""Comparisons carried out: cells from settings, runs in processes of their own, the equivalence gate, the verbs."""
+"""Comparisons carried out: cells from settings, runs in processes of their own, and the equivalence gate."""

@@ -1,11 +1,10 @@
-"""The verbs, as a user sees them: one line for what cannot work, exit code 2, and nothing left behind."""
+"""The commands, as a user sees them: one line for what cannot work, exit code 2, and nothing left behind."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,17 +73,18 @@ def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("arguments", [[], ["benhc"], ["--help"]])
-def test_an_unknown_verb_names_those_that_there_are(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_names_those_that_there_are(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(arguments) == 2
-    err = capsys.readouterr().err
-    assert "use python -m harness bench|" in err and err.count("\n") == 1
-    assert err.startswith(f"{arguments[0]} is no verb" if arguments else "use python")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"{arguments[0]} is no command; use python" if arguments else "use python")
+    assert [line.split()[0] for line in lines[1:]] == list(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("name", cli.VERBS)
-def test_every_verb_is_where_it_is_said_to_be_and_says_what_it_does(name: str) -> None:
-    module, _, function = cli.VERBS[name].partition(":")
-    assert getattr(import_module(module), function).__doc__
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_a_file_that_says_what_it_does(name: str) -> None:
+    assert cli.command(name).__doc__
 
 
 def test_list_names_every_choice_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,22 +114,22 @@ def test_what_is_done_is_shown_and_not_run_again(
         cli.main(["bench", "force=true"])
 
 
-def verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def failing_bench(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(arguments: object, results: object, console: object) -> int:
         raise error
 
-    monkeypatch.setattr("harness.cli.bench.bench", fail)
+    monkeypatch.setattr("harness.cli.bench.run", fail)
 
 
 def test_an_interrupt_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    verb(monkeypatch, KeyboardInterrupt())
+    failing_bench(monkeypatch, KeyboardInterrupt())
     assert cli.main(["bench"]) == 130
     assert "the same command starts this seed again" in capsys.readouterr().err
 
 
 def test_the_first_failure_of_a_run_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     cause = OSError("disk full")
-    verb(monkeypatch, BaseExceptionGroup("loops", [BaseExceptionGroup("roles", [cause]), ValueError("later")]))
+    failing_bench(monkeypatch, BaseExceptionGroup("loops", [BaseExceptionGroup("roles", [cause]), ValueError("later")]))
     with pytest.raises(OSError, match="disk full") as caught:
         cli.main(["bench"])
     assert caught.value is cause
@@ -138,7 +138,7 @@ def test_the_first_failure_of_a_run_is_what_is_raised(monkeypatch: pytest.Monkey
 def test_a_folder_that_another_process_writes_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verb(monkeypatch, BlockingIOError("seed=0: this cell and seed is being run by another process"))
+    failing_bench(monkeypatch, BlockingIOError("seed=0: this cell and seed is being run by another process"))
     assert cli.main(["bench"]) == 1
     assert capsys.readouterr().err == "seed=0: this cell and seed is being run by another process\n"
 
@@ -165,7 +165,7 @@ def test_ui_of_runs_that_go_to_a_server_says_where_it_is(
 
 
 def test_a_long_message_is_still_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    verb(monkeypatch, ConfigError("[red]long[/] " * 40))
+    failing_bench(monkeypatch, ConfigError("[red]long[/] " * 40))
     assert cli.main(["bench"]) == 2
     assert capsys.readouterr().err == "[red]long[/] " * 40 + "\n"
 

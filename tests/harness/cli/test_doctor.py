@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.cli import machine_report as doctor
+from harness.cli import doctor
 from harness.cli import main as cli
 from harness.config.machine import Machine
 
@@ -80,7 +80,7 @@ def test_a_port_that_cannot_be_had_is_bad(good: Path, monkeypatch: pytest.Monkey
     assert finding(good, "ports").grade == "bad"
 
 
-def test_the_verb_fails_only_where_something_is_bad(
+def test_the_command_fails_only_where_something_is_bad(
     good: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "RESULTS", good)

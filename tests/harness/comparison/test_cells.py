@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.cli import compare as verb
+from harness.cli import compare, sweep
 from harness.cli.comparison_order import Order, compare_order, sweep_order
 from harness.comparison.experiment import read_campaign
 from harness.comparison.running.cells import WantedCell, lay_out, lay_out_all, schedule_cells, swept_cells
@@ -151,17 +151,18 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_cells(runs: Runs, *_: object) -> Outcome:
         return Outcome(tuple((cell.label, seed) for cell, seed in runs.all), ())
 
-    monkeypatch.setattr(verb, "this_machine", lambda: LAPTOP)
-    monkeypatch.setattr(verb, "run_gate", lambda *_: None)
-    monkeypatch.setattr(verb, "run_cells", run_cells)
-    monkeypatch.setattr(verb, "conclude", lambda *_: True)
+    for command in (compare, sweep):
+        monkeypatch.setattr(command, "this_machine", lambda: LAPTOP)
+    monkeypatch.setattr(compare, "run_gate", lambda *_: None)
+    monkeypatch.setattr(compare, "run_cells", run_cells)
+    monkeypatch.setattr(compare, "conclude", lambda *_: True)
 
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_dry_says_what_would_run_and_writes_nothing(tmp_path: Path) -> None:
     said = io.StringIO()
     arguments = ["schedules=one_step_off,half_step", "seeds=2", "iterations=6", "dry=true"]
-    assert verb.compare_command(arguments, tmp_path / "results", Console(file=said, width=200)) == 0
+    assert compare.run(arguments, tmp_path / "results", Console(file=said, width=200)) == 0
     assert not (tmp_path / "results").exists()
     told = said.getvalue()
     assert "rollout 1, training 1" in told and "0 1" in told
@@ -171,25 +172,25 @@ def test_dry_says_what_would_run_and_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_folder_with_another_comparison_in_it_is_refused(tmp_path: Path) -> None:
-    def compare(*arguments: str) -> int:
+    def run(*arguments: str) -> int:
         given = ["schedules=one_step_off,k_step_off", "experiment=mine", *arguments]
-        return verb.compare_command(given, tmp_path, Console(file=io.StringIO()))
+        return compare.run(given, tmp_path, Console(file=io.StringIO()))
 
-    assert compare() == 0 and compare("seeds=5", "schedules=all") == 0
+    assert run() == 0 and run("seeds=5", "schedules=all") == 0
     campaign = read_campaign(tmp_path / "mine")
     assert campaign is not None and campaign.seeds == (0, 1, 2, 3, 4) and len(campaign.cells) == 6
     assert list(campaign.left_out) == ["half_step"]
     with pytest.raises(ConfigError, match=r"mine holds a comparison with samples=15360, this one has samples=384; "):
-        compare("iterations=3")
+        run("iterations=3")
     with pytest.raises(ConfigError, match="holds a comparison along schedule, this one is along schedule.k; "):
         swept = ["schedule=k_step_off", "schedule.k=1,2", "experiment=mine"]
-        verb.sweep_command(swept, tmp_path, Console(file=io.StringIO()))
+        sweep.run(swept, tmp_path, Console(file=io.StringIO()))
 
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_sweep_whose_cells_may_not_be_compared_is_refused_before_it_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="samples=15360 in the first, 7680 in the second"):
-        verb.sweep_command(["algorithm.batch_groups=16,8"], tmp_path, Console(file=io.StringIO()))
+        sweep.run(["algorithm.batch_groups=16,8"], tmp_path, Console(file=io.StringIO()))
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="nothing to sweep; give a setting several values"):
-        verb.sweep_command(["iterations=3"], tmp_path, Console(file=io.StringIO()))
+        sweep.run(["iterations=3"], tmp_path, Console(file=io.StringIO()))

@@ -328,18 +328,18 @@ def test_two_first_runs_at_once_share_the_experiment_and_print_nothing(tmp_path:
     ],
 )
 def test_what_cannot_be_caught_up_is_told(store: Path, asked: str, told: str) -> None:
-    from harness.cli.mlflow_sync import mlflow_sync
+    from harness.cli import mlflow_sync
 
     with pytest.raises(ConfigError, match=f"{told}$"):
-        mlflow_sync([asked], store, Console())
+        mlflow_sync.run([asked], store, Console())
 
 
 def test_catching_up_can_be_for_one_experiment(store: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from harness.cli.mlflow_sync import mlflow_sync
+    from harness.cli import mlflow_sync
 
     for experiment in (name, f"{name}-other"):
         finished_run(store, identity_in(experiment), mirror=False)
-    mlflow_sync([f"experiment={name}"], store, Console(width=200))
+    mlflow_sync.run([f"experiment={name}"], store, Console(width=200))
     line, last = capsys.readouterr().out.splitlines()
     assert line.endswith(f"{name}/fully_async/seed=0 made: {ITERATIONS * 3 + 2} metrics, 4 files")
     assert last.startswith("1 finished runs, 1 brought up to date in sqlite:///")

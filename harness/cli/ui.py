@@ -1,4 +1,4 @@
-"""`make ui` and `make mlflow-sync`."""
+"""`make ui`: MLflow on what was written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from harness.config import ConfigError
 
 
-def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Serve MLflow on what was written, on loopback, until interrupted."""
     server = os.environ.get("MLFLOW_TRACKING_URI", "")
     if server.startswith("http"):

@@ -1,4 +1,4 @@
-"""Is this machine fit for the main job, and what does it mean where it is not?"""
+"""`make doctor`: is this machine fit for the main job, and what does it mean where it is not?"""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 import psutil
+from rich.console import Console
 
 from harness.config.machine import this_machine
 
@@ -27,6 +29,17 @@ class Finding:
     what: str
     found: str
     meaning: str = ""
+
+
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Look at this machine and say what each missing thing means. Exit code 1 if the main job cannot run."""
+    findings = examine(results)
+    for finding in findings:
+        mark, style = {"ok": ("ok", "green"), "note": ("note", "yellow"), "bad": ("missing", "red")}[finding.grade]
+        console.print(f"[{style}]{mark:>8}[/]  {finding.what}: {finding.found}", highlight=False)
+        if finding.meaning:
+            console.print(f"          {finding.meaning}", style="dim", highlight=False, soft_wrap=True)
+    return 1 if any(finding.grade == "bad" for finding in findings) else 0
 
 
 def examine(results: Path) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""`make calibrate` and `make profile`: files of costs."""
+"""`make profile`: costs from times of the engines on this machine's device."""
 
 from __future__ import annotations
 
@@ -8,24 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.arguments import own_arguments
-from harness.config import ConfigError
+from harness.cli.calibrate import print_costs
 
 
-def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Fit costs to finished real runs, and write them as a file of settings."""
-    from harness.cost_model.calibration.cost_file import explained, write_costs
-    from harness.cost_model.calibration.runs import base_job, calibrate_runs
-
-    own, settings = own_arguments(arguments, "run", "name")
-    if not own["run"]:
-        raise ConfigError('which run? RUN=results/bench/<cell>/seed=0, or several: RUN="one another"')
-    fitted = calibrate_runs([Path(run) for run in own["run"]], base_job(settings), *own["name"][-1:])
-    path = write_costs(results / "costs", fitted, [f"Fitted to {' and '.join(own['run'])}."])
-    _print_costs(path, explained(fitted), console)
-    return 0
-
-
-def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Time the embedded engines on this machine's device, or read times from a file, and fit costs to them."""
     from harness.config.compose import compose_job
     from harness.cost_model.calibration.cost_file import explained, write_costs
@@ -52,11 +38,5 @@ def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
     fitted = fitted_costs(found, base_of(found, settings), name)
     shares = told_shares(found, fitted.cost)
     written = write_costs(results / "costs", fitted, [*about(found), *shares])
-    _print_costs(written, [*about(found), *explained(fitted), *shares], console)
+    print_costs(written, [*about(found), *explained(fitted), *shares], console)
     return 0
-
-
-def _print_costs(path: Path, explained: Sequence[str], console: Console) -> None:
-    for line in explained:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"\n{path}\nmake bench BACKEND=virtual COST={path}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,22 @@
+"""`make scaling`: every schedule planned for 32 to 1,024 devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.config import ConfigError
+
+
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Plan every schedule for 32 to 1,024 devices, and write docs/scaling.md."""
+    from harness.studies.planner.scaling import write_study
+
+    if arguments:
+        raise ConfigError(f"{arguments[0]} changes nothing: `make scaling` has no settings")
+    with console.status("planning") as status:
+        path = write_study(results, lambda said: status.update(f"planning: done with {said}"))
+    console.print(f"{path}", highlight=False)
+    return 0
