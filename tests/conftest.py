@@ -1,10 +1,34 @@
-"""For all tests: one thread for torch in every process, as the roles of a job have, unless the environment says more.
+"""For all tests: one thread for torch in every process, and how hard Hypothesis tries.
 
 Two threads on two busy cores wait for each other in loops: some tests took fifty times their work.
+
+Profiles of Hypothesis, chosen with `--hypothesis-profile`:
+
+- `default`: small, so that `make test` stays short.
+- `ci`: six times as many examples; `.ci/run` uses it.
+- `search`: 1,000 examples, drawn anew each time. For looking for unknown faults, by hand.
+
+The first two are deterministic: a test that turns red was turned red by the change at hand, on every machine alike, and
+a fault that was found once is found again. Their examples are kept in no database, for the same reason.
 """
 
 from __future__ import annotations
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile(
+    "default",
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("ci", settings.get_profile("default"), max_examples=150)
+settings.register_profile("search", settings.get_profile("default"), max_examples=1000, derandomize=False)
+settings.load_profile("default")

@@ -15,12 +15,11 @@ from harness.driver.recorder import Recorder
 from schedules import SCHEDULES
 from schedules.capacity import Capacity
 from tests.schedules.test_schedule_invariants import jobs, play
+from tests.support.examples import examples
 from tests.support.invariants import LAGS, Finished, check_dispatch, check_every_sample_once, check_times, lags
 from tests.support.mortal import Event, play_with
 
-checked = settings(
-    max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-)
+checked = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))
 
 
 def engines_of(job: JobConfig) -> int:

@@ -1,7 +1,7 @@
 """What must hold for every schedule (docs/schedules.md), over random jobs on the virtual clock.
 
 These are whole runs: the schedule's own file, the queue, the roles and the admission code that a real run has, around
-simulated engines. Together the properties below look at more than a thousand of them.
+simulated engines. In CI the properties below look at more than a thousand of them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from harness.driver.assemble import capacity_rows
 from harness.driver.session import Session
 from harness.driver.simulate import simulate
 from schedules import SCHEDULES
+from tests.support.examples import examples
 from tests.support.invariants import LAGS, Finished, check_run
-
-CASES = 150
-"""Of each schedule: more than a thousand in all."""
 
 
 @dataclass(frozen=True)
@@ -158,9 +156,7 @@ def run_of(schedule: str) -> Any:
     return given(job=jobs(schedule), seed=st.integers(0, 3))
 
 
-checked = settings(
-    max_examples=CASES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-)
+checked = settings(suppress_health_check=list(HealthCheck))
 
 
 def check(job: JobConfig, seed: int) -> Finished:
@@ -188,7 +184,7 @@ SYNCHRONOUS = {
 }
 
 
-@settings(checked, max_examples=25)
+@settings(checked, max_examples=examples(25))
 @given(job=jobs("separated_sync"), seed=st.integers(0, 3))
 def test_without_staleness_the_schedules_train_the_same_samples_in_the_same_batches(job: JobConfig, seed: int) -> None:
     """Samples have the same lengths, whoever generates them and when."""
@@ -204,4 +200,3 @@ def test_without_staleness_the_schedules_train_the_same_samples_in_the_same_batc
 
 def test_every_schedule_is_looked_at() -> None:
     assert set(OPTIONS) == set(LAGS) == set(SCHEDULES)
-    assert CASES * len(OPTIONS) > 1000

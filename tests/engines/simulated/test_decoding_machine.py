@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engines.simulated.decoding import Decoding
 from harness.config import CostConfig
 from harness.cost_model.step_time import DecodeCost
+from tests.support.examples import examples
 from tests.support.simulated_setting import COST
 from tests.support.token_by_token import Sample, TokenByToken
 
@@ -141,5 +142,5 @@ class Decodings(RuleBasedStateMachine):
 
 TestDecodings = Decodings.TestCase
 TestDecodings.settings = settings(
-    max_examples=100, stateful_step_count=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(100), stateful_step_count=25, suppress_health_check=list(HealthCheck)
 )

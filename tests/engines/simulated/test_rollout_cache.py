@@ -14,6 +14,7 @@ from engines.simulated.samples import SimulatedSample
 from harness.cost_model.step_time import DecodeCost
 from harness.protocols import Completion
 from harness.runtime.virtual_loop import run_virtual
+from tests.support.examples import examples
 from tests.support.simulated_setting import COST, drain, make_engine, now, requests, runs
 
 # -- what steps last
@@ -57,7 +58,7 @@ def test_attention_makes_a_long_prompt_cost_more_than_its_tokens() -> None:
     per_cached_s=st.one_of(st.just(0.0), st.floats(1e-12, 1e-3)),
     part=st.floats(0.01, 0.99),
 )
-@settings(max_examples=200, derandomize=True, deadline=None)
+@settings(max_examples=examples(200))
 def test_the_step_that_is_under_way_is_found_however_long_it_has_been(
     count: int, samples: int, context: int, step_s: float, per_cached_s: float, part: float
 ) -> None:
@@ -178,7 +179,7 @@ def played(cost: DecodeCost, given: Sizes) -> tuple[float, Decoding]:
 
 
 @given(given=sizes, room=st.integers(32, 150))
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=examples(100))
 def test_a_batch_is_never_faster_for_want_of_room(given: Sizes, room: int) -> None:
     """Than with none missing. Between two rooms that are both too small either may be the faster: in the greater one
     more is admitted early, preempted, and prefilled again."""
@@ -191,7 +192,7 @@ def test_a_batch_is_never_faster_for_want_of_room(given: Sizes, room: int) -> No
 
 
 @given(given=sizes, spare=st.integers(0, 100))
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=examples(50))
 def test_room_that_nobody_needs_changes_nothing(given: Sizes, spare: int) -> None:
     cost = DecodeCost(step_s=1.0, per_cached_s=0.02, prefill_s_per_token=0.02)
     enough = sum(prompt + tokens for prompt, tokens in given) + spare

@@ -16,6 +16,7 @@ from harness.config import CostConfig, LengthsConfig
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Completion, Request
 from harness.runtime.virtual_loop import VirtualClock, run_virtual
+from tests.support.examples import examples
 from tests.support.simulated_setting import COST, requests, runs
 from tests.support.token_by_token import Sample, TokenByToken
 
@@ -133,7 +134,7 @@ def outcome_token_by_token(case: Case, lengths: Lengths) -> tuple[Outcome, int]:
     return {s.sample_id: (s.runs, s.started_at, s.finished_at) for s in engine.finished}, engine.preemptions
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=examples(300))
 @given(st.integers(0, 2**32))
 def test_events_give_what_a_simulation_of_every_token_gives(seed: int) -> None:
     case, lengths = random_case(seed), Lengths(UNIFORM, seed)

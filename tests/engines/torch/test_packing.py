@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.torch import packing
@@ -26,7 +26,6 @@ def columns(lengths: Lengths, seed: int = 0) -> tuple[Ragged, Ragged]:
 
 
 @given(lengths)
-@settings(deadline=None)
 def test_a_row_holds_every_sample_but_its_last_token_and_positions_start_again(lengths: Lengths) -> None:
     prompts, responses = columns(lengths)
     batch = pack_batch(prompts, responses, CPU)
@@ -38,7 +37,6 @@ def test_a_row_holds_every_sample_but_its_last_token_and_positions_start_again(l
 
 
 @given(lengths)
-@settings(deadline=None)
 def test_each_response_token_is_predicted_where_the_one_before_it_stands(lengths: Lengths) -> None:
     prompts, responses = columns(lengths)
     batch = pack_batch(prompts, responses, CPU)

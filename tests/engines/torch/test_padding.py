@@ -1,6 +1,6 @@
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.torch.padding import pad_batch
@@ -20,7 +20,6 @@ def columns(lengths: list[tuple[int, int]]) -> tuple[Ragged, Ragged]:
 
 
 @given(lengths)
-@settings(deadline=None)
 def test_each_row_is_prompt_response_and_zeros(lengths: list[tuple[int, int]]) -> None:
     prompts, responses = columns(lengths)
     batch = pad_batch(prompts, responses, CPU)
@@ -32,7 +31,6 @@ def test_each_row_is_prompt_response_and_zeros(lengths: list[tuple[int, int]]) -
 
 
 @given(lengths)
-@settings(deadline=None)
 def test_targets_at_responses_are_the_responses_and_inputs_are_what_precedes_them(
     lengths: list[tuple[int, int]],
 ) -> None:

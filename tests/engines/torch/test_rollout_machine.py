@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from harness.protocols import PauseMode, Request, Sampling
 from tests.contract.registered import TORCH
 from tests.contract.subject import Collected, Subject
+from tests.support.examples import examples
 
 SAMPLING = Sampling(max_tokens=9, stop_tokens=(3, 14, 15))
 
@@ -149,10 +150,8 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=30,
+    max_examples=examples(30),
     stateful_step_count=25,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],  # a busy machine; an engine asleep
 )
 TestEngineMachine = EngineMachine.TestCase

@@ -20,6 +20,7 @@ from harness.cost_model.job_cost import simulated_cost
 from harness.driver.recorder import Recorder
 from harness.driver.simulate import simulate
 from schedules import SCHEDULES
+from tests.support.examples import examples
 
 FIGURES = ("flops", "memory_bytes_per_s", "link_bytes_per_s")
 APART = [name for name in SCHEDULES if name != "colocate_sync"]
@@ -104,7 +105,7 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_run_is_faster_than_its_work(schedule: str) -> None:
-    @settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=examples(6), suppress_health_check=list(HealthCheck))
     @given(config=jobs(schedule), seed=st.integers(0, 3))
     def holds(config: JobConfig, seed: int) -> None:
         recorder = simulate(config, seed)

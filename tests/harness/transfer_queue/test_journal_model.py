@@ -27,6 +27,7 @@ from harness.transfer_queue.journal.service import JournaledService, at_once, lo
 from harness.transfer_queue.service import QueueService
 from harness.transfer_queue.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.storage.local import LocalStorage
+from tests.support.examples import examples
 
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32"), "old": ColumnSpec("int32")}
 TASKS = {
@@ -186,7 +187,7 @@ def journaled_gap(folder: Path, now: float) -> float:
     return now - books.now
 
 
-@settings(max_examples=45, deadline=None, derandomize=True)
+@settings(max_examples=examples(45))
 @given(before=steps, between=steps, after=steps, saves=st.sets(st.integers(0, 60), max_size=2))
 def any_calls_have_the_same_answers(
     before: list[Step], between: list[Step], after: list[Step], saves: set[int]

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from harness.transfer_queue import Batch, ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.control.asks import First
 from tests.harness.transfer_queue.test_local import VirtualLoop
+from tests.support.examples import examples
 
 T = TypeVar("T")
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32"), "old": ColumnSpec("int32")}
@@ -568,8 +569,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
 def test_the_queue_behaves_as_its_model() -> None:
     QueueAgainstModel.handed_out.clear()
-    run_state_machine_as_test(
-        QueueAgainstModel, settings=settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
-    )
+    cases = examples(100)
+    run_state_machine_as_test(QueueAgainstModel, settings=settings(max_examples=cases, stateful_step_count=50))
     for task in [*TASKS, "first", "room", "dropped", "retired"]:  # or nothing was shown
-        assert QueueAgainstModel.handed_out[task] > 20, QueueAgainstModel.handed_out
+        assert QueueAgainstModel.handed_out[task] > cases / 5, QueueAgainstModel.handed_out

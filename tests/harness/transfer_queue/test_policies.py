@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, Ragged, TaskSpec
@@ -43,7 +43,6 @@ class Model:
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_policy_hands_out_what_its_model_does(name: str, data: st.DataObject) -> None:
     policy, model = POLICIES[name](UNITS), Model(name)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.transfer_queue.control.balance import SPLITS, balanced, contiguous
+from tests.support.examples import examples
 
 
 def heaviest(parts: list[np.ndarray], weights: np.ndarray) -> int:
@@ -32,7 +33,7 @@ def lengths(seed: int, count: int) -> np.ndarray:
     return np.minimum(np.random.default_rng(seed).lognormal(6, 1, count), 8192).astype(np.int64)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300))
 @given(weights=st.lists(st.integers(0, 1000), max_size=40), shares=st.integers(1, 9))
 def test_every_unit_is_in_one_share_and_shares_differ_by_no_more_than_the_heaviest(
     weights: list[int], shares: int

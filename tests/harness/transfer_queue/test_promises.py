@@ -37,6 +37,7 @@ from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend
 from harness.workers.dataflow import ROLLOUT_COLUMNS, partition_name, queue_spec
 from tests.harness.transfer_queue.test_local import virtual
+from tests.support.examples import examples
 from tests.support.project import ROOT
 from tests.support.queue_sides import LocalSide, SocketSide
 from tests.support.remote_queue import Stranger, serving, until, whereabouts
@@ -62,7 +63,7 @@ def ids(batch: Batch | None) -> list[int]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=examples(20))
 @given(order=st.permutations([(row, column) for row in range(12) for column in COLUMNS]), count=st.sampled_from([4, 8]))
 def test_groups_never_mix_across_prompts_however_their_rows_become_ready(
     policy: str, order: list[tuple[int, str]], count: int

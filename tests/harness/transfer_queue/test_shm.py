@@ -16,6 +16,7 @@ from harness.transfer_queue.frames import Frame, Handout, Part
 from harness.transfer_queue.storage.protocol import Session
 from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, stretches
 from harness.transfer_queue.storage.shm_keeper import ShmKeeper
+from tests.support.examples import examples
 
 SPECS = {
     "tokens": ColumnSpec("int64", ragged=True),
@@ -87,7 +88,7 @@ def joined(pieces: list[Column]) -> Column:
     return np.concatenate(pieces)  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.sampled_from([0, 4096]),
     st.sampled_from([0, 1 << 20]),

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from harness.weight_sync.membership import Membership, MembershipConflict, UnknownMember
+from tests.support.examples import examples
 
 NAMES = ("rollout[0]", "rollout[1]", "actor_fwd[0]")
 
@@ -128,7 +129,7 @@ class AnyHistory(RuleBasedStateMachine):
 
 
 TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestAnyHistory.settings = settings(max_examples=examples(60), stateful_step_count=20)
 
 
 def test_an_engine_leaves_between_two_transfers_and_comes_back_with_the_weights_of_a_later_one() -> None:

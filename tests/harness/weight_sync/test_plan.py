@@ -2,7 +2,7 @@ from math import prod
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.weight_sync.plan import TransferPlan, pack, plan_transfer, unpack
@@ -31,7 +31,6 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 @given(tensors, st.integers(1, 4000))
-@settings(deadline=None)
 def test_every_tensor_travels_once_in_order_in_a_bounded_bucket_at_an_aligned_place(
     specs: list[tuple[tuple[int, ...], torch.dtype]], bucket_bytes: int
 ) -> None:
@@ -51,7 +50,6 @@ def test_every_tensor_travels_once_in_order_in_a_bounded_bucket_at_an_aligned_pl
 
 
 @given(tensors, st.integers(1, 4000))
-@settings(deadline=None)
 def test_unpack_undoes_pack(specs: list[tuple[tuple[int, ...], torch.dtype]], bucket_bytes: int) -> None:
     parameters = make(specs)
     plan = plan_transfer(parameters.items(), bucket_bytes)
