@@ -17,7 +17,7 @@ from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
 from harness.runtime.stall import collect_waits
 from harness.runtime.virtual_runtime import LocalRole
-from harness.tasks import Task
+from harness.tasks import Task, extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.fleet import Fleet
@@ -92,6 +92,7 @@ def assemble(
             training_ranks=-(-counts["actor"] // config.training.tensor_parallel),
             capacity_rows=capacity_rows(config, schedule),
             order=schedule.order,
+            score_extras=bool(extra_metrics(kit.task)),
         )
     )
     workers = {role: kit.start(role, count, runtime, queue) for role, count in counts.items()}

@@ -15,6 +15,7 @@ from harness.protocols import Clock
 from harness.runtime.clock import RealClock
 from harness.runtime.runtime import Runtime
 from harness.runtime.virtual_loop import VirtualClock, VirtualLoop
+from harness.tasks import extra_metrics, make_task
 from schedules import Schedule
 
 
@@ -94,7 +95,9 @@ def clock_of(plan: Plan, loop: asyncio.AbstractEventLoop) -> Clock:
 
 def reading_of(config: JobConfig, plan: Plan) -> Reading:
     """How the trained samples of this backend are read."""
-    return Measured() if plan.backend == "real" else Simulated(config.cost.prompt_tokens)
+    if plan.backend != "real":
+        return Simulated(config.cost.prompt_tokens)
+    return Measured(extra_metrics(make_task(config)))
 
 
 def _ray(wanted: Wanted):  # type: ignore[no-untyped-def]  # a RayRuntime: loading Ray takes a second, when it is needed

@@ -8,7 +8,14 @@ from typing import Protocol
 
 import numpy as np
 
-from harness.metrics.samples import SampleRecord, TrainedSamples, length_metrics, reward_metrics, trained_records
+from harness.metrics.samples import (
+    SampleRecord,
+    TrainedSamples,
+    custom_metrics,
+    length_metrics,
+    reward_metrics,
+    trained_records,
+)
 from harness.rl.diagnostics import policy_metrics
 from harness.workers.actor import TrainedRows
 
@@ -30,18 +37,30 @@ class Reading(Protocol):
         """The texts, where there are any."""
 
 
+@dataclass(frozen=True)
 class Measured:
-    """A value per token, a reward per sample."""
+    """A value per token, a reward per sample. extra_names: of the values in `score_extras`."""
+
+    extra_names: Sequence[str] = ()
 
     def prompt_tokens(self, values: int) -> int:
         return values
 
     def records(self, rows: TrainedRows, iteration: int, group_size: int) -> list[SampleRecord]:
         samples = _samples(rows, rows.prompt_tokens, run_tokens=None)
-        return trained_records(samples, iteration, group_size, rows.reward.tolist(), rows.exact_match.tolist())
+        extras = rows.score_extras.values.reshape(-1, len(self.extra_names)).T if rows.score_extras is not None else ()
+        return trained_records(
+            samples,
+            iteration,
+            group_size,
+            rows.reward.tolist(),
+            rows.exact_match.tolist(),
+            dict(zip(self.extra_names, extras, strict=True)),
+        )
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
-        return length_metrics(records) | reward_metrics(records) | policy_metrics(dict(sums))
+        measured = length_metrics(records) | reward_metrics(records) | policy_metrics(dict(sums))
+        return measured | custom_metrics(records)
 
     def responses(self, rows: TrainedRows) -> Iterator[Response]:
         return zip(rows.rows.tolist(), rows.responses.rows(), rows.log_probs.rows(), strict=True)

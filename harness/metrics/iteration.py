@@ -1,9 +1,12 @@
-"""One iteration's object in metrics.jsonl: known names only, each said once (DESIGN section 7)."""
+"""One iteration's object in metrics.jsonl: known names only, each given once."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+
+from harness.metrics.samples import CUSTOM
+from harness.tasks.task import EXTRA_NAME
 
 METRIC_NAMES = frozenset(
     {
@@ -43,12 +46,13 @@ METRIC_NAMES = frozenset(
         "ledger/in_flight",
     }
 )
-"""The metrics of an iteration, besides one `idle/<role>` per role and what the queue tells as `queue/...`."""
+"""The metrics of an iteration, besides `idle/<role>` for each role, what the queue measures as `queue/...`, and
+`custom/<name>` for each extra value of a task's scores."""
 
 AXES = ("iteration", "samples", "seconds")
 """What plots are drawn against: the iteration, samples trained up to its end, the run's clock at its end."""
 
-_FAMILIES = re.compile(r"idle/[a-z][a-z0-9_]*|queue(/[a-z][a-z0-9_]*)+")
+_FAMILIES = re.compile(rf"idle/[a-z][a-z0-9_]*|queue(/[a-z][a-z0-9_]*)+|{CUSTOM}{EXTRA_NAME.pattern}")
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -56,7 +60,8 @@ def check_names(names: Iterable[str]) -> None:
     unknown = sorted(name for name in names if name not in METRIC_NAMES and not _FAMILIES.fullmatch(name))
     if unknown:
         raise ValueError(
-            f"unknown metric {', '.join(unknown)}; known are METRIC_NAMES in {__name__}, idle/<role> and queue/..."
+            f"unknown metric {', '.join(unknown)}; known are METRIC_NAMES in {__name__}, idle/<role>, queue/... and "
+            "custom/..."
         )
 
 

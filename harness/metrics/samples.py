@@ -3,8 +3,8 @@ from it; responses.parquet: the tokens of every trained sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,6 +16,8 @@ from harness.metrics.atomic_files import replacing
 
 Fate = Literal["trained", "dropped_stale", "dropped_filtered", "in_flight"]
 FATES: tuple[str, ...] = get_args(Fate)
+CUSTOM = "custom/"
+"""What the columns, and the metrics, of extra values of scores begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class SampleRecord:
     """One row of samples.parquet. Times: seconds since the run began, on the run's clock. Lags: iterations.
 
     None stands where there is nothing to say: every lag and `trained_*` of a sample that was not trained, the versions
-    of one that has no token yet, the reward of one that was not judged.
+    of one that has no token yet, the reward of one that was not judged. custom: the extra values of its score, columns
+    `custom/<name>`.
     """
 
     sample_id: int
@@ -46,6 +49,7 @@ class SampleRecord:
     response_tokens: int
     reward: float | None
     exact_match: bool | None
+    custom: Mapping[str, float] = field(default_factory=dict)
 
 
 SCHEMA = pa.schema(
@@ -181,8 +185,10 @@ def trained_records(
     group_size: int,
     rewards: Sequence[float] | None = None,
     exact_matches: Sequence[bool] | None = None,
+    custom: Mapping[str, np.ndarray] | None = None,
 ) -> list[SampleRecord]:
     """What `sample_record` says of each, all at once: simulations have many. The trainer held version `iteration`.
+    custom: float [k] by name; NaN is no value.
 
     Raises ValueError as `sample_record` does, naming the first sample that is off.
     """
@@ -223,8 +229,13 @@ def trained_records(
         tokens.tolist(),
         list(rewards) if rewards is not None else [None] * count,
         list(exact_matches) if exact_matches is not None else [None] * count,
+        [_present(custom or {}, sample) for sample in range(count)],
     ]
     return [SampleRecord(*row) for row in zip(*columns, strict=True)]
+
+
+def _present(custom: Mapping[str, np.ndarray], sample: int) -> dict[str, float]:
+    return {name: float(values[sample]) for name, values in custom.items() if not np.isnan(values[sample])}
 
 
 def _refuse(ids: np.ndarray, wrong: np.ndarray, what: str) -> None:
@@ -272,21 +283,52 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     }
 
 
+def custom_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """custom/<name>: the mean over those trained samples among `records` that have the value."""
+    values: dict[str, list[float]] = {}
+    for record in _trained(records):
+        for name, value in record.custom.items():
+            values.setdefault(name, []).append(value)
+    return {CUSTOM + name: float(np.mean(values[name])) for name in sorted(values)}
+
+
 def write_samples(path: Path, records: Iterable[SampleRecord]) -> None:
-    """Write samples.parquet (atomically), rows in order of sample_id, with exactly the columns of SCHEMA."""
+    """Write samples.parquet (atomically), rows in order of sample_id: the columns of SCHEMA, then `custom/<name>`."""
     rows = sorted(records, key=lambda r: r.sample_id)
-    columns = {f.name: [getattr(r, f.name) for r in rows] for f in fields(SampleRecord)}
+    table = pa.table({name: [getattr(r, name) for r in rows] for name in SCHEMA.names}, schema=SCHEMA)
+    for name in sorted({name for r in rows for name in r.custom}):
+        table = table.append_column(CUSTOM + name, pa.array([r.custom.get(name) for r in rows], pa.float64()))
     with replacing(path) as temporary:
-        pq.write_table(pa.table(columns, schema=SCHEMA), temporary)
+        pq.write_table(table, temporary)
 
 
 def read_samples(path: Path) -> pa.Table:
-    """The table of samples.parquet; `SampleRecord(**row)` for a row of its `to_pylist()`. Raises ValueError if its
-    columns are not those of SCHEMA."""
-    table = pq.read_table(path)
-    if not table.schema.equals(SCHEMA):
-        raise ValueError(f"{path} was not written by this version: expected\n{SCHEMA}\nfound\n{table.schema}")
-    return table
+    """The table of samples.parquet: the columns of SCHEMA, then whatever others the file has.
+
+    A column that may be null and is not there reads as null, so that older runs stay readable. Raises ValueError where
+    another one is missing, or one has another type.
+    """
+    found = pq.read_table(path)
+    columns = []
+    for expected in SCHEMA:
+        if expected.name not in found.column_names and expected.nullable:
+            columns.append(pa.nulls(found.num_rows, expected.type))
+            continue
+        if expected.name not in found.column_names or found.schema.field(expected.name).type != expected.type:
+            raise ValueError(
+                f"{path} cannot be read: column {expected.name} ({expected.type}) is missing or of another type; it has"
+                f"\n{found.schema.remove_metadata()}"
+            )
+        columns.append(found.column(expected.name))
+    others = [name for name in found.column_names if name not in SCHEMA.names]
+    schema = pa.schema([*SCHEMA, *(found.schema.field(name) for name in others)])
+    return pa.table([*columns, *(found.column(name) for name in others)], schema=schema)
+
+
+def record_of(row: Mapping[str, Any]) -> SampleRecord:
+    """The record of a row of `read_samples(...).to_pylist()`, without columns that are unknown here."""
+    custom = {name.removeprefix(CUSTOM): row[name] for name in row if name.startswith(CUSTOM) and row[name] is not None}
+    return SampleRecord(**{name: row[name] for name in SCHEMA.names}, custom=custom)
 
 
 def _trained(records: Iterable[SampleRecord]) -> list[SampleRecord]:

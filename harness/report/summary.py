@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from rich.table import Table
 from harness.metrics.ledger import ENGINE_EVENTS
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
 from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_timeline
-from harness.metrics.samples import FATES
+from harness.metrics.samples import CUSTOM, FATES
 
 _FILES = (
     "config.yaml",
@@ -47,14 +47,15 @@ class RunSummary:
     idle: dict[str, float]
     fraction_of_bound: float | None
     ledger: dict[str, Any] | None
+    custom: dict[str, tuple[float | None, float | None]]
 
 
 def summarize(run_dir: Path) -> RunSummary:
     """Read one run's folder, finished or not; a run that was cut short has no trace and no ledger yet.
 
     exact_match_first, _last: mean over the first and last 10 % of iterations (at least one), None where nothing was
-    rewarded. seconds: from the start of
-    the first iteration to the end of the last, over which rates are taken. tokens: as `throughput/tokens_per_s` counts
+    rewarded; custom: the same two means of each `custom/...`. seconds: from the start of the first iteration to the end
+    of the last, over which rates are taken. tokens: as `throughput/tokens_per_s` counts
     them. Raises ValueError if no iteration has finished.
     """
     metrics = load_metrics(run_dir)
@@ -73,20 +74,25 @@ def summarize(run_dir: Path) -> RunSummary:
         seconds=seconds,
         samples_per_s=samples / seconds,
         tokens_per_s=tokens / seconds,
-        exact_match_first=_exact_match(metrics[:tenth]),
-        exact_match_last=_exact_match(metrics[-tenth:]),
+        exact_match_first=_mean_of("reward/exact_match", metrics[:tenth]),
+        exact_match_last=_mean_of("reward/exact_match", metrics[-tenth:]),
         lag_worst=max(m["staleness/max"] for m in metrics),
         lag_mean=_mean(m["staleness/mean"] for m in metrics),
         idle={role: timeline.idle(role) for role in timeline.roles} if timeline else {},
         fraction_of_bound=timeline.fraction_of_bound() if timeline else None,
         ledger=load_ledger(run_dir) if (run_dir / "ledger.json").exists() else None,
+        custom={
+            name: (_mean_of(name, metrics[:tenth]), _mean_of(name, metrics[-tenth:]))
+            for name in sorted({name for m in metrics for name in m if name.startswith(CUSTOM)})
+        },
     )
 
 
 def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
-    """Two tables with a row per run, narrow enough for 80 columns; a simulated run says so in both."""
-    figures, account = Table(title="Runs"), Table(title="Devices and samples")
-    for table in (figures, account):
+    """Two tables with a row per run, narrow enough for 80 columns, and one of custom metrics where there are any; a
+    simulated run says so in each."""
+    figures, account, custom = Table(title="Runs"), Table(title="Devices and samples"), Table(title="Custom metrics")
+    for table in (figures, account, custom):
         table.box, table.show_lines, table.title_justify, table.pad_edge = box.SIMPLE_HEAD, True, "left", False
         table.add_column("run", no_wrap=True)
     for heading in (
@@ -100,10 +106,15 @@ def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
         figures.add_column(heading, justify="right", no_wrap=True)
     account.add_column("idle after warm-up", justify="right", no_wrap=True)
     account.add_column("ledger (samples)", no_wrap=True)
+    for heading in ("mean over samples", "first 10 %", "last 10 %"):
+        custom.add_column(heading, justify="left" if heading.startswith("mean") else "right")
     for run in runs:
         figures.add_row(_name(run), *_figures(run))
         account.add_row(_name(run), _idle(run.idle), _ledger(run.ledger))
-    return [figures, account]
+        if run.custom:
+            parts = [list(map(_share, part)) for part in zip(*run.custom.values(), strict=True)]
+            custom.add_row(_name(run), *("\n".join(column) for column in (run.custom, *parts)))
+    return [figures, account, *([custom] if custom.row_count else [])]
 
 
 def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
@@ -147,8 +158,10 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.3f}"
 
 
-def _exact_match(metrics: list[dict[str, Any]]) -> float | None:
-    return _mean(m["reward/exact_match"] for m in metrics) if "reward/exact_match" in metrics[0] else None
+def _mean_of(name: str, metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """Over those iterations that have it; None where none has."""
+    values = [m[name] for m in metrics if name in m]
+    return _mean(values) if values else None
 
 
 def _idle(idle: dict[str, float]) -> str:

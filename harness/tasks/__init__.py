@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from harness.config import JobConfig
 from harness.tasks.characters import Copy, Expand, Jsonl, Reverse
-from harness.tasks.task import Problem, Score, Task
+from harness.tasks.task import Problem, Score, Task, extra_metrics, extra_values
 
 TASKS: dict[str, Callable[..., Task]] = {
     "reverse": Reverse,
@@ -18,8 +18,11 @@ TASKS: dict[str, Callable[..., Task]] = {
 
 
 def make_task(config: JobConfig) -> Task:
+    """Raises OSError, TypeError or ValueError for options, or names of metrics, that cannot be."""
     options = {} if config.task.path is None else {"path": config.task.path}
-    return TASKS[config.task.name](**options)
+    task = TASKS[config.task.name](**options)
+    extra_metrics(task)
+    return task
 
 
 def max_tokens(config: JobConfig, task: Task) -> int:
@@ -27,4 +30,4 @@ def max_tokens(config: JobConfig, task: Task) -> int:
     return config.max_tokens or task.max_response_tokens
 
 
-__all__ = ["TASKS", "Problem", "Score", "Task", "make_task", "max_tokens"]
+__all__ = ["TASKS", "Problem", "Score", "Task", "extra_metrics", "extra_values", "make_task", "max_tokens"]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+
+EXTRA_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
+"""What may name an extra value of a score, and so the metric `custom/<name>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +23,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """reward in [0, 1], and whether the response is the answer, stop token included."""
+    """reward in [0, 1], and whether the response is the answer, stop token included.
+
+    extra: further values of this response, for the metrics `custom/<name>`; a task declares their names.
+    """
 
     reward: float
     exact_match: bool
+    extra: Mapping[str, float] = field(default_factory=dict)
 
 
 class Task(Protocol):
@@ -43,6 +52,10 @@ class Task(Protocol):
         """What ends a response; every answer ends in it, nothing else contains it."""
 
     @property
+    def extra_metrics(self) -> tuple[str, ...]:
+        """Names of the values that a score may have in `extra`. A task that lacks this has none."""
+
+    @property
     def max_prompt_tokens(self) -> int: ...
 
     @property
@@ -60,6 +73,29 @@ class Task(Protocol):
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens to text, for people."""
+
+
+def extra_metrics(task: Task) -> tuple[str, ...]:
+    """`task.extra_metrics`, or none. Raises ValueError for a name that cannot name a metric, or is there twice."""
+    names = tuple(getattr(task, "extra_metrics", ()))
+    for name in names:
+        if not isinstance(name, str) or not EXTRA_NAME.fullmatch(name):
+            raise ValueError(f"extra_metrics: {name!r} cannot name a metric; use a-z 0-9 _ . - and / between words")
+        if names.count(name) > 1:
+            raise ValueError(f"extra_metrics has {name!r} twice")
+    return names
+
+
+def extra_values(scores: Sequence[Score], names: Sequence[str]) -> np.ndarray:
+    """The extra values of k scores, float64 [k, len(names)], NaN for one that a score lacks. Raises ValueError for a
+    value that is not among `names`."""
+    for score in scores:
+        if unknown := score.extra.keys() - set(names):
+            raise ValueError(
+                f"a score has the extra value {min(unknown)!r}, which its task does not declare: "
+                f"extra_metrics = {tuple(names)}"
+            )
+    return np.array([[score.extra.get(name, np.nan) for name in names] for score in scores], np.float64)
 
 
 def draws(seed: int, group_id: int) -> np.random.Generator:
@@ -80,6 +116,7 @@ class SimulatedTask:
     prompt_tokens: int
     max_response_tokens: int
     name: str = "simulated"
+    extra_metrics: tuple[str, ...] = ()
     vocabulary_size: int = 1
     pad_token: int = 0
     stop_token: int = 0

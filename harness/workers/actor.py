@@ -40,6 +40,8 @@ class TrainedRows:
     started_at: np.ndarray
     finished_at: np.ndarray
     trained_at: np.ndarray
+    score_extras: Ragged | None = None
+    """A value for each of the task's `extra_metrics`, where it has any."""
 
 
 @dataclass
@@ -225,4 +227,5 @@ def _trained_rows(batch: Batch, at: float) -> TrainedRows:
         started_at=columns["started_at"],
         finished_at=columns["finished_at"],
         trained_at=np.full(len(batch.rows), at),
+        score_extras=columns.get("score_extras"),
     )

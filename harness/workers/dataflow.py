@@ -2,12 +2,13 @@
 
     prompts ─ prompt, answer, admitted_at ─┐
     rollout ─ response, log_probs, versions, engine, started_at, finished_at
-       ├─> reward      ─ reward, exact_match ─> advantages ─ advantage
+       ├─> reward      ─ reward, exact_match, (score_extras) ─> advantages ─ advantage
        ├─> reference   ─ ref_log_probs
        ├─> actor_fwd   ─ old_log_probs, old_version
        └─> actor reads all of them
 
-One row is one sample; `response`, `log_probs`, `versions`, `ref_log_probs` and `old_log_probs` have a value per token.
+One row is one sample; `response`, `log_probs`, `versions`, `ref_log_probs` and `old_log_probs` have a value per token,
+`score_extras` one for each name in `extra_metrics` of the task.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ROLLOUT_COLUMNS = {
     "finished_at": ColumnSpec("float64"),
 }
 REWARD_COLUMNS = {"reward": ColumnSpec("float32"), "exact_match": ColumnSpec("bool")}
+EXTRA_COLUMNS = {"score_extras": ColumnSpec("float64", ragged=True)}
 ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32")}
 REFERENCE_COLUMNS = {"ref_log_probs": ColumnSpec("float32", ragged=True)}
 OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version": ColumnSpec("int32")}
@@ -53,14 +55,20 @@ def iteration_of(partition: str) -> int:
 
 
 def queue_spec(
-    roles: Collection[str], *, training_ranks: int, capacity_rows: int, order: Literal["fifo", "completion"] = "fifo"
+    roles: Collection[str],
+    *,
+    training_ranks: int,
+    capacity_rows: int,
+    order: Literal["fifo", "completion"] = "fifo",
+    score_extras: bool = False,
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
 
     order "fifo": forward passes and training take rows first in, first out; then a micro-batch holds the same rows
     whatever the timing, and the same seed gives the same bits. order "completion": forward passes take whatever is
     ready, training takes groups in the order in which they became ready, of whatever batch; ValueError unless it has
-    one rank. Rewards are per sample, so they always take whatever is ready.
+    one rank. Rewards are per sample, so they always take whatever is ready. score_extras: whether scores have extra
+    values.
     """
     if order == "completion" and training_ranks != 1:
         raise ValueError(f"order 'completion' trains on one rank, not {training_ranks}: use order 'fifo' or one device")
@@ -81,5 +89,8 @@ def queue_spec(
         columns |= OLD_COLUMNS
         trained += OLD_COLUMNS
         tasks["actor_fwd"] = TaskSpec(("prompt", "response"), policy=forward, whole_groups=True)
+    if score_extras:
+        columns |= EXTRA_COLUMNS
+        trained += EXTRA_COLUMNS
     tasks["actor"] = TaskSpec(tuple(trained), policy=training, ranks=training_ranks, whole_groups=True)
     return QueueSpec(columns, tasks, capacity_rows)

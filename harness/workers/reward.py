@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from harness.rl.advantages import group_advantages
-from harness.tasks import Task
+from harness.tasks import Task, extra_metrics, extra_values
 from harness.transfer_queue import Batch, Column, Ragged
 from harness.workers.stage import Stage
 
@@ -22,6 +22,7 @@ class RewardStage(Stage):
     def __init__(self, task: Task, **stage: Any) -> None:
         super().__init__(**stage)
         self.task = task
+        self.extra_names = extra_metrics(task)
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         responses, answers = batch.columns["response"], batch.columns["answer"]
@@ -29,10 +30,13 @@ class RewardStage(Stage):
         scores = [
             self.task.score(response, answer) for response, answer in zip(responses.rows(), answers.rows(), strict=True)
         ]
-        return {
+        columns: dict[str, Column] = {
             "reward": np.array([score.reward for score in scores], np.float32),
             "exact_match": np.array([score.exact_match for score in scores], np.bool_),
         }
+        if self.extra_names:
+            columns["score_extras"] = Ragged.from_rows(list(extra_values(scores, self.extra_names)))
+        return columns
 
 
 class AdvantageStage(Stage):

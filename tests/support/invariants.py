@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from harness.config import JobConfig, job_config
 from harness.config.compose import make_schedule
 from harness.metrics.run_files import load_ledger, load_samples, load_timeline
-from harness.metrics.samples import SampleRecord
+from harness.metrics.samples import SampleRecord, record_of
 from harness.metrics.timeline import Timeline
 from schedules.capacity import Capacity
 
@@ -50,7 +50,7 @@ def read_run(folder: Path) -> Finished:
     fates = ("admitted", "trained", "dropped_stale", "dropped_filtered", "in_flight")
     return Finished(
         job_config(tree),
-        [SampleRecord(**row) for row in load_samples(folder).to_pylist()],
+        [record_of(row) for row in load_samples(folder).to_pylist()],
         {fate: ledger[fate] for fate in fates},
         load_timeline(folder),
     )

@@ -44,8 +44,11 @@ class TickingClock:
 class CountingQueue(LocalQueue):
     """Remembers the responses that were put; `gate` holds such puts back while it is not set."""
 
-    def __init__(self, roles: Iterable[str] = ALL_ROLES, partitions: int = 3, order: Order = "fifo") -> None:
-        super().__init__(queue_spec(list(roles), training_ranks=1, capacity_rows=ROWS * partitions, order=order))
+    def __init__(
+        self, roles: Iterable[str] = ALL_ROLES, partitions: int = 3, order: Order = "fifo", **spec: Any
+    ) -> None:
+        capacity = ROWS * partitions
+        super().__init__(queue_spec(list(roles), training_ranks=1, capacity_rows=capacity, order=order, **spec))
         self.responses: list[list[int]] = []
         self.versions: dict[int, list[int]] = {}
         self.putting = asyncio.Event()

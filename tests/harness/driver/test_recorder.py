@@ -116,6 +116,23 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     assert (first["ledger/trained"], first["ledger/in_flight"], second["ledger/in_flight"]) == (6, 6, 0)
 
 
+def test_extra_values_of_scores_are_custom_metrics_and_columns(recorder: Recorder, run: RunDirectory) -> None:
+    recorder.reading = Measured(("copied", "style/caps"))
+    admit(recorder, range(BATCH))
+    rows = trained(list(range(BATCH * N)), 0)
+    values = np.array([[row, np.nan if row else 0.5] for row in range(BATCH * N)])
+    rows.score_extras = Ragged.from_rows(list(values))
+    recorder.trained(0, [TrainReport([rows], {"tokens": 12.0, "clipped": 0.0, "ratio_max": 1.0}, 0.5, [])])
+    recorder.clock.time = 1.0  # type: ignore[attr-defined]
+    recorder.published(1, queue={})
+    (metrics,) = load_metrics(run.path)
+    assert (metrics["custom/copied"], metrics["custom/style/caps"]) == (2.5, 0.5)
+    recorder.write(run)
+    samples = load_samples(run.path)
+    assert samples["custom/copied"].to_pylist() == list(range(6))
+    assert samples["custom/style/caps"].to_pylist() == [0.5, *[None] * 5]
+
+
 def test_ranks_add_up_to_one_iteration(recorder: Recorder, run: RunDirectory) -> None:
     admit(recorder, range(BATCH))
     play(recorder, 0, version=0, ranks=2)

@@ -111,9 +111,9 @@ def test_a_metric_that_two_parts_give_is_refused() -> None:
         iteration_metrics(3, 8, 1.0, {"reward/mean": 1.0}, {"reward/mean": 0.0})
 
 
-def test_idle_takes_any_role_and_nothing_else_does() -> None:
-    check_names(["idle/actor_fwd", "idle/rollout", *METRIC_NAMES])
-    for name in ("idle/", "idle/a/b", "idle", "time/rollout_s"):
+def test_idle_takes_any_role_custom_any_name_and_nothing_else_does() -> None:
+    check_names(["idle/actor_fwd", "idle/rollout", "custom/copied", "custom/style/caps.1", *METRIC_NAMES])
+    for name in ("idle/", "idle/a/b", "idle", "time/rollout_s", "custom/", "custom/Caps"):
         with pytest.raises(ValueError, match="unknown metric"):
             check_names([name])
 

@@ -18,8 +18,10 @@ from harness.metrics.samples import (
     SCHEMA,
     SampleRecord,
     TrainedSamples,
+    custom_metrics,
     length_metrics,
     read_samples,
+    record_of,
     reward_metrics,
     sample_record,
     staleness_metrics,
@@ -62,7 +64,7 @@ def waiting(**changes: Any) -> SampleRecord:
 
 
 def test_the_columns_are_those_of_the_design_in_its_order() -> None:
-    assert [field.name for field in fields(SampleRecord)] == COLUMNS == SCHEMA.names
+    assert SCHEMA.names == COLUMNS and [field.name for field in fields(SampleRecord)] == [*COLUMNS, "custom"]
 
 
 def test_lag_is_taken_apart_into_flight_and_queue() -> None:
@@ -167,7 +169,7 @@ def test_parquet_gives_back_the_rows_sorted_by_sample(tmp_path: Path) -> None:
     path = tmp_path / "samples.parquet"
     write_samples(path, reversed(records))
     table = read_samples(path)
-    assert [SampleRecord(**row) for row in table.to_pylist()] == records
+    assert [record_of(row) for row in table.to_pylist()] == records
     assert table.schema.equals(SCHEMA)
     assert [file.name for file in tmp_path.iterdir()] == ["samples.parquet"]
 
@@ -177,10 +179,36 @@ def test_parquet_of_no_sample_still_has_its_columns(tmp_path: Path) -> None:
     assert read_samples(tmp_path / "samples.parquet").column_names == COLUMNS
 
 
-def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"sample_id": [1]}), tmp_path / "samples.parquet")
-    with pytest.raises(ValueError, match="not written by this version"):
-        read_samples(tmp_path / "samples.parquet")
+def test_extra_values_of_scores_are_columns_and_means_over_the_samples_that_have_them(tmp_path: Path) -> None:
+    path = tmp_path / "samples.parquet"
+    extra = {"copied": np.array([1.0, np.nan, 0.5]), "style/caps": np.array([2.0, 4.0, 0.0])}
+    records = [*trained_records(many(), 3, 2, [1.0] * 3, [True] * 3, extra), waiting()]
+    assert custom_metrics(records) == {"custom/copied": 0.75, "custom/style/caps": 2.0}
+    write_samples(path, records)
+    table = read_samples(path)
+    assert table.column_names == [*COLUMNS, "custom/copied", "custom/style/caps"]
+    assert table["custom/copied"].to_pylist() == [None, 1.0, None, 0.5]  # by sample id: the first is in flight
+    assert sorted(map(record_of, table.to_pylist()), key=lambda r: -r.sample_id) == sorted(
+        records, key=lambda r: -r.sample_id
+    )
+
+
+def test_a_file_with_more_or_fewer_optional_columns_is_read_and_one_without_a_required_column_is_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "samples.parquet"
+    write_samples(path, [trained([0], 1, sample_id=7)])
+    whole = read_samples(path)
+    pq.write_table(whole.drop_columns(["span"]).append_column("later", pa.array(["kept"])), path)
+    read = read_samples(path)
+    assert read.column_names == [*COLUMNS, "later"] and read["later"].to_pylist() == ["kept"]
+    assert read["span"].to_pylist() == [None] and record_of(read.to_pylist()[0]).sample_id == 7
+    pq.write_table(whole.drop_columns(["fate"]), path)
+    with pytest.raises(ValueError, match="column fate .string. is missing"):
+        read_samples(path)
+    pq.write_table(whole.set_column(0, "sample_id", pa.array(["7"])), path)
+    with pytest.raises(ValueError, match="column sample_id .int64. is missing or of another type"):
+        read_samples(path)
 
 
 def many(**changes: object) -> TrainedSamples:

@@ -162,6 +162,18 @@ def test_a_run_without_an_iteration_is_not_drawn(tmp_path: Path) -> None:
         summarize(run.path)
 
 
+def test_custom_metrics_have_a_table_of_their_own(tmp_path: Path) -> None:
+    run = write_run(tmp_path, iterations=2)
+    path = run.path / "metrics.jsonl"
+    assert "Custom metrics" not in printed([run.path])
+    lines = [json.loads(line) | {"custom/style/caps": i / 4} for i, line in enumerate(path.read_text().splitlines(), 1)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = printed([run.path])
+    assert "Custom metrics" in told and ["custom/style/caps", "0.250", "0.500"] in [
+        line.split()[-3:] for line in told.splitlines()
+    ]
+
+
 def test_titles_of_a_virtual_run_say_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: list[str] = []
     suptitle = Figure.suptitle

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.tasks import TASKS, Task
+from harness.tasks import TASKS, Task, extra_metrics
 from harness.tasks.characters import CHARACTERS, PAD, STOP, Copy, Expand, Jsonl, Reverse, decode, encode, score_tokens
 
 tokens = st.lists(st.integers(0, 31), min_size=1, max_size=12).map(lambda row: np.array(row, dtype=np.int64))
@@ -156,6 +156,15 @@ def test_a_bad_jsonl_line_is_named_with_its_number_and_the_fix(tmp_path: Path, l
 def test_an_empty_jsonl_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no problem"):
         Jsonl(path=write(tmp_path / "empty.jsonl", ""))
+
+
+@pytest.mark.parametrize("names", [("Caps",), ("a b",), ("",), ("../x",), ("x//y",), ("x", "x")])
+def test_extra_values_have_names_that_a_metric_can_have(names: tuple[str, ...]) -> None:
+    task = Reverse()
+    object.__setattr__(task, "extra_metrics", names)
+    with pytest.raises(ValueError, match="extra_metrics"):
+        extra_metrics(task)
+    assert extra_metrics(Reverse()) == ()
 
 
 def test_tasks_import_without_torch() -> None:

@@ -13,6 +13,8 @@ from engines.torch.model import build_model
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import group_advantages
+from harness.tasks import Score
+from harness.tasks.characters import STOP, Reverse
 from harness.transfer_queue import Ragged
 from harness.weight_sync.ipc import SharedOffer
 from harness.workers.actor import ActorRole
@@ -213,6 +215,41 @@ async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_la
     await running
     assert trainer.steps == [ROWS // MICRO_BATCH]
     assert trainer.batches[0].ref_log_probs is None and trainer.batches[0].old_log_probs is None
+
+
+class Measuring(Reverse):
+    """Says how long a response is, and whether it stops, where it is long."""
+
+    extra_metrics = ("length", "stops")
+
+    def score(self, response: np.ndarray, answer: np.ndarray) -> Score:
+        score = super().score(response, answer)
+        stops = {"stops": float(response[-1] == STOP)} if len(response) > 3 else {}
+        return Score(score.reward, score.exact_match, {"length": float(len(response))} | stops)
+
+
+async def test_extra_values_of_scores_reach_the_report_of_training() -> None:
+    queue = CountingQueue(roles=("rollout", "actor"), score_extras=True)
+    rows = await queue.admit(0)
+    await put_responses(queue, rows)
+    await RewardStage(Measuring(), **told(queue, ROWS, 1)).process(0)
+    await AdvantageStage(group_size=GROUP, divide_by_std=False, **told(queue, ROWS, GROUP)).process(0)
+    report = await actor(queue, NotingTrainer()).train(0)
+    for part in report.trained:
+        assert part.score_extras is not None
+        length, stops = part.score_extras.values.reshape(-1, 2).T
+        assert length.tolist() == part.responses.lengths.tolist()
+        assert np.isnan(stops).tolist() == [tokens <= 3 for tokens in length]
+
+
+async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> None:
+    class Undeclared(Measuring):
+        extra_metrics = ("stops",)
+
+    queue = CountingQueue(score_extras=True)
+    await put_responses(queue, await queue.admit(0))
+    with pytest.raises(ValueError, match="extra value 'length', which its task does not declare"):
+        await RewardStage(Undeclared(), **told(queue, ROWS, 1)).process(0)
 
 
 @pytest.mark.parametrize("role", ["reward", "reference"])
