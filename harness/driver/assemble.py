@@ -20,7 +20,7 @@ from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Task, extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
-from harness.weight_sync.fleet import Fleet
+from harness.weight_sync.membership import Fleet
 from harness.weight_sync.transports import WeightTransport
 from harness.workers.dataflow import queue_spec
 from schedules import Schedule
@@ -101,7 +101,7 @@ def assemble(
         workers["rollout"],
         on_lost=config.cluster.on_lost_engine,
         clear_up=partial(clear_up, queue),
-        tell=observer.engine,
+        notify=observer.engine,
     )
     rollout = RolloutPool(fleet, observer)
     coordinator = Coordinator(

@@ -19,7 +19,7 @@ from harness.driver.build import fair_share, least_rows, reader_of
 from harness.protocols import Clock, Span
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import Batch, Column, TransferQueue
-from harness.weight_sync.receiver import WeightOffer, WeightSender
+from harness.weight_sync.endpoints import WeightOffer, WeightSender
 from harness.weight_sync.simulated import PacedOffer, PacedSender
 from harness.workers.actor import ActorRole
 from harness.workers.log_probs import OldLogProbStage, ReferenceStage

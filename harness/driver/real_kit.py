@@ -25,7 +25,7 @@ from harness.runtime.handles import Handle
 from harness.runtime.runtime import Runtime
 from harness.tasks import Task, make_task
 from harness.transfer_queue import TransferQueue
-from harness.weight_sync.transports import WeightTransport, make_transport
+from harness.weight_sync.transports import GroupTransport, WeightTransport
 from schedules import Schedule
 
 _BUILD: dict[str, Callable[..., Any]] = {
@@ -58,7 +58,7 @@ class RealKit:
 
     @property
     def transport(self) -> WeightTransport:
-        return make_transport(self.schedule.transport, self.host, self.config.cluster.wait_timeout_s)
+        return GroupTransport(self.schedule.transport, self.host, self.config.cluster.wait_timeout_s)
 
     @property
     def wait_timeout_s(self) -> float | None:

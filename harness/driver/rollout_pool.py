@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.driver.pool import Observer, Pool
 from harness.runtime.handles import Handle, death_in
-from harness.weight_sync.fleet import Fleet
+from harness.weight_sync.membership import Fleet
 
 
 class RolloutPool(Pool):

@@ -17,7 +17,7 @@ from harness.runtime.handles import Handle, WorkerDied, call_all
 from harness.runtime.stall import watch_progress
 from harness.runtime.virtual_loop import VirtualLoop
 from harness.runtime.virtual_runtime import infrequent_gc
-from harness.weight_sync.fleet import LostEngine
+from harness.weight_sync.membership import LostEngine
 
 
 def _told_of(failure: BaseException) -> str:
@@ -104,10 +104,10 @@ class Session:
         if not self.wanted.config.cluster.serve_membership or not isinstance(self.clock, RealClock):
             yield
             return
-        from harness.weight_sync.run_service import make_fleet_app, serving
+        from harness.weight_sync.service import fleet_app, serving
 
         token = secrets.token_urlsafe(32)
-        app = make_fleet_app(self.assembly.coordinator.fleet, token, now=self.clock.now)
+        app = fleet_app(self.assembly.coordinator.fleet, token, now=self.clock.now)
         async with serving(app) as url:
             with self.told_where(url, token):
                 yield

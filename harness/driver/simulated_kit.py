@@ -22,7 +22,7 @@ from harness.tasks import Task
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import SimulatedTransport
-from harness.weight_sync.transports import WeightTransport, make_transport
+from harness.weight_sync.transports import GroupTransport, WeightTransport
 from schedules import Schedule
 
 
@@ -118,7 +118,7 @@ class PacedKit(_SimulatedKit):
 
     @property
     def transport(self) -> WeightTransport:
-        return make_transport(self.schedule.transport, self.host, self.config.cluster.wait_timeout_s)
+        return GroupTransport(self.schedule.transport, self.host, self.config.cluster.wait_timeout_s)
 
     @property
     def wait_timeout_s(self) -> float | None:

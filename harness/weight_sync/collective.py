@@ -1,22 +1,20 @@
 """Weights by broadcast: NCCL between GPUs, Gloo between CPUs. Training rank 0 is the source, engines receive.
 
 Two buckets are under way on each side: while one travels, the sender fills the next, and the receiver hands out the one
-before. A tensor that lies ready is sent from where it lies.
+before. A large tensor that is not sharded is sent from where it lies.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from harness.weight_sync.digests import digests, verify
-from harness.weight_sync.errors import TransferError
-from harness.weight_sync.plan import Bucket, TransferPlan, outgoing, pack, pieces, unpack
-from harness.weight_sync.process_group import Rendezvous, TransferGroup, Work
+from harness.weight_sync.plan import Bucket, TransferPlan, digests, outgoing, pack, pieces
+from harness.weight_sync.process_group import BucketEnd, BucketReceiver, BucketSender, Rendezvous, TransferGroup, Work
 
 
 @dataclass(frozen=True)
@@ -26,132 +24,75 @@ class CollectiveOffer:
     plan: TransferPlan
     rendezvous: Rendezvous
 
-    def receiver(self, number: int, device: torch.device, before: object = None) -> CollectiveReceiver:
+    def receiver(self, number: int, device: torch.device, previous: object = None) -> CollectiveReceiver:
         return CollectiveReceiver(self.plan, self.rendezvous.receiver_group(number, device))
 
-    def sender(self, store: dist.Store, device: torch.device, before: object = None) -> CollectiveSender:
+    def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> CollectiveSender:
         """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined."""
         return CollectiveSender(self.plan, self.rendezvous.sender_group(store, device))
 
 
-class CollectiveSender:
-    """Broadcasts bucket after bucket, from two buffers that it keeps."""
+class _CollectiveEnd(BucketEnd):
+    """Two buffers that it keeps, and the buckets that travel."""
 
     def __init__(self, plan: TransferPlan, group: TransferGroup) -> None:
-        self.plan, self._group = plan, group
-        self._buffers = _two_buffers(plan, group.device)
+        super().__init__(plan, group)
+        self._buffers = [torch.empty(plan.largest, dtype=torch.uint8, device=group.device) for _ in range(2)]
+        self._in_flight: deque[BucketInFlight] = deque()
 
-    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Gathering goes to its end also where the group broke: the other ranks are in it, and are not to hang."""
-        failure: TransferError | None = None
-        sending: deque[BucketInFlight] = deque()
-        try:
-            for number, bucket in enumerate(self.plan.buckets):
-                if failure is None and len(sending) == 2:
-                    failure = self._await(sending, version)
-                buffer = self._buffers[number % 2]
-                if self.plan.checked:  # what is sent is what the digest was taken of
-                    pack(bucket, parameters, buffer)
-                    ready = pieces(bucket, buffer)
-                else:
-                    ready = outgoing(bucket, parameters, buffer)
-                if failure is None:
-                    failure = self._start(sending, bucket, buffer, ready, version)
-            while failure is None and sending:
-                failure = self._await(sending, version)
-        except BaseException:  # the weights could not be gathered: receivers wait for what will never come
-            sending.clear()
-            self._group.close()
-            raise
-        if failure is not None:
-            raise failure
+    def _finish(self) -> None:
+        while self._in_flight:
+            self._in_flight.popleft().wait()
 
-    def _start(
-        self,
-        sending: deque[BucketInFlight],
-        bucket: Bucket,
-        buffer: torch.Tensor,
-        ready: list[torch.Tensor],
-        version: int,
-    ) -> TransferError | None:
-        try:
-            with self._group.guard(version):
-                checks = [digests(bucket, buffer)] if self.plan.checked else []
-                sending.append(BucketInFlight.on(self._group, [*ready, *checks]))
-        except TransferError as error:
-            return error
-        return None
-
-    def _await(self, sending: deque[BucketInFlight], version: int) -> TransferError | None:
-        try:
-            with self._group.guard(version):
-                sending.popleft().wait()
-        except TransferError as error:
-            return error
-        return None
+    def _release(self) -> None:
+        self._in_flight.clear()
 
 
-class CollectiveReceiver:
-    """Receives bucket after bucket, into two buffers that it keeps."""
+class CollectiveSender(_CollectiveEnd, BucketSender):
+    """Broadcasts bucket after bucket, from two buffers in turn."""
 
-    def __init__(self, plan: TransferPlan, group: TransferGroup) -> None:
-        self.plan, self._group = plan, group
-        self._buffers = _two_buffers(plan, group.device)
+    def _wait_for_buffer(self, number: int) -> None:
+        if len(self._in_flight) == 2:
+            self._in_flight.popleft().wait()
 
-    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """What travels is taken to its end also where a tensor is damaged or the reader stops: so this end holds up no
-        other. Raises TransferError."""
-        damage: TransferError | None = None
-        arriving: deque[BucketInFlight] = deque()
-        for number, bucket in enumerate(self.plan.buckets):
-            with self._group.guard(version):
-                while len(arriving) < min(2, len(self.plan.buckets) - number):
-                    arriving.append(self._expect(number + len(arriving)))
-                tensors = arriving.popleft().wait()
-            buffer = self._buffers[number % 2]
-            try:
-                if self.plan.checked and damage is None:
-                    verify(bucket, buffer, tensors[-1], version)
-                if damage is None:
-                    yield from unpack(bucket, buffer)
-            except TransferError as error:
-                damage = error
-            except GeneratorExit:
-                self._take_the_rest(number + 1, arriving, version)
-                raise
-        if damage is not None:
-            raise damage
+    def _fill(self, number: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        buffer = self._buffers[number % 2]
+        if not self.plan.checked:
+            return outgoing(bucket, parameters, buffer)
+        pack(bucket, parameters, buffer)  # the digest is taken of what is sent
+        return [*pieces(bucket, buffer), digests(bucket, buffer)]
+
+    def _hand_over(self, filled: list[torch.Tensor]) -> None:
+        self._in_flight.append(BucketInFlight.start(self._group, filled))
+
+
+class CollectiveReceiver(_CollectiveEnd, BucketReceiver):
+    """Receives bucket after bucket, into two buffers in turn."""
+
+    def _next(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        while len(self._in_flight) < min(2, len(self.plan.buckets) - number):
+            self._in_flight.append(self._expect(number + len(self._in_flight)))
+        tensors = self._in_flight.popleft().wait()
+        return self._buffers[number % 2], tensors[-1] if self.plan.checked else None
 
     def _expect(self, number: int) -> BucketInFlight:
         bucket = self.plan.buckets[number]
         into = pieces(bucket, self._buffers[number % 2])
         if self.plan.checked:
             into.append(torch.empty(len(bucket.tensors), dtype=torch.int64, device=self._group.device))
-        return BucketInFlight.on(self._group, into)
-
-    def _take_the_rest(self, number: int, arriving: deque[BucketInFlight], version: int) -> None:
-        """`number` is the next bucket. Whoever stopped has a reason that counts more than what happens to the rest."""
-        try:
-            with self._group.guard(version):
-                while arriving:
-                    arriving.popleft().wait()
-                    if number + 1 < len(self.plan.buckets):
-                        number += 1
-                        arriving.append(self._expect(number))
-        except TransferError:
-            self._group.close()
+        return BucketInFlight.start(self._group, into)
 
 
 @dataclass
 class BucketInFlight:
-    """A bucket on its way, in pieces. Holds what it sends, or receives into."""
+    """A bucket that travels, in pieces. Holds the tensors that it is sent from, or received into."""
 
     group: TransferGroup
     tensors: list[torch.Tensor]
     works: list[Work]
 
     @classmethod
-    def on(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:
+    def start(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:
         return cls(group, tensors, [group.broadcast(tensor) for tensor in tensors if tensor.numel()])
 
     def wait(self) -> list[torch.Tensor]:
@@ -159,8 +100,3 @@ class BucketInFlight:
             self.group.wait(work)
         self.group.synchronise()
         return self.tensors
-
-
-def _two_buffers(plan: TransferPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    first, second = (torch.empty(plan.largest, dtype=torch.uint8, device=device) for _ in range(2))
-    return first, second

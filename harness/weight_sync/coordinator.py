@@ -1,27 +1,29 @@
-"""The weights of a job: which version each receiver holds, and what may happen at the same time."""
+"""The weights of a job: which version each receiver holds, what may happen at the same time, what is tried again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.protocols import Span
-from harness.runtime.handles import Handle, call_all, death_in
+from harness.runtime.handles import Handle, WorkerDied, call_all, death_in
 from harness.runtime.waits import Waits
-from harness.weight_sync.delivery import RetryingTransfer
-from harness.weight_sync.errors import TransferError
-from harness.weight_sync.fleet import Fleet, LostEngine
-from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.transports import TransferOutcome, WeightTransport, ask
+from harness.weight_sync.membership import Fleet, LostEngine
+from harness.weight_sync.plan import TransferError, TransferPlan
+from harness.weight_sync.transports import TransferOutcome, WeightTransport, call_each
 
-__all__ = ["RetryPolicy", "Coordinator", "Fleet", "LostEngine", "WeightTransport"]
+Observe = Callable[[Iterable[Span]], None]
+"""Called with the spans of each worker that took part in a transfer."""
+Attempt = Callable[[Sequence[Handle], int], Awaitable[TransferOutcome]]
+"""One attempt at bringing a version to these receivers. The number is that of the attempt, from 1."""
+Failures = Sequence[tuple[Handle, Exception]]
+"""Receivers that did not get a version, each with its last error."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """What is done so that weights arrive. attempts: how often a transfer is tried; verify: hold every tensor against
-    its digest."""
+    """attempts: how often a transfer is tried; verify: check every tensor against its digest."""
 
     attempts: int = 3
     verify: bool = False
@@ -31,8 +33,9 @@ class Coordinator:
     """The weights of one job.
 
     trainers: the training ranks in order; fleet: the engines, which take a version when the schedule says so; scorers:
-    they take each as soon as it is there. Engines come and go between transfers. At most one staged transfer is under
-    way. Where one fails for good, its error is raised by every call from then on, and by `finish`: the run ends.
+    they take each as soon as it is there. Engines come and go between transfers. At most one transfer is under way in
+    the background. Where one fails for good, its error is raised by every call from then on, and by `finish`: the run
+    ends.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Coordinator:
         scorers: Sequence[Handle] = (),
         transport: WeightTransport,
         bucket_bytes: int,
-        observe: Callable[[Iterable[Span]], None],
+        observe: Observe,
         retry: RetryPolicy | None = None,
     ) -> None:
         self.trainers, self.fleet, self.scorers = list(trainers), fleet, list(scorers)
@@ -56,7 +59,7 @@ class Coordinator:
         self._transport, self._bucket_bytes, self._observe = transport, bucket_bytes, observe
         self._retrying = RetryingTransfer(trainers, transport, attempts=self.retry.attempts, observe=observe)
         self._arrived = 0
-        self._news = asyncio.Event()  # a version arrived, or a transfer ended; then there is a new one
+        self._progress = asyncio.Event()  # a version arrived, or a transfer ended; then there is a new one
         self._transfer: asyncio.Task[None] | None = None
 
     @property
@@ -69,60 +72,70 @@ class Coordinator:
         return self.membership.versions
 
     async def connect(self) -> None:
-        """Compute the plan and bring the transport up on all sides."""
-        source, followers = self.trainers[0], self.trainers[1:]
+        """Compute the plan and connect the transport on all sides."""
+        source, *others = self.trainers
         plan: TransferPlan = await source.call("plan", self._bucket_bytes, self.retry.verify)
-        await call_all(followers, "gather_only", plan)
-        self._retrying.follow(plan)
+        await call_all(others, "gather_only", plan)
+        self._retrying.plan = plan
         await self._retrying.connect(self.receivers)
         self.plan = plan
 
     async def publish(self, version: int) -> None:
         """Bring the trained weights to every receiver as `version`.
 
-        What a receiver took is its version from then on. Raises LostEngine, or what no other attempt would mend.
+        What a receiver loaded is its version from then on. Raises LostEngine, or what no other attempt would mend.
         """
         await self.finish()
-        await self.fleet.turn()
-        taking_part = self.fleet.receivers
+        await self.fleet.begin_transfer()
+        engines = self.fleet.receivers
 
-        async def carry(receivers: Sequence[Handle], attempt: int) -> TransferOutcome:
+        async def attempt(receivers: Sequence[Handle], number: int) -> TransferOutcome:
             outcome = await self._transport.publish(self.trainers, receivers, version)
-            self._note(outcome.fine(receivers), version)
+            self._loaded(outcome.succeeded(receivers), version)
             return outcome
 
-        await self._settle(version, await self._retrying.bring(version, [*taking_part, *self.scorers], carry))
-        self.fleet.enter(taking_part)
+        failures = await self._retrying.run(version, [*engines, *self.scorers], attempt)
+        await self._go_on_without(version, failures)
+        self.fleet.received(engines)
         self._arrived = version
 
     async def start_transfer(self, version: int) -> None:
-        """Wait for the transfer before, copy the trained weights to the trainer's host memory, and let them travel.
+        """Wait for the previous transfer, copy the trained weights to the trainer's host memory, and let them travel.
 
         Returns when the copy is complete: then the trainer may change its weights.
         """
         await self.finish()
-        await self.fleet.turn()
-        taking_part = self.fleet.receivers
-        await self._settle(version, await self._retrying.link([*taking_part, *self.scorers]))
+        await self.fleet.begin_transfer()
+        engines = self.fleet.receivers
+        await self._go_on_without(version, await self._retrying.connect_living([*engines, *self.scorers]))
         left = self.fleet.receivers
-        taking_part = [engine for engine in taking_part if engine in left]
+        engines = [engine for engine in engines if engine in left]
         # The copy travels as soon as it is there.
-        self._record(await call_all(self.trainers, "publish", version))
-        self._transfer = asyncio.create_task(self._carry(version, taking_part))
-        self._transfer.add_done_callback(lambda _: self._tell())
+        for spans in await call_all(self.trainers, "publish", version):
+            self._observe(spans)
+        self._transfer = asyncio.create_task(self._transfer_to_hosts(version, engines))
+        self._transfer.add_done_callback(lambda _: self._wake())
 
     async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, whose transfer may not have started yet, is in the host memory of every engine."""
         with self.waits("wait_arrived", f"version {version} to be sent and to arrive"):
             while self._arrived < version and not self._failed:
-                await self._news.wait()
+                await self._progress.wait()
         if self._failed:
             await self.finish()
 
     async def swap(self, handles: Sequence[Handle], version: int) -> None:
         """These receivers load `version` from their host memory, once it has arrived there."""
         await self.wait_arrived(version)
-        await self._swap(handles, version)
+        receivers = self.fleet.receivers
+        swapped = await call_each([handle for handle in handles if handle in receivers], "swap", version)
+        for spans in swapped.spans:
+            self._observe(spans)
+        self._loaded(swapped.succeeded(handles), version)
+        deaths = {name: death for name, error in swapped.failed.items() if (death := death_in(error))}
+        if len(deaths) < len(swapped.failed):  # nothing travels here: another attempt would not mend it
+            raise ExceptionGroup(f"version {version} was not loaded", list(swapped.failed.values()))
+        await self._lose(version, deaths)
 
     async def finish(self) -> None:
         """Wait for the transfer under way, if any; raises its error, also when that was raised before."""
@@ -140,82 +153,173 @@ class Coordinator:
         transfer = self._transfer
         return transfer is not None and transfer.done() and (transfer.cancelled() or transfer.exception() is not None)
 
-    async def _carry(self, version: int, taking_part: Sequence[Handle]) -> None:
-        """Consumes the trainer's host copy, produces the receivers'. Waits for all ends of the transport, which
-        give up on each other by its timeout. A worker that computes answers late, and must not keep engines from their
-        weights."""
+    async def _transfer_to_hosts(self, version: int, engines: Sequence[Handle]) -> None:
+        """Consumes the trainer's host copy, produces the receivers'. Waits for all ends of the transport, which give up
+        on each other by its timeout. A worker that computes answers late, and must not keep engines from their weights.
+        """
 
-        async def carry(receivers: Sequence[Handle], attempt: int) -> TransferOutcome:
-            if attempt > 1 and (again := await ask(self.trainers[:1], "resend", version)).failed:
-                return again.kept_from(receivers)
+        async def attempt(receivers: Sequence[Handle], number: int) -> TransferOutcome:
+            if number > 1 and (again := await call_each(self.trainers[:1], "resend", version)).failed:
+                return again.skipping(receivers)
             scorers = [receiver for receiver in receivers if receiver in self.scorers]
-            engines = [receiver for receiver in receivers if receiver not in scorers]
-            left, staged, swapped = await asyncio.gather(
-                ask(self.trainers[:1], "wait_arrived", version, on_death=self._transport.abort),
-                self._to_engines(engines, version, len(taking_part)),
+            missing = [receiver for receiver in receivers if receiver not in scorers]
+            sent, staged, swapped = await asyncio.gather(
+                call_each(self.trainers[:1], "wait_arrived", version, on_death=self._transport.abort),
+                self._to_engines(missing, version, all_of_them=len(missing) == len(engines)),
                 self._to_scorers(scorers, version),
             )
-            return left + staged + swapped
+            return sent + staged + swapped
 
-        await self._settle(version, await self._retrying.bring(version, [*taking_part, *self.scorers], carry))
-        self.fleet.enter(taking_part)
-        self._arrive(version)
+        failures = await self._retrying.run(version, [*engines, *self.scorers], attempt)
+        await self._go_on_without(version, failures)
+        self._received(engines, version)
 
-    async def _to_engines(self, engines: Sequence[Handle], version: int, wanted: int) -> TransferOutcome:
+    async def _to_engines(self, engines: Sequence[Handle], version: int, *, all_of_them: bool) -> TransferOutcome:
         staged = await self._stage(engines, version)
-        if not staged.failed and len(engines) == wanted:
-            self.fleet.enter(engines)
-            self._arrive(version)
+        if all_of_them and not staged.failed:
+            self._received(engines, version)
         return staged
 
     async def _to_scorers(self, scorers: Sequence[Handle], version: int) -> TransferOutcome:
         staged = await self._stage(scorers, version)
-        there = staged.fine(scorers)
-        swapped = await ask(there, "swap", version, timeout_s=self._transport.timeout_s)
-        self._note(swapped.fine(there), version)
+        there = staged.succeeded(scorers)
+        swapped = await call_each(there, "swap", version, timeout_s=self._transport.timeout_s)
+        self._loaded(swapped.succeeded(there), version)
         return staged + swapped
 
     async def _stage(self, receivers: Sequence[Handle], version: int) -> TransferOutcome:
         transport = self._transport
-        return await ask(receivers, "stage", version, timeout_s=transport.timeout_s, on_death=transport.abort)
+        return await call_each(receivers, "stage", version, timeout_s=transport.timeout_s, on_death=transport.abort)
 
-    async def _swap(self, handles: Sequence[Handle], version: int) -> None:
-        """Everything is there: what fails now, but for who dies, is no matter of transport."""
-        receivers = self.fleet.receivers
-        swapped = await ask([handle for handle in handles if handle in receivers], "swap", version)
-        self._record(swapped.spans)
-        self._note(swapped.fine(handles), version)
-        deaths = {name: death for name, error in swapped.failed.items() if (death := death_in(error))}
-        if len(deaths) < len(swapped.failed):
-            raise ExceptionGroup(f"version {version} was not loaded", list(swapped.failed.values()))
-        await self.fleet.lose({name: self._missed(name, version, death) for name, death in deaths.items()})
+    async def _go_on_without(self, version: int, failures: Failures) -> None:
+        """Or end the run."""
+        errors = {receiver.name: error for receiver, error in failures}
+        if any(receiver in self.scorers for receiver, _ in failures):
+            raise LostEngine("; ".join(self._reasons(version, errors).values())) from failures[0][1]
+        if failures:
+            await self._lose(version, errors)
 
-    async def _settle(self, version: int, lost: Sequence[tuple[Handle, Exception]]) -> None:
-        """Go on without them, or end the run."""
-        if not lost:
-            return
-        reasons = {receiver.name: self._missed(receiver.name, version, error) for receiver, error in lost}
-        if any(receiver in self.scorers for receiver, _ in lost):
-            raise LostEngine("; ".join(reasons.values())) from lost[0][1]
-        await self.fleet.lose(reasons)
+    async def _lose(self, version: int, errors: Mapping[str, Exception]) -> None:
+        await self.fleet.lose(self._reasons(version, errors))
 
-    def _missed(self, name: str, version: int, error: Exception) -> str:
-        held = self.membership.of(name).version
-        tried = f" (after {self.retry.attempts} attempts)" if isinstance(error, TransferError) else ""
-        return f"{name} did not get version {version} and holds version {held}: {error}{tried}"
+    def _reasons(self, version: int, errors: Mapping[str, Exception]) -> dict[str, str]:
+        """Why each of these did not get `version`."""
+        reasons = {}
+        for name, error in errors.items():
+            held = self.membership.of(name).version
+            tried = f" (after {self.retry.attempts} attempts)" if isinstance(error, TransferError) else ""
+            reasons[name] = f"{name} did not get version {version} and holds version {held}: {error}{tried}"
+        return reasons
 
-    def _note(self, receivers: Sequence[Handle], version: int) -> None:
+    def _loaded(self, receivers: Sequence[Handle], version: int) -> None:
         for receiver in receivers:
-            self.membership.took(receiver.name, version)
+            self.membership.set_version(receiver.name, version)
 
-    def _arrive(self, version: int) -> None:
+    def _received(self, engines: Sequence[Handle], version: int) -> None:
+        """All engines that are left have it in host memory."""
+        self.fleet.received(engines)
         self._arrived = max(self._arrived, version)
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _wake(self) -> None:
+        self._progress.set()
+        self._progress = asyncio.Event()
 
-    def _record(self, spans: Iterable[Iterable[Span]]) -> None:
-        for part in spans:
-            self._observe(part)
+
+class RetryingTransfer:
+    """Runs transfers, and connects the transport whenever the receivers changed or a transfer failed.
+
+    What may succeed the next time (`TransferError`) is tried `attempts` times, over new process groups. A receiver that
+    died, or does not answer, is given up at once. Any other error is a bug, and raised.
+    """
+
+    def __init__(
+        self, trainers: Sequence[Handle], transport: WeightTransport, *, attempts: int, observe: Observe
+    ) -> None:
+        self.trainers, self.transport, self.attempts = trainers, transport, attempts
+        self.plan: TransferPlan | None = None
+        self._observe = observe
+        self._connected: list[str] | None = None
+
+    async def connect(self, receivers: Sequence[Handle]) -> None:
+        """Connect the transport to these receivers, unless it is."""
+        names = [receiver.name for receiver in receivers]
+        if self.plan is None or self._connected == names:
+            return
+        self._connected = None
+        await self.transport.connect(self.trainers[0], receivers, self.plan)
+        self._connected = names
+
+    async def connect_living(self, receivers: Sequence[Handle]) -> Failures:
+        """Connect those that live; returns the others. Raises what keeps the living from connecting."""
+        living, dead = list(receivers), list[tuple[Handle, Exception]]()
+        for attempt in range(1, self.attempts + 1):
+            if (failure := await self._connection_failure(living)) is None:
+                break
+            gone = [receiver for receiver in living if await receiver.is_dead()]
+            if attempt == self.attempts and not gone:
+                raise failure
+            living = [receiver for receiver in living if receiver not in gone]
+            dead += [(receiver, failure) for receiver in gone]
+        return dead
+
+    async def run(self, version: int, receivers: Sequence[Handle], attempt: Attempt) -> Failures:
+        """Those that did not get `version`.
+
+        Raises an ExceptionGroup of what no other attempt would mend, the death of a training rank included.
+        """
+        failures: list[tuple[Handle, Exception]] = []
+        missing = list(receivers)
+        for number in range(1, self.attempts + 1):
+            if (failure := await self._connection_failure(missing)) is not None:
+                outcome = TransferOutcome(failed=dict.fromkeys((receiver.name for receiver in missing), failure))
+            else:
+                outcome = await attempt(missing, number)
+            self._raise_permanent(version, outcome)
+            for spans in outcome.spans:
+                self._observe(spans)
+            if outcome.failed:
+                self._connected = None
+            failed = [(receiver, error) for receiver in missing if (error := outcome.failed.get(receiver.name))]
+            gone = [receiver for receiver, error in failed if _is_absence(error) or await receiver.is_dead()]
+            failures += [(receiver, error) for receiver, error in failed if receiver in gone or number == self.attempts]
+            missing = [receiver for receiver, _ in failed if receiver not in gone]
+            if not missing:
+                break
+        return failures
+
+    async def _connection_failure(self, receivers: Sequence[Handle]) -> TransferError | None:
+        """Connect; why that failed, where another attempt may mend it."""
+        try:
+            await self.connect(receivers)
+        except Exception as failure:
+            causes = list(_causes(failure))
+            if any(not isinstance(cause, TransferError | WorkerDied) for cause in causes):
+                raise
+            if await self.trainers[0].is_dead():
+                raise
+            return TransferError(str(causes[0]))
+        return None
+
+    def _raise_permanent(self, version: int, outcome: TransferOutcome) -> None:
+        trainers = {trainer.name for trainer in self.trainers}
+        permanent = [
+            error
+            for name, error in outcome.failed.items()
+            if not isinstance(error, TransferError) and (name in trainers or not _is_absence(error))
+        ]
+        if permanent:
+            raise ExceptionGroup(f"version {version} was not brought to the engines", permanent)
+
+
+def _is_absence(error: Exception) -> bool:
+    return isinstance(error, WorkerDied | TimeoutError)
+
+
+def _causes(failure: Exception) -> Iterator[Exception]:
+    """The errors that a group of errors consists of."""
+    if isinstance(failure, ExceptionGroup):
+        for part in failure.exceptions:
+            yield from _causes(part)
+    else:
+        yield failure

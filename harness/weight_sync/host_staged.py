@@ -8,15 +8,13 @@ the copy itself, bucket by bucket; the memory of a version that was loaded takes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from harness.weight_sync.digests import digests, verify
-from harness.weight_sync.errors import TransferError
-from harness.weight_sync.plan import TransferPlan, pack, unpack
+from harness.weight_sync.plan import TransferError, TransferPlan, digests, pack, unpack, verify
 from harness.weight_sync.process_group import HOST, Rendezvous, TransferGroup
 
 Copy = list[torch.Tensor]
@@ -30,23 +28,23 @@ class HostStagedOffer:
     plan: TransferPlan
     rendezvous: Rendezvous
 
-    def receiver(self, number: int, device: torch.device, before: object = None) -> HostStagedReceiver:
-        """One that goes on with what the receiver `before` it had staged."""
+    def receiver(self, number: int, device: torch.device, previous: object = None) -> HostStagedReceiver:
+        """One that goes on with what the `previous` receiver had staged."""
         group = self.rendezvous.receiver_group(number, HOST)
-        staged = before._staged if isinstance(before, HostStagedReceiver) else {}
+        staged = previous._staged if isinstance(previous, HostStagedReceiver) else {}
         return HostStagedReceiver(self.plan, group, pinned=device.type == "cuda", staged=staged)
 
-    def sender(self, store: dist.Store, device: torch.device, before: object = None) -> HostStagedSender:
+    def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> HostStagedSender:
         """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined. It can send what
-        the sender `before` it had copied."""
+        the `previous` sender had copied."""
         group = self.rendezvous.sender_group(store, HOST)
-        if isinstance(before, HostStagedSender):
-            return HostStagedSender(self.plan, group, copy=before._copy, version=before._version)
+        if isinstance(previous, HostStagedSender):
+            return HostStagedSender(self.plan, group, copy=previous._copy, version=previous._version)
         return HostStagedSender(self.plan, group, copy=_host_copy(self.plan, device.type == "cuda"), version=0)
 
 
 class HostStagedSender:
-    """Copies the weights to host memory, then broadcasts the copy in the background. Holds that one copy for good."""
+    """Copies the weights to host memory, then broadcasts the copy in the background. It keeps that one copy."""
 
     def __init__(self, plan: TransferPlan, group: TransferGroup, *, copy: Copy, version: int) -> None:
         self.plan, self._group = plan, group
@@ -65,21 +63,17 @@ class HostStagedSender:
 
     async def resend(self, version: int) -> None:
         """Send the copy of `version`, again if need be. Returns at once."""
-        self._require(version)
+        require_sent(version, self._version)
         self._sending = asyncio.create_task(asyncio.to_thread(self._broadcast))
 
     async def wait_arrived(self, version: int) -> None:
-        self._require(version)
+        require_sent(version, self._version)
         if self._sending is None:
             return
         try:
             await asyncio.shield(self._sending)  # a caller that gives up does not stop the thread
         except TransferError as error:
             raise TransferError(f"version {version} did not get to all receivers: {error}") from error
-
-    def _require(self, version: int) -> None:
-        if version != self._version:
-            raise ValueError(f"version {version} is not under way; the last one sent is {self._version}")
 
     def _broadcast(self) -> None:
         with self._group.guard(self._version):
@@ -112,9 +106,7 @@ class HostStagedReceiver:
             self._staged[version] = copy
 
     def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        if version not in self._staged:  # now, not at the first tensor: a load would have begun
-            there = ", ".join(map(str, sorted(self._staged))) or "none"
-            raise ValueError(f"version {version} is not in host memory; there: {there}")
+        require_staged(version, self._staged)  # now, not at the first tensor: a load would have begun
         return self._unpack(version, self._staged[version])
 
     def _unpack(self, version: int, copy: Copy) -> Iterator[tuple[str, torch.Tensor]]:
@@ -129,7 +121,7 @@ class HostStagedReceiver:
         self._forget(version)
 
     def _receive(self, version: int, copy: Copy) -> None:
-        """Takes what travels to its end also where a tensor is damaged: so this end holds up no other."""
+        """Receives to the end even where a tensor is damaged, so that no other end is held up."""
         damage: TransferError | None = None
         with self._group.guard(version):
             for bucket, data in zip(self.plan.buckets, copy, strict=True):
@@ -145,11 +137,24 @@ class HostStagedReceiver:
             raise damage
 
     def _forget(self, newest: int) -> None:
-        """Drop `newest` and all older versions; their memory is free for later ones, unless somebody reads it."""
+        """Drop `newest` and all older versions; their memory is free for later ones, unless it is being read."""
         for version in [version for version in self._staged if version <= newest]:
             copy = self._staged.pop(version)
             if version not in self._reading:
                 self._free.append(copy)
+
+
+def require_sent(version: int, sent: int) -> None:
+    """Raises ValueError unless `version` is the last one that was sent."""
+    if version != sent:
+        raise ValueError(f"version {version} is not under way; the last one sent is {sent}")
+
+
+def require_staged(version: int, staged: Collection[int]) -> None:
+    """Raises ValueError, naming the versions that are there, unless `version` is among them."""
+    if version not in staged:
+        there = ", ".join(map(str, sorted(staged))) or "none"
+        raise ValueError(f"version {version} is not in host memory; there: {there}")
 
 
 def _host_copy(plan: TransferPlan, pinned: bool) -> Copy:

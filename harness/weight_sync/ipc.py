@@ -1,8 +1,8 @@
 """Weights between processes that share a device or a host: two slots of a bucket each that all of them map.
 
 The sender packs one slot while receivers read the other; a process group on the host, which carries no weights, says
-when to change over. On CPUs the slots are shared memory: a file in memory that is unlinked as soon as everyone has
-mapped it, so nothing is left behind however a process ends. `cuda_ipc` has those of a GPU.
+when to switch. On CPUs the slots are shared memory: a file in memory that is unlinked as soon as all have mapped it, so
+nothing is left behind however a process ends. On a GPU the processes map its memory by CUDA's handles.
 """
 
 from __future__ import annotations
@@ -10,34 +10,36 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from harness.weight_sync.digests import digests, verify
-from harness.weight_sync.errors import TransferError
-from harness.weight_sync.plan import Bucket, TransferPlan, pack, unpack
-from harness.weight_sync.process_group import HOST, Rendezvous, TransferGroup
+from harness.weight_sync.plan import Bucket, TransferPlan, digests, pack
+from harness.weight_sync.process_group import HOST, BucketEnd, BucketReceiver, BucketSender, Rendezvous, TransferGroup
 
 _ALIGNMENT = 64  # bytes; where a slot begins, and its digests
+
+CudaHandle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+"""How to map a slot: a function of torch and its arguments; picklable, and of use in other processes only."""
 
 
 @dataclass(frozen=True)
 class SharedOffer:
-    """Slots by their path, and where to meet. Whoever made the file unlinks it once all receivers have joined."""
+    """Slots by their path, and where to meet. The process that made the file unlinks it once all receivers joined."""
 
     plan: TransferPlan
     rendezvous: Rendezvous
     path: Path
 
-    def receiver(self, number: int, device: torch.device, before: object = None) -> SlotReceiver:
+    def receiver(self, number: int, device: torch.device, previous: object = None) -> SlotReceiver:
         return SlotReceiver(self.plan, self._slots(), self.rendezvous.receiver_group(number, HOST), HOST)
 
-    def sender(self, store: dist.Store, device: torch.device, before: object = None) -> SlotSender:
+    def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> SlotSender:
         """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined."""
         return SlotSender(self.plan, self._slots(), self.rendezvous.sender_group(store, HOST), device)
 
@@ -53,9 +55,34 @@ class SharedOffer:
         self.path.unlink()
 
 
-def slot_bytes(plan: TransferPlan) -> int:
-    """Bytes of a slot: the largest bucket and, where the plan is checked, a digest of each of its tensors."""
-    return _aligned(_digests_at(plan) + (8 * plan.most_tensors if plan.checked else 0))
+@dataclass(frozen=True)
+class CudaOffer:
+    """Slots by their handles, and where to meet. The sender has to hold the slots until all receivers have joined; the
+    memory is freed with the last process that has it mapped."""
+
+    plan: TransferPlan
+    rendezvous: Rendezvous
+    handles: tuple[CudaHandle, CudaHandle]
+
+    def receiver(self, number: int, device: torch.device, previous: object = None) -> SlotReceiver:
+        slots = [rebuild(*arguments) for rebuild, arguments in self.handles]
+        return SlotReceiver(self.plan, slots, self.rendezvous.receiver_group(number, HOST), device)
+
+
+class CudaSlots:
+    """Two new slots on `device`, and the offer of them. Makes the sender, which keeps the slots."""
+
+    def __init__(self, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device) -> None:
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        self.plan, self.rendezvous = plan, rendezvous
+        self.slots = [torch.empty(slot_bytes(plan), dtype=torch.uint8, device=device) for _ in range(2)]
+        first, second = (reduce_tensor(slot) for slot in self.slots)
+        self.offer = CudaOffer(plan, rendezvous, (first, second))
+
+    def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> SlotSender:
+        """Returns when all receivers have joined."""
+        return SlotSender(self.plan, self.slots, self.rendezvous.sender_group(store, HOST), device)
 
 
 def share_slots(plan: TransferPlan, rendezvous: Rendezvous) -> SharedOffer:
@@ -77,89 +104,56 @@ def share_slots(plan: TransferPlan, rendezvous: Rendezvous) -> SharedOffer:
     return SharedOffer(plan, rendezvous, Path(name))
 
 
-class _SlotEnd:
-    """What both ends know: the slots (uint8 [slot_bytes] each), and the group by which they change over."""
+def slot_bytes(plan: TransferPlan) -> int:
+    """Bytes of a slot: the largest bucket and, where the plan is checked, a digest of each of its tensors."""
+    return _aligned(_digests_at(plan) + (8 * plan.most_tensors if plan.checked else 0))
+
+
+class _SlotEnd(BucketEnd):
+    """What both ends share: the slots (uint8 [slot_bytes] each), and how they switch between them."""
 
     def __init__(
         self, plan: TransferPlan, slots: Sequence[torch.Tensor], group: TransferGroup, device: torch.device
     ) -> None:
-        self.plan, self._slots, self._group, self._device = plan, slots, group, device
+        super().__init__(plan, group)
+        self._slots, self._device = slots, device
 
-    def _change_over(self) -> None:
-        """Every end has done with the slot that it worked on."""
+    def _slot(self, number: int) -> torch.Tensor:
+        """The slot of this bucket."""
+        return self._slots[number % 2]
+
+    def _digests(self, number: int) -> torch.Tensor:
+        start = _digests_at(self.plan)
+        return self._slot(number)[start : start + 8 * len(self.plan.buckets[number].tensors)].view(torch.int64)
+
+    def _switch(self) -> None:
+        """Wait until every end is done with the slot that it worked on."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         self._group.barrier()
 
-    def _digests(self, slot: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        start = _digests_at(self.plan)
-        return slot[start : start + 8 * len(bucket.tensors)].view(torch.int64)
+    def _finish(self) -> None:
+        self._switch()
 
 
-class SlotSender(_SlotEnd):
+class SlotSender(_SlotEnd, BucketSender):
     """Packs bucket after bucket; returns when the last one was read."""
 
-    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Gathering goes to its end also where the group broke: the other ranks are in it, and are not to hang."""
-        failure: TransferError | None = None
-        try:
-            for number, bucket in enumerate(self.plan.buckets):
-                slot = self._slots[number % 2]
-                pack(bucket, parameters, slot)
-                if failure is None:
-                    if self.plan.checked:
-                        self._digests(slot, bucket).copy_(digests(bucket, slot))
-                    failure = self._next(version)
-            failure = failure or self._next(version)
-        except BaseException:  # the weights could not be gathered: receivers wait for what will never come
-            self._group.close()
-            raise
-        if failure is not None:
-            raise failure
+    def _fill(self, number: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> None:
+        pack(bucket, parameters, self._slot(number))
+        if self.plan.checked:
+            self._digests(number).copy_(digests(bucket, self._slot(number)))
 
-    def _next(self, version: int) -> TransferError | None:
-        try:
-            with self._group.guard(version):
-                self._change_over()
-        except TransferError as error:
-            return error
-        return None
+    def _hand_over(self, filled: None) -> None:
+        self._switch()
 
 
-class SlotReceiver(_SlotEnd):
+class SlotReceiver(_SlotEnd, BucketReceiver):
     """Reads bucket after bucket from where the sender put it."""
 
-    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Slots change over to the end also where a tensor is damaged or the reader stops: so this end holds up no
-        other. Raises TransferError."""
-        damage: TransferError | None = None
-        for number, bucket in enumerate(self.plan.buckets):
-            slot = self._slots[number % 2]
-            with self._group.guard(version):
-                self._change_over()
-            try:
-                if self.plan.checked and damage is None:
-                    verify(bucket, slot, self._digests(slot, bucket), version)
-                if damage is None:
-                    yield from unpack(bucket, slot)
-            except TransferError as error:
-                damage = error
-            except GeneratorExit:
-                self._let_pass(len(self.plan.buckets) - number, version)
-                raise
-        with self._group.guard(version):
-            self._change_over()
-        if damage is not None:
-            raise damage
-
-    def _let_pass(self, buckets: int, version: int) -> None:
-        """Whoever stopped has a reason that counts more than what happens to the rest."""
-        try:
-            with self._group.guard(version):
-                for _ in range(buckets):
-                    self._change_over()
-        except TransferError:
-            self._group.close()
+    def _next(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self._switch()
+        return self._slot(number), self._digests(number) if self.plan.checked else None
 
 
 def _digests_at(plan: TransferPlan) -> int:

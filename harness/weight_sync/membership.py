@@ -1,27 +1,36 @@
-"""Who takes part in weight transfers, under which number, at which version, and whether it is well.
+"""Which workers take part in weight transfers, as which rank, at which version and in what health.
 
-A pure state machine: it is told what happened and when, and asks nobody. The coordinator of a job drives one; the
-service keeps one for whoever is outside of it. It holds nothing that its members cannot tell again: a new one is as
-good as the old one once they have all joined it.
+`Membership` is a pure state machine: it is given events with their times, and calls nothing. The coordinator of a job
+drives one through its `Fleet`, which makes the calls that follow; the membership service keeps one for processes
+outside of a job. It holds nothing that its members cannot report again: a new one is as good as the old one once all
+have joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from harness.runtime.handles import Handle, WorkerDied, death_in
 
 Kind = Literal["engine", "scorer"]
 Health = Literal["well", "silent", "lost", "leaving", "away", "joining"]
 """leaving: it finishes what it runs, and gets no more weights; away: it did, and may come back; joining: it works once
 it has the weights of the next transfer."""
 MemberRequest = Literal["leave", "join"]
+OnLost = Literal["end", "go_on"]
+
+_WORKING: tuple[Health, ...] = ("well", "silent")
+_ANSWER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One receiver. kind: an engine takes a version when it is told to, a scorer each as soon as it is there; place:
-    the host or device where it runs; seen_at: seconds on the caller's clock; trouble: what was last reported of it."""
+    """One receiver. kind: an engine takes a version when the schedule says so, a scorer each as soon as it is there;
+    place: the host or device where it runs; seen_at: seconds on the caller's clock; trouble: what was last reported of
+    it; requested: what it is to do before the next transfer."""
 
     name: str
     kind: Kind
@@ -30,16 +39,15 @@ class Member:
     seen_at: float
     health: Health = "well"
     trouble: str = ""
-    wish: MemberRequest | None = None
-    """What it was asked to do before the next transfer."""
+    requested: MemberRequest | None = None
 
 
 class MembershipConflict(RuntimeError):
-    """What was asked of a member cannot be done. The message says why."""
+    """A member cannot do what was requested. The message says why."""
 
 
 class UnknownMember(KeyError):
-    """It has not joined, or the membership was made anew since: it should join and tell its version."""
+    """It has not joined, or the membership was made anew since: it should join and report its version."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -50,76 +58,88 @@ class UnknownMember(KeyError):
 
 
 class Membership:
-    """`epoch` grows whenever those who take part change: links between them have to be made anew then."""
+    """`epoch` grows whenever the members that take part change: then they have to connect anew. Methods that take a
+    name raise UnknownMember."""
 
     def __init__(self) -> None:
         self.epoch = 0
         self._members: dict[str, Member] = {}
 
     def join(self, name: str, *, kind: Kind = "engine", version: int = 0, place: str = "", now: float = 0.0) -> Member:
-        """Take part from the next transfer on; who joins again, after it or this was restarted, tells its version."""
+        """Take part from the next transfer on; a member that joins again, after it or this was restarted, reports its
+        version."""
         member = Member(name, kind, version, place, now)
-        before = self._members.get(name)
+        known = self._members.get(name)
         self._members[name] = member
-        if before is None or before.health == "lost":
+        if known is None or known.health == "lost":
             self.epoch += 1
         return member
 
     def leave(self, name: str) -> None:
-        """Take no part from the next transfer on, and be forgotten. Raises UnknownMember."""
+        """Take no part from the next transfer on, and be forgotten."""
         self.of(name)
         del self._members[name]
         self.epoch += 1
 
-    def lose(self, name: str, trouble: str) -> None:
-        """It takes no part any more, and why. It serves what it served. Raises UnknownMember."""
-        self._members[name] = replace(self.of(name), health="lost", trouble=trouble)
+    def mark_lost(self, name: str, trouble: str) -> None:
+        """It takes no part any more, and why. Its version is kept on record."""
+        self._change(name, health="lost", trouble=trouble)
         self.epoch += 1
 
     def seen(self, name: str, version: int, now: float) -> Member:
-        """It is there, and holds this version. Raises UnknownMember; a lost one is not found again by this, only by
-        `join`."""
+        """It is there, and holds this version. A lost member comes back by `join` only."""
         member = self.of(name)
         health: Health = "well" if member.health == "silent" else member.health
-        self._members[name] = replace(member, version=version, seen_at=now, health=health)
-        return self._members[name]
+        return self._change(name, version=version, seen_at=now, health=health)
 
-    def took(self, name: str, version: int) -> None:
-        """It has loaded this version. Raises UnknownMember."""
-        self._members[name] = replace(self.of(name), version=version)
+    def set_version(self, name: str, version: int) -> None:
+        """It has loaded this version."""
+        self._change(name, version=version)
+
+    def mark_silent(self, now: float, after_s: float) -> list[str]:
+        """Mark the members that were not seen for longer than that; the names of all silent ones, lost ones aside."""
+        for member in self.members:
+            if member.health == "well" and now - member.seen_at > after_s:
+                self._change(member.name, health="silent")
+        return [member.name for member in self._members.values() if member.health == "silent"]
 
     # -- engines that leave and come back
 
-    def ask(self, name: str, wish: MemberRequest) -> Member:
+    def request(self, name: str, requested: MemberRequest) -> Member:
         """It is to leave, or to come back, before the next transfer. Raises MembershipConflict, or UnknownMember."""
         member = self.of(name)
-        staying = [other for other in self.working if other != name and self.of(other).wish != "leave"]
-        if wish == "leave" and (name not in self.working or not staying):
+        staying = [other for other in self.working if other != name and self.of(other).requested != "leave"]
+        if requested == "leave" and (name not in self.working or not staying):
             raise MembershipConflict(
-                f"{name} cannot leave: " + ("no engine would be left" if not staying else _is(member))
+                f"{name} cannot leave: " + ("no engine would be left" if not staying else _state(member))
             )
-        if wish == "join" and member.health != "away" and (member.health not in _WORK or member.wish is None):
-            raise MembershipConflict(f"{name} cannot join: {_is(member)}")
-        back = wish == "join" and member.health in _WORK  # it has not left yet
-        return self._change(name, wish=None if back else wish)
+        if (
+            requested == "join"
+            and member.health != "away"
+            and (member.health not in _WORKING or member.requested is None)
+        ):
+            raise MembershipConflict(f"{name} cannot join: {_state(member)}")
+        still_here = requested == "join" and member.health in _WORKING
+        return self._change(name, requested=None if still_here else requested)
 
-    def turn(self) -> list[Member]:
-        """A transfer begins: who was asked to leave takes no part in it, and who was asked to join does. These."""
-        asked = [member for member in self._members.values() if member.wish is not None]
+    def begin_transfer(self) -> list[Member]:
+        """Carry out what was requested: members that leave take no part in this transfer, and those that join do. All
+        of these."""
         changed = [
-            self._change(member.name, wish=None, health="leaving" if member.wish == "leave" else "joining")
-            for member in asked
+            self._change(member.name, requested=None, health="leaving" if member.requested == "leave" else "joining")
+            for member in self.members
+            if member.requested is not None
         ]
         self.epoch += bool(changed)
         return changed
 
-    def rested(self, name: str) -> None:
-        """Who leaves has finished what it ran."""
+    def mark_away(self, name: str) -> None:
+        """A member that leaves has finished what it ran."""
         if self.of(name).health == "leaving":
             self._change(name, health="away")
 
-    def entered(self, name: str) -> bool:
-        """It has the weights of a transfer; whether it works from now on, and did not before."""
+    def received(self, name: str) -> bool:
+        """It has the weights of a transfer; whether it works from now on, and did not until now."""
         joins = self.of(name).health == "joining"
         if joins:
             self._change(name, health="well")
@@ -129,17 +149,9 @@ class Membership:
         self._members[name] = replace(self.of(name), **changes)
         return self._members[name]
 
-    # -- what is known of them
-
-    def note_silence(self, now: float, after_s: float) -> list[str]:
-        """Mark as silent who was not seen for longer than that; their names, those of lost ones aside."""
-        for member in self._members.values():
-            if member.health == "well" and now - member.seen_at > after_s:
-                self._members[member.name] = replace(member, health="silent")
-        return [member.name for member in self._members.values() if member.health == "silent"]
+    # -- queries
 
     def of(self, name: str) -> Member:
-        """Raises UnknownMember."""
         try:
             return self._members[name]
         except KeyError:
@@ -157,19 +169,139 @@ class Membership:
     @property
     def working(self) -> list[str]:
         """Engines that generate."""
-        return [m.name for m in self._members.values() if m.kind == "engine" and m.health in _WORK]
+        return [m.name for m in self._members.values() if m.kind == "engine" and m.health in _WORKING]
 
     @property
     def ranks(self) -> dict[str, int]:
         """The numbers in the group of the next transfer: the sender is 0, members follow as they joined."""
-        return {name: number for number, name in enumerate(self._taking_part(), start=1)}
-
-    def _taking_part(self) -> Iterable[str]:
-        return (member.name for member in self._members.values() if member.health in (*_WORK, "joining"))
+        taking_part = [member.name for member in self._members.values() if member.health in (*_WORKING, "joining")]
+        return {name: rank for rank, name in enumerate(taking_part, start=1)}
 
 
-_WORK: tuple[Health, ...] = ("well", "silent")
+def _state(member: Member) -> str:
+    return f"it is {member.health}" + (f", and asked to {member.requested}" if member.requested else "")
 
 
-def _is(member: Member) -> str:
-    return f"it is {member.health}" + (f", and asked to {member.wish}" if member.wish else "")
+class LostEngine(RuntimeError):
+    """Engines died, or did not get a version, and the run ends with them. The message names them, with the reason."""
+
+
+async def _end(engine: Handle) -> None:
+    await engine.end()
+
+
+def _ignore(engine: str, what: str, why: str) -> None: ...
+
+
+class Fleet:
+    """The rollout engines of a job, by their membership.
+
+    on_lost: whether a run ends or goes on without an engine that is lost. clear_up: ends such an engine, and gives what
+    it had to others. notify: called for each engine that is lost, leaves or joins, with the reason.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Handle],
+        *,
+        on_lost: OnLost = "end",
+        clear_up: Callable[[Handle], Awaitable[None]] = _end,
+        notify: Callable[[str, Any, str], None] = _ignore,
+    ) -> None:
+        self.membership = Membership()
+        self._handles: dict[str, Handle] = {}
+        self._on_lost, self._clear_up, self._notify = on_lost, clear_up, notify
+        self._losing = asyncio.Lock()
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        for engine in engines:
+            self.add(engine)
+
+    @property
+    def working(self) -> list[Handle]:
+        """Those that generate: they take weights, too."""
+        return [self._handles[name] for name in self.membership.working]
+
+    @property
+    def receivers(self) -> list[Handle]:
+        """Those that take part in the next transfer: all that work, and those that will once they have the weights."""
+        ranks = self.membership.ranks
+        return [handle for name, handle in self._handles.items() if name in ranks]
+
+    def add(self, engine: Handle, version: int = 0) -> None:
+        """Another engine, which holds `version`: it works, and takes part from the next transfer on."""
+        self.membership.join(engine.name, version=version)
+        self._handles[engine.name] = engine
+
+    def remove(self, engine: Handle) -> None:
+        """This engine takes part in no later transfer, and is not called any more."""
+        self.membership.leave(engine.name)
+        del self._handles[engine.name]
+
+    async def lose(self, reasons: Mapping[str, str]) -> None:
+        """Go on without these engines; returns once what they had can be taken by others, also where another call lost
+        them first. Raises LostEngine where the run is to end with them, or where none is left that works."""
+        async with self._losing:
+            lost = {name: why for name, why in reasons.items() if self.membership.of(name).health != "lost"}
+            for name, why in lost.items():
+                self.membership.mark_lost(name, why)
+            if lost and (self._on_lost == "end" or not self.working):
+                left = "" if self.working else "; no engine is left to generate"
+                raise LostEngine("; ".join(lost.values()) + left)
+            for name, why in lost.items():
+                await self._clear_up(self._handles[name])
+                self._notify(name, "lost", why)
+
+    async def begin_transfer(self) -> None:
+        """Engines that were asked to leave stop taking samples, and finish those that they have; engines that were
+        asked to come back take part in this transfer."""
+        for task in [task for task in self._leaving.values() if task.done()]:
+            task.result()
+        for member in self.membership.begin_transfer():
+            name, engine = member.name, self._handles[member.name]
+            if member.health == "leaving":
+                self._notify(name, "leaves", "")
+                self._leaving[name] = asyncio.create_task(self._retire(engine))
+            elif await self._lives(engine, "rejoin"):
+                self._notify(name, "joins", "")
+
+    def received(self, engines: Sequence[Handle]) -> None:
+        """They have the weights of a transfer: those that were to join work from now on."""
+        for engine in engines:
+            if self.membership.received(engine.name):
+                self._notify(engine.name, "works", "")
+
+    async def check_health(self, now: Callable[[], float]) -> None:
+        """See which engines answer. One that does not within a second is silent: it computes, or is about to be found
+        dead by the next call that needs it."""
+        asked = [name for name in self._handles if self.membership.of(name).health != "lost"]
+        answers = await asyncio.gather(*(_answers(self._handles[name]) for name in asked))
+        for name, answered in zip(asked, answers, strict=True):
+            if answered and name in self._handles:
+                self.membership.seen(name, self.membership.of(name).version, now())
+        self.membership.mark_silent(now(), _ANSWER_S)
+
+    async def _retire(self, engine: Handle) -> None:
+        if await self._lives(engine, "retire"):
+            self.membership.mark_away(engine.name)
+            self._notify(engine.name, "left", "")
+
+    async def _lives(self, engine: Handle, method: str) -> bool:
+        """Call this. The death of an engine that retires is noticed by the call that waits for its samples, if any."""
+        try:
+            await engine.call(method)
+        except Exception as error:
+            if death_in(error) is None:
+                raise
+            if method == "rejoin":
+                await self.lose({engine.name: str(error)})
+            return False
+        return True
+
+
+async def _answers(engine: Handle) -> bool:
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            await engine.call("waiting")
+    except (TimeoutError, WorkerDied):
+        return False
+    return True

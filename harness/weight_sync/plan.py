@@ -1,13 +1,28 @@
-"""The transfer plan: which tensors travel in which bucket, computed once and known to both sides."""
+"""What travels: the transfer plan, how parameters get from their shards into its buckets, and how arrival is checked.
+
+The plan says which tensors travel in which bucket. It is computed once and known to both sides, so no name or shape is
+ever sent.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
-from harness.weight_sync.gather import gather_into, whole
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor  # takes most of a second to load, and only training ranks need it
+
+
+class TransferError(RuntimeError):
+    """Weights did not arrive whole: a peer died, a wait timed out, a tensor is damaged. Another attempt may succeed.
+
+    A receiver that did not get them keeps the version that it had; all ends of the transfer have to connect again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +36,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +49,9 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """All buckets, in order. Sender and receiver walk it in step, so no name or shape is ever sent.
+    """All buckets, in order; sender and receiver walk it in step.
 
-    checked: every tensor travels with its digest, and is held against it before anybody gets to see it.
+    checked: every tensor travels with its digest, and is verified against it before an engine gets it.
     """
 
     buckets: tuple[Bucket, ...]
@@ -86,6 +98,9 @@ def plan_transfer(
     return TransferPlan(tuple(buckets), checked)
 
 
+# -- into buckets and out of them
+
+
 def pack(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.Tensor | None) -> None:
     """Bring each parameter of the bucket into `buffer` (uint8 [>= bucket.bytes]).
 
@@ -96,6 +111,12 @@ def pack(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.T
         _place(spec, parameters[spec.name], buffer)
 
 
+def unpack(bucket: Bucket, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, view into `buffer`) for each parameter of the bucket; copy before the buffer is filled again."""
+    for spec in bucket.tensors:
+        yield spec.name, _view(buffer, spec)
+
+
 def pieces(bucket: Bucket, buffer: torch.Tensor) -> list[torch.Tensor]:
     """In what pieces the bytes of the bucket travel, uint8 views into `buffer`, in order: a large tensor is one by
     itself, and smaller ones between two such go together."""
@@ -103,11 +124,11 @@ def pieces(bucket: Bucket, buffer: torch.Tensor) -> list[torch.Tensor]:
 
 
 def outgoing(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.Tensor) -> list[torch.Tensor]:
-    """The `pieces` with the parameters in them, on the device of `buffer`: a large tensor that lies there ready is
-    taken where it lies, everything else is brought into `buffer`."""
+    """The `pieces` with the parameters in them, on the device of `buffer`: a large tensor that is there already is sent
+    from where it lies, everything else is brought into `buffer`."""
     ready = []
     for part, piece in zip(_parts(bucket), pieces(bucket, buffer), strict=True):
-        alone = whole(parameters[part[0].name]) if part[0].bytes >= _LARGE else None
+        alone = _unsharded(parameters[part[0].name]) if part[0].bytes >= _LARGE else None
         if alone is not None and alone.device == buffer.device and alone.is_contiguous():
             ready.append(alone.view(-1).view(torch.uint8))
             continue
@@ -127,28 +148,118 @@ def _parts(bucket: Bucket) -> list[list[TensorSpec]]:
     return parts
 
 
-def _place(spec: TensorSpec, parameter: torch.Tensor, buffer: torch.Tensor | None) -> None:
-    place = None if buffer is None else _view(buffer, spec)
-    there = whole(parameter)
-    if there is None:
-        gather_into(parameter, place)
-    elif place is not None:
-        place.copy_(there, non_blocking=place.is_pinned())
-
-
-def unpack(bucket: Bucket, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, view into `buffer`) for each parameter of the bucket; copy before the buffer is filled again."""
-    for spec in bucket.tensors:
-        yield spec.name, _view(buffer, spec)
-
-
 def _view(buffer: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return buffer[spec.offset : spec.offset + spec.bytes].view(spec.dtype).view(spec.shape)
 
 
+def _place(spec: TensorSpec, parameter: torch.Tensor, buffer: torch.Tensor | None) -> None:
+    place = None if buffer is None else _view(buffer, spec)
+    full = _unsharded(parameter)
+    if full is None:
+        _gather_into(parameter, place)
+    elif place is not None:
+        place.copy_(full, non_blocking=place.is_pinned())
+
+
+# -- from shards
+
+
 def gathered(parameter: torch.Tensor) -> torch.Tensor:
-    """The whole of a parameter, without its graph. For a DTensor this is a collective: every rank calls it."""
+    """The full parameter, without its graph. For a DTensor this is a collective: every rank calls it."""
     from torch.distributed.tensor import DTensor
 
     data = parameter.detach()
     return data.full_tensor() if isinstance(data, DTensor) else data
+
+
+def _unsharded(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The parameter where this rank holds all of it, not copied and without its graph; None where it has a shard."""
+    from torch.distributed.tensor import DTensor
+
+    data = parameter.detach()
+    if not isinstance(data, DTensor):
+        return data
+    return data.to_local() if data.device_mesh.size() == 1 else None
+
+
+def _gather_into(parameter: torch.Tensor, place: torch.Tensor | None) -> None:
+    """Bring a DTensor into `place` (its full shape) on the first rank; the others give None, and keep nothing.
+
+    A collective of the training world. Rows sharded over one mesh dimension go straight from their shards to their
+    place. Any other layout is gathered by torch: then every rank holds this one tensor for a moment, and the first one
+    does so too where its place is on another device.
+    """
+    from torch.distributed.tensor import DTensor, Shard
+
+    data = parameter.detach()
+    assert isinstance(data, DTensor), "only a sharded parameter is gathered"
+    if data.device_mesh.ndim == 1 and data.placements == (Shard(0),):
+        _gather_rows_into(data, place)
+        return
+    full = data.full_tensor()
+    if place is not None:
+        place.copy_(full)
+
+
+def _gather_rows_into(data: DTensor, place: torch.Tensor | None) -> None:
+    local, group = data.to_local(), data.device_mesh.get_group()
+    if place is None:
+        _exchange(dist.P2POp(dist.isend, local.contiguous(), dist.get_global_rank(group, 0), group), local.numel())
+        return
+    full = place if place.device == local.device else torch.empty(data.shape, dtype=data.dtype, device=local.device)
+    rows, ranks = data.shape[0], dist.get_world_size(group)
+    most = -(-rows // ranks)  # as torch.chunk splits them: the last ranks may have fewer, or none
+    full[: local.shape[0]].copy_(local)
+    for rank in range(1, ranks):
+        part = full[min(rows, rank * most) : (rank + 1) * most]
+        _exchange(dist.P2POp(dist.irecv, part, dist.get_global_rank(group, rank), group), part.numel())
+    if full is not place:
+        place.copy_(full)
+
+
+def _exchange(operation: dist.P2POp, numbers: int) -> None:
+    """Nothing is sent where a rank has no rows, or a row no numbers."""
+    if numbers:
+        for work in dist.batch_isend_irecv([operation]):
+            work.wait()
+
+
+# -- digests
+
+_WORD, _BLOCK = 8, 4096  # bytes of a word, words of a block
+
+
+def digests(bucket: Bucket, data: torch.Tensor) -> torch.Tensor:
+    """int64 [tensors of the bucket], on the device of `data` (uint8 [>= bucket.bytes])."""
+    return torch.stack([digest(data[spec.offset : spec.offset + spec.bytes]) for spec in bucket.tensors])
+
+
+def digest(data: torch.Tensor) -> torch.Tensor:
+    """int64 [] of uint8 [n]; `data` starts at a multiple of 8 bytes.
+
+    A weighted sum of the 64-bit words, modulo 2^64, computed where the tensor is. Every block of words has an odd
+    weight of its own, so one wrong word always changes the digest, and so do two blocks that changed places. It is no
+    protection against forgery.
+    """
+    words = data.numel() // _WORD
+    blocks = words // _BLOCK
+    whole = data[: words * _WORD].view(torch.int64)
+    sums = [
+        whole[: blocks * _BLOCK].view(blocks, _BLOCK).sum(1),
+        whole[blocks * _BLOCK :].sum()[None],
+        data[words * _WORD :].to(torch.int64).mul(_odd(data.numel() - words * _WORD, data.device)).sum()[None],
+    ]
+    parts = torch.cat(sums)
+    return (parts * _odd(len(parts), data.device)).sum() + data.numel()
+
+
+def verify(bucket: Bucket, data: torch.Tensor, expected: torch.Tensor, version: int) -> None:
+    """Raises TransferError naming the tensors that differ from what was sent."""
+    same = (digests(bucket, data) == expected.to(data.device)).tolist()
+    damaged = [spec.name for spec, fine in zip(bucket.tensors, same, strict=True) if not fine]
+    if damaged:
+        raise TransferError(f"version {version} arrived damaged: {', '.join(damaged)}")
+
+
+def _odd(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, 2 * count + 1, 2, dtype=torch.int64, device=device)

@@ -1,30 +1,35 @@
-"""The process group of one sender and its receivers, built on a store, beside whatever default group its members have:
-so an engine needs nothing of the trainer's, and the trainer nothing of the engine's."""
+"""The process group of one transfer, from the trainer's rank 0 to its receivers.
+
+It is built on a store, beside whatever default group its members have: so an engine needs nothing of the trainer's, and
+the trainer nothing of the engine's. `BucketSender` and `BucketReceiver` are the two ends of transports that move bucket
+after bucket through it.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
-from harness.weight_sync.errors import TransferError
+from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, unpack, verify
 
 SOURCE = 0
 HOST = torch.device("cpu")
-_ABORTED = "called off"  # a key of the rendezvous's store
-_LOOK_S = 0.5  # how often a wait looks whether the rendezvous was called off
-_POLL_S = 1e-4  # how often it is looked whether a GPU is done, or all have come
+_ABORTED = "aborted"  # a key of the rendezvous's store
+_CHECK_S = 0.5  # how often a wait checks whether the rendezvous was aborted
+_POLL_S = 1e-4  # how often a GPU, or the members that have come, are polled
 
 
 class Work(Protocol):
-    """What was handed to the group, and is not there yet."""
+    """What was handed to the group, and is not done yet: torch.distributed's."""
 
     def wait(self, timeout: timedelta = ...) -> object: ...
 
@@ -33,7 +38,7 @@ class Work(Protocol):
 
 class TransferGroup:
     """One end of the group. Its first failure closes it, so that the other ends fail at once instead of by their
-    timeouts; from then on everything that is asked of it fails, until both sides meet again.
+    timeouts; from then on every use fails, until both sides connect again.
 
     Where an end dies, only those that talk to it notice; so the driver, which hears of a death, aborts the
     rendezvous, and no end waits any longer.
@@ -48,7 +53,7 @@ class TransferGroup:
     def guard(self, version: int) -> Iterator[None]:
         """Around every use: what breaks in the group is a TransferError that names the version."""
         if self._group is None:
-            raise TransferError(f"version {version}: a transfer failed before, and both sides have not met since")
+            raise TransferError(f"version {version}: a transfer failed before, and its ends have not connected since")
         try:
             yield
         except TransferError:
@@ -58,7 +63,7 @@ class TransferGroup:
             raise TransferError(f"version {version} broke off: {error}") from error
 
     def broadcast(self, data: torch.Tensor) -> Work:
-        """From the sender to all others; `data` (on the group's device) is theirs once it was waited for."""
+        """From the sender to all others; `data` (on the group's device) is there once it was waited for."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = SOURCE, 0
         assert self._group is not None
@@ -70,19 +75,19 @@ class TransferGroup:
         self.wait(cast(Work, self._group.barrier(dist.BarrierOptions())))
 
     def wait(self, work: Work) -> None:
-        """Until it is there, it fails (RuntimeError, torch's own), or the rendezvous is called off (TransferError)."""
+        """Until it is done, fails (RuntimeError, torch's own), or the rendezvous is aborted (TransferError)."""
         if self.device.type == "cuda":
-            looked = time.monotonic()
+            checked = time.monotonic()
             while not work.is_completed():
                 time.sleep(_POLL_S)
-                if time.monotonic() - looked > _LOOK_S:
-                    looked = time.monotonic()
+                if time.monotonic() - checked > _CHECK_S:
+                    checked = time.monotonic()
                     self._raise_if_aborted()
             work.wait()
             return
         while True:
             try:
-                work.wait(timedelta(seconds=_LOOK_S))
+                work.wait(timedelta(seconds=_CHECK_S))
                 return
             except RuntimeError:
                 if work.is_completed():
@@ -92,16 +97,16 @@ class TransferGroup:
     def _raise_if_aborted(self) -> None:
         if self._aborted():
             self.close()
-            raise TransferError("it was called off: one that took part is gone")
+            raise TransferError("it was aborted: one of its members is gone")
 
     def synchronise(self) -> None:
-        """Wait for what the device was told to do with the data."""
+        """Wait for what the device has queued."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
-        """Letting go of a group waits for what it has under way, which Gloo gives up by its own timeout only: so that
-        happens on the side."""
+        """Releasing a group waits for what it has under way, which Gloo ends by its own timeout only: so a thread
+        does it."""
         groups, self._group = [self._group], None
         if groups[0] is not None and self.device.type == "cuda":
             groups[0].abort()
@@ -123,27 +128,27 @@ class Rendezvous:
 
     def receiver_group(self, number: int, device: torch.device) -> TransferGroup:
         """The group as receiver `number` (from 0)."""
-        with _met():
+        with _connecting():
             store = dist.TCPStore(
                 self.host, self.port, self.size, False, _seconds(self.timeout_s), wait_for_workers=False
             )
         return self._join(store, number + 1, device)
 
     def abort(self) -> None:
-        """Nobody who meets here is to wait for the others any longer."""
-        with suppress(RuntimeError):  # the store is gone: so is all that was to be called off
-            store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(_LOOK_S), wait_for_workers=False)
+        """No member of this group is to wait for the others any longer."""
+        with suppress(RuntimeError):  # the store is gone, and so is the group
+            store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(_CHECK_S), wait_for_workers=False)
             store.set(_ABORTED, "")
 
     def _join(self, store: dist.Store, rank: int, device: torch.device) -> TransferGroup:
         def aborted() -> bool:
             try:
                 return store.check([_ABORTED])
-            except RuntimeError:  # its host is gone
+            except RuntimeError:  # its process is gone
                 return True
 
         prefixed, seconds = dist.PrefixStore("weight_sync", store), _seconds(self.timeout_s)
-        with _met():
+        with _connecting():
             self._wait_for_all(store, rank, aborted)
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
@@ -154,19 +159,19 @@ class Rendezvous:
             return TransferGroup(cast(dist.ProcessGroup, gloo), device, aborted)
 
     def _wait_for_all(self, store: dist.Store, rank: int, aborted: Callable[[], bool]) -> None:
-        """Until every member is here: building a group cannot be called off."""
+        """Until every member is here: building a group cannot be aborted."""
         store.set(f"here {rank}", "")
         deadline, pause = time.monotonic() + self.timeout_s, _POLL_S
         while missing := [k for k in range(self.size) if not store.check([f"here {k}"])]:
             if aborted():
-                raise TransferError("sender and receivers did not meet: one that was to come is gone")
+                raise TransferError("sender and receivers did not meet: one of them is gone")
             if time.monotonic() > deadline:
                 raise TransferError(
                     f"sender and receivers did not meet: members {missing} of {self.size} did not come within "
                     f"{self.timeout_s} s"
                 )
             time.sleep(pause)
-            pause = min(2 * pause, _LOOK_S / 10)
+            pause = min(2 * pause, _CHECK_S / 10)
 
 
 def open_rendezvous(host: str, receivers: int, timeout_s: float) -> tuple[Rendezvous, dist.Store]:
@@ -176,7 +181,7 @@ def open_rendezvous(host: str, receivers: int, timeout_s: float) -> tuple[Rendez
 
 
 @contextmanager
-def _met() -> Iterator[None]:
+def _connecting() -> Iterator[None]:
     try:
         yield
     except TransferError:
@@ -187,3 +192,106 @@ def _met() -> Iterator[None]:
 
 def _seconds(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
+
+
+class BucketEnd(ABC):
+    """One end of a transport that moves bucket after bucket."""
+
+    def __init__(self, plan: TransferPlan, group: TransferGroup) -> None:
+        self.plan, self._group = plan, group
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Wait until the last bucket has been taken."""
+
+    def _release(self) -> None:  # noqa: B027 - not every transport has anything under way
+        """Let go of what the group has under way: a group that is in use does not close."""
+
+
+class BucketSender(BucketEnd):
+    """What a bucket travels in, and when its buffer is free again, is the transport's."""
+
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Gathering goes on to the end even where the group broke: the other ranks take part in it, and must not hang.
+        Raises TransferError."""
+        failure: TransferError | None = None
+
+        def attempt(step: Callable[..., None], *arguments: Any) -> None:
+            nonlocal failure
+            if failure is None:
+                try:
+                    with self._group.guard(version):
+                        step(*arguments)
+                except TransferError as error:
+                    failure = error
+
+        try:
+            for number, bucket in enumerate(self.plan.buckets):
+                attempt(self._wait_for_buffer, number)
+                filled = self._fill(number, bucket, parameters)
+                attempt(self._hand_over, filled)
+            attempt(self._finish)
+        except BaseException:  # the weights could not be gathered: receivers wait for what will never come
+            self._release()
+            self._group.close()
+            raise
+        if failure is not None:
+            self._release()
+            raise failure
+
+    def _wait_for_buffer(self, number: int) -> None:
+        """Until the buffer of this bucket may be filled."""
+
+    @abstractmethod
+    def _fill(self, number: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> Any:
+        """Gather the bucket into its buffer."""
+
+    @abstractmethod
+    def _hand_over(self, filled: Any) -> None:
+        """Let what was filled travel."""
+
+
+class BucketReceiver(BucketEnd):
+    """How a bucket arrives is the transport's."""
+
+    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of every parameter; a tensor is valid until the next one is asked for.
+
+        Takes part to the end even where a tensor is damaged or the reader stops, so that no other end is held up.
+        Raises TransferError.
+        """
+        damage: TransferError | None = None
+        try:
+            for number, bucket in enumerate(self.plan.buckets):
+                with self._group.guard(version):
+                    data, expected = self._next(number)
+                try:
+                    if damage is None:
+                        if expected is not None:
+                            verify(bucket, data, expected, version)
+                        yield from unpack(bucket, data)
+                except TransferError as error:
+                    damage = error
+                except GeneratorExit:
+                    self._drain(number + 1, version)
+                    raise
+            with self._group.guard(version):
+                self._finish()
+        finally:
+            self._release()
+        if damage is not None:
+            raise damage
+
+    def _drain(self, number: int, version: int) -> None:
+        """Take the buckets from `number` on. Why the reader stopped counts more than what happens to them."""
+        try:
+            with self._group.guard(version):
+                for rest in range(number, len(self.plan.buckets)):
+                    self._next(rest)
+                self._finish()
+        except TransferError:
+            self._group.close()
+
+    @abstractmethod
+    def _next(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Wait for this bucket: its bytes and, where the plan is checked, its digests."""

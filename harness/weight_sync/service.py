@@ -1,36 +1,53 @@
-"""The membership over HTTP, for engines and for whoever wants to see how they are: loopback unless told otherwise.
+"""Membership over HTTP: the engines of a run, a membership by itself, and a client of both.
+
+Every request carries the token (`Authorization: Bearer ...`). A run serves its engines as long as it lasts, in its own
+event loop and on loopback:
+
+    GET    /topology                   epoch, members with version, health, rank and what was requested of them
+    POST   /members/{name}/leave       finish what it runs and get no more weights, from the next transfer on
+    POST   /members/{name}/join        come back with the weights of the next transfer
+
+A membership for processes outside of a job, which is on loopback unless told otherwise:
 
     CADENCE_TOKEN=... python -m harness.weight_sync.service --port 8766
 
-Every request carries the token (`Authorization: Bearer ...`). The service holds nothing that engines do not tell again:
-after a restart it answers 404 to the heartbeat of one that it does not know yet, which joins again with its version.
-
+    GET    /topology                   epoch, members with version, health and rank
     POST   /members                    {"name", "kind", "version", "place"}: join, or join again
     POST   /members/{name}/heartbeat   {"version"}: it is there, and holds this version
     DELETE /members/{name}             leave before the next transfer
-    GET    /topology                   epoch, members with version, health and rank
+
+It holds nothing that its members do not report again: after a restart it answers 404 to the heartbeat of a member that
+it does not know yet, which joins again with its version.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hmac
+import logging
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
+from urllib.parse import quote
 
+import httpx2
 import uvicorn
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from harness.weight_sync.membership import Kind, Membership, MembershipConflict, UnknownMember
+from harness.protocols import Clock
+from harness.weight_sync.membership import Fleet, Kind, MemberRequest, Membership, MembershipConflict, UnknownMember
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+_KEEP_ALIVE_S = 2.0  # less than the server's 5 s: a connection that it just closed loses the request
 
 
 class JoinRequest(BaseModel):
@@ -44,8 +61,58 @@ class Heartbeat(BaseModel):
     version: Annotated[int, Field(ge=0)]
 
 
-def authenticated_app(token: str) -> FastAPI:
-    """Without a route yet: every request has to carry the token, and what members cannot do is told."""
+def fleet_app(fleet: Fleet, token: str, *, now: Callable[[], float]) -> FastAPI:
+    """The engines of a run. Their health is checked when it is asked for: an engine that computes does not answer at
+    once, and counts as silent."""
+    app, membership = _authenticated_app(token), fleet.membership
+
+    @app.get("/topology")
+    async def get_topology() -> dict[str, Any]:
+        await fleet.check_health(now)
+        return topology(membership, now())
+
+    @app.post("/members/{name}/{requested}")
+    async def request(name: str, requested: MemberRequest) -> dict[str, Any]:
+        membership.request(name, requested)
+        return member_status(membership, name, now())
+
+    return app
+
+
+def membership_app(
+    membership: Membership, token: str, *, silent_after_s: float = 30.0, now: Callable[[], float] = time.monotonic
+) -> FastAPI:
+    """A membership by itself. silent_after_s: seconds without a heartbeat after which a member counts as silent."""
+    app = _authenticated_app(token)
+
+    @app.post("/members")
+    async def join(member: JoinRequest) -> dict[str, Any]:
+        membership.join(member.name, kind=member.kind, version=member.version, place=member.place, now=now())
+        return member_status(membership, member.name, now())
+
+    @app.post("/members/{name}/heartbeat")
+    async def heartbeat(name: str, beat: Heartbeat) -> dict[str, Any]:
+        membership.seen(name, beat.version, now())
+        return member_status(membership, name, now())
+
+    @app.delete("/members/{name}")
+    async def leave(name: str) -> dict[str, Any]:
+        membership.leave(name)
+        return {"epoch": membership.epoch}
+
+    @app.get("/topology")
+    async def get_topology() -> dict[str, Any]:
+        membership.mark_silent(now(), silent_after_s)
+        return topology(membership, now())
+
+    return app
+
+
+def _authenticated_app(token: str) -> FastAPI:
+    """Without routes yet. Refuses requests without the token (401), for unknown members (404), and in conflict with
+    their state (409)."""
+    if not token:
+        raise ValueError("the service needs a token: anybody who reaches it could make engines leave")
 
     async def authorised(authorization: Annotated[str, Header()] = "") -> None:
         if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
@@ -55,98 +122,135 @@ def authenticated_app(token: str) -> FastAPI:
         title="Cadence weight sync", dependencies=[Depends(authorised)], docs_url=None, redoc_url=None, openapi_url=None
     )
 
-    @app.exception_handler(UnknownMember)
-    async def unknown(request: Request, error: UnknownMember) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, status_code=404)
+    def refuse(status: int) -> Callable[[Request, Exception], JSONResponse]:
+        return lambda request, error: JSONResponse({"detail": str(error)}, status_code=status)
 
-    @app.exception_handler(MembershipConflict)
-    async def unwilling(request: Request, error: MembershipConflict) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, status_code=409)
-
+    app.add_exception_handler(UnknownMember, refuse(404))
+    app.add_exception_handler(MembershipConflict, refuse(409))
     return app
 
 
-def told(membership: Membership, name: str, now: float) -> dict[str, Any]:
-    """What is known of a member."""
+def member_status(membership: Membership, name: str, now: float) -> dict[str, Any]:
+    """All that is known of a member."""
     member = asdict(membership.of(name))
     seen_at = member.pop("seen_at")
     return member | {"seen_s_ago": now - seen_at, "rank": membership.ranks.get(name), "epoch": membership.epoch}
 
 
 def topology(membership: Membership, now: float) -> dict[str, Any]:
-    """Who takes part in the next transfer, under which number, and who does not."""
-    members = [told(membership, member.name, now) for member in membership.members]
+    """Which members take part in the next transfer, under which rank, and which do not."""
+    members = [member_status(membership, member.name, now) for member in membership.members]
     return {"epoch": membership.epoch, "sender": 0, "members": members}
 
 
-def make_app(membership: Membership, token: str, *, silent_after_s: float, now: Callable[[], float]) -> FastAPI:
-    """The HTTP layer around a membership. silent_after_s: how long a member may not be heard of and count as well."""
-    app = authenticated_app(token)
+class _EmbeddedServer(uvicorn.Server):
+    """Leaves signals to the program that it runs in."""
 
-    @app.post("/members")
-    async def join(joining: JoinRequest) -> dict[str, Any]:
-        membership.join(joining.name, kind=joining.kind, version=joining.version, place=joining.place, now=now())
-        return told(membership, joining.name, now())
-
-    @app.post("/members/{name}/heartbeat")
-    async def heartbeat(name: str, beat: Heartbeat) -> dict[str, Any]:
-        membership.seen(name, beat.version, now())
-        return told(membership, name, now())
-
-    @app.delete("/members/{name}")
-    async def leave(name: str) -> dict[str, Any]:
-        membership.leave(name)
-        return {"epoch": membership.epoch}
-
-    @app.get("/topology")
-    async def everybody() -> dict[str, Any]:
-        membership.note_silence(now(), silent_after_s)
-        return topology(membership, now())
-
-    return app
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
-class Service:
-    """A running service, in a thread of this process; use as a context manager. Port 0 takes a free one.
+@asynccontextmanager
+async def serving(app: FastAPI, host: str = LOOPBACK, port: int = 0) -> AsyncIterator[str]:
+    """Serve it in this event loop meanwhile; its address. Port 0 takes a free one. Raises OSError where it is taken."""
+    listening = socket.create_server((host, port))
+    server = _EmbeddedServer(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
+    task = asyncio.create_task(server.serve([listening]))
+    try:
+        yield f"http://{host}:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listening.close()
 
-    Raises OSError where the port is taken.
-    """
 
-    def __init__(
-        self,
-        token: str,
-        *,
-        membership: Membership | None = None,
-        host: str = LOOPBACK,
-        port: int = 0,
-        silent_after_s: float = 30.0,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        if not token:
-            raise ValueError("the service wants a token: anybody who reaches it could make engines leave")
-        self.membership = membership or Membership()
-        app = make_app(self.membership, token, silent_after_s=silent_after_s, now=now)
-        self._socket = socket.create_server((host, port))
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), daemon=True)
+class Refused(RuntimeError):
+    """The service refused a request. `status` is HTTP's."""
 
-    def __enter__(self) -> Service:
-        self._thread.start()  # requests wait in the socket until it listens
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServiceClient:
+    """An asynchronous context manager. Requests take at most `timeout_s`; they raise Refused, or ConnectionError where
+    the service does not answer."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
+        self.url = url
+        self._http = httpx2.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=timeout_s,
+            limits=httpx2.Limits(keepalive_expiry=_KEEP_ALIVE_S),
+            trust_env=False,  # no proxy: the token is for this address
+        )
+
+    async def __aenter__(self) -> ServiceClient:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
+    async def __aexit__(self, *exception: object) -> None:
+        await self._http.aclose()
 
-    def join(self) -> None:
-        """Wait until it ends."""
-        self._thread.join()
+    async def join(self, name: str, version: int, *, kind: Kind = "engine", place: str = "") -> dict[str, Any]:
+        return await self._send("POST", "/members", {"name": name, "kind": kind, "version": version, "place": place})
+
+    async def heartbeat(self, name: str, version: int) -> dict[str, Any]:
+        """Joins anew where the service does not know the member: then it was restarted."""
+        try:
+            return await self._send("POST", f"/members/{quote(name)}/heartbeat", {"version": version})
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            return await self.join(name, version)
+
+    async def leave(self, name: str) -> dict[str, Any]:
+        return await self._send("DELETE", f"/members/{quote(name)}")
+
+    async def request(self, name: str, requested: MemberRequest) -> dict[str, Any]:
+        """Have an engine of a run leave, or come back, before the next transfer."""
+        return await self._send("POST", f"/members/{quote(name)}/{requested}")
+
+    async def topology(self) -> dict[str, Any]:
+        return await self._send("GET", "/topology")
+
+    async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            response = await self._http.request(method, path, json=body)
+        except httpx2.TransportError as error:
+            raise ConnectionError(f"no weight sync service at {self.url}: {error!r}") from error
+        if response.is_error:
+            detail = response.json().get("detail", response.reason_phrase) if response.content else ""
+            raise Refused(response.status_code, f"weight sync service at {self.url}: {detail}")
+        return response.json()
+
+
+async def send_heartbeats(
+    client: ServiceClient, name: str, version: Callable[[], int], clock: Clock, *, every_s: float
+) -> None:
+    """Consumes the member's version, produces heartbeats, until it is cancelled. While the service is away the member
+    goes on as it is, and reports again once there is one; a refusal is raised."""
+    away = False
+    while True:
+        try:
+            await client.heartbeat(name, version())
+            away = False
+        except ConnectionError as error:
+            if not away:
+                log.warning("%s goes on without the service: %s", name, error)
+            away = True
+        await clock.sleep(every_s)
+
+
+async def _serve(app: FastAPI, host: str, port: int) -> None:
+    async with serving(app, host, port) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Keeps who takes part in weight transfers, over HTTP.")
+    parser = argparse.ArgumentParser(description="Keeps the membership of weight transfers, over HTTP.")
     parser.add_argument("--host", default=LOOPBACK)
     parser.add_argument("--port", type=int, default=8766)
     parser.add_argument("--silent-after-s", type=float, default=30.0)
@@ -154,9 +258,8 @@ def main() -> None:
     token = os.environ.get("CADENCE_TOKEN", "")
     if not token:
         parser.error("set CADENCE_TOKEN to the token that members will send")
-    with Service(token, host=options.host, port=options.port, silent_after_s=options.silent_after_s) as service:
-        print(service.url, flush=True)
-        service.join()
+    app = membership_app(Membership(), token, silent_after_s=options.silent_after_s)
+    asyncio.run(_serve(app, options.host, options.port))
 
 
 if __name__ == "__main__":

@@ -7,34 +7,36 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.cost_model.cost import TransferTimes, Transport
+from harness.cost_model.cost import TransferTimes
 from harness.protocols import Clock
 from harness.runtime.handles import Handle
+from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
+from harness.weight_sync.host_staged import require_sent, require_staged
 from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.receiver import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
-from harness.weight_sync.transports import TransferOutcome, join, send_and_receive, stage_then_swap, write_then_read
+from harness.weight_sync.transports import TransferOutcome, join_all, send_and_receive, stage_then_swap, write_then_read
+from schedules.base import Transport
 
 _PUBLISH = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
 
 
 @dataclass(frozen=True)
 class SimulatedTransport:
-    """Stands in for the transport of `transport`: the same calls in the same order. Engines let their loads pass."""
+    """Stands in for the transport of this name: the same calls in the same order. Engines let their loads pass."""
 
-    transport: Transport
+    name: Transport
     times: TransferTimes
     clock: Clock
     timeout_s = None
 
     async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
         await source.call("use", SimulatedSender(self.times, self.clock))
-        await join(receivers, SimulatedOffer(plan, self.times, self.clock))
+        await join_all(receivers, SimulatedOffer(plan, self.times, self.clock))
 
     async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
-        return await _PUBLISH[self.transport](trainers, receivers, version)
+        return await _PUBLISH[self.name](trainers, receivers, version)
 
     async def abort(self) -> None:
-        """Nobody waits for anybody."""
+        """Nothing waits."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class SimulatedOffer:
     clock: Clock
 
     def receiver(
-        self, number: int, device: torch.device, before: WeightReceiver | HostReceiver | None = None
+        self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
     ) -> SimulatedReceiver:
         return SimulatedReceiver(self.times, self.clock)
 
@@ -63,8 +65,7 @@ class SimulatedSender:
         self._version, self._arrives_at = version, self._clock.now() + self._times.stage_s
 
     async def wait_arrived(self, version: int) -> None:
-        if version != self._version:
-            raise ValueError(f"version {version} is not under way; the last one sent is {self._version}")
+        require_sent(version, self._version)
         left = self._arrives_at - self._clock.now()
         if left > 0:
             await self._clock.sleep(left)
@@ -88,9 +89,7 @@ class SimulatedReceiver:
         self._staged.add(version)
 
     def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        if version not in self._staged:
-            there = ", ".join(map(str, sorted(self._staged))) or "none"
-            raise ValueError(f"version {version} is not in host memory; there: {there}")
+        require_staged(version, self._staged)
         self._staged = {newer for newer in self._staged if newer > version}
         return iter(())
 
@@ -143,9 +142,9 @@ class PacedOffer:
         return self.offer.plan
 
     def receiver(
-        self, number: int, device: torch.device, before: WeightReceiver | HostReceiver | None = None
+        self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
     ) -> WeightReceiver | HostReceiver:
-        paced = before._receiver if isinstance(before, PacedReceiver) else before
+        paced = previous._receiver if isinstance(previous, PacedReceiver) else previous
         receiver = self.offer.receiver(number, device, paced)
         if isinstance(receiver, HostReceiver):
             return PacedReceiver(receiver, self.times, self.clock)

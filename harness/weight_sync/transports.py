@@ -1,47 +1,43 @@
-"""What weights travel over: which calls bring a transport up, in which order both sides act, and what became of it."""
+"""What weights travel by: which calls connect a transport, in which order both sides act, and what came of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Protocol
 
 from harness.protocols import Span
 from harness.runtime.handles import Handle, WorkerDied
-from harness.weight_sync.errors import TransferError
+from harness.weight_sync.endpoints import WeightOffer
 from harness.weight_sync.ipc import SharedOffer
-from harness.weight_sync.plan import TransferPlan
+from harness.weight_sync.plan import TransferError, TransferPlan
 from harness.weight_sync.process_group import Rendezvous
-from harness.weight_sync.receiver import WeightOffer
+from schedules.base import Transport
 
-Transport = Literal["collective", "ipc", "host_staged"]
 OnDeath = Callable[[], Awaitable[None]]
-"""Does what is to be done at once where one end of a transfer dies."""
-Spans = list[list[Span]]
-"""Of each worker that took part."""
+"""What is done at once where one end of a transfer dies."""
 
 
 @dataclass
 class TransferOutcome:
-    """What became of a step of a transfer: the spans of those that did their part, the errors of the others by name."""
+    """What came of a step of a transfer: the spans of each worker that succeeded, the errors of the others by name."""
 
-    spans: Spans = field(default_factory=list)
+    spans: list[list[Span]] = field(default_factory=list)
     failed: dict[str, Exception] = field(default_factory=dict)
 
     def __add__(self, other: TransferOutcome) -> TransferOutcome:
         return TransferOutcome(self.spans + other.spans, self.failed | other.failed)
 
-    def fine(self, handles: Sequence[Handle]) -> list[Handle]:
-        """Those of them that did their part."""
+    def succeeded(self, handles: Sequence[Handle]) -> list[Handle]:
+        """Those of them that did not fail."""
         return [handle for handle in handles if handle.name not in self.failed]
 
-    def kept_from(self, receivers: Sequence[Handle]) -> TransferOutcome:
-        """The same, where these failures kept receivers from being asked at all: none of them got anything."""
+    def skipping(self, receivers: Sequence[Handle]) -> TransferOutcome:
+        """The same, where these failures kept receivers from being called at all: none of them got anything."""
         first = next(iter(self.failed.values()))
-        return self + TransferOutcome(
-            failed={receiver.name: TransferError(f"nothing was sent: {first}") for receiver in receivers}
-        )
+        errors = {receiver.name: TransferError(f"nothing was sent: {first}") for receiver in receivers}
+        return self + TransferOutcome(failed=dict(errors))
 
 
 class WeightTransport(Protocol):
@@ -61,20 +57,21 @@ class WeightTransport(Protocol):
 
 
 @dataclass
-class _GroupTransport:
-    """A process group, met at `host`, whose waits end after timeout_s."""
+class GroupTransport:
+    """Between real processes, which meet as a process group at `host`; their waits end after timeout_s."""
 
+    name: Transport
     host: str
     timeout_s: float
-    opened_by: ClassVar[str]
-    """The source's method that makes the offer."""
     _rendezvous: Rendezvous | None = field(default=None, init=False, compare=False)
 
     async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
-        offer = await source.call(self.opened_by, plan, self.host, len(receivers), self.timeout_s)
+        offer = await source.call("open", self.name, plan, self.host, len(receivers), self.timeout_s)
         self._rendezvous = offer.rendezvous
         try:
-            await _meet(source, receivers, offer)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(source.call("meet_receivers"))
+                tasks.create_task(join_all(receivers, offer))
         except Exception:
             await self.abort()
             raise
@@ -82,63 +79,33 @@ class _GroupTransport:
             if isinstance(offer, SharedOffer):
                 offer.withdraw()
 
+    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+        publish = stage_then_swap if self.name == "host_staged" else send_and_receive
+        return await publish(trainers, receivers, version, self.timeout_s, self.abort)
+
     async def abort(self) -> None:
         if self._rendezvous is not None:
             await asyncio.to_thread(self._rendezvous.abort)
 
 
-@dataclass
-class CollectiveTransport(_GroupTransport):
-    """A process group between devices."""
-
-    opened_by = "open_collective"
-
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
-        return await send_and_receive(trainers, receivers, version, self.timeout_s, self.abort)
+async def join_all(receivers: Sequence[Handle], offer: WeightOffer) -> None:
+    """Every receiver joins under its number, all at once."""
+    async with asyncio.TaskGroup() as tasks:
+        for number, receiver in enumerate(receivers):
+            tasks.create_task(receiver.call("join", offer, number))
 
 
-@dataclass
-class SharedMemoryTransport(_GroupTransport):
-    """Memory that all processes of a device, or of a host, map; the group says when to look."""
-
-    opened_by = "open_shared"
-
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
-        return await send_and_receive(trainers, receivers, version, self.timeout_s, self.abort)
-
-
-@dataclass
-class HostStagedTransport(_GroupTransport):
-    """A process group between hosts' memories."""
-
-    opened_by = "open_host_staged"
-
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
-        return await stage_then_swap(trainers, receivers, version, self.timeout_s, self.abort)
-
-
-def make_transport(transport: Transport, host: str, timeout_s: float) -> WeightTransport:
-    """The transport between real processes that a schedule's transport names."""
-    match transport:
-        case "ipc":
-            return SharedMemoryTransport(host, timeout_s)
-        case "collective":
-            return CollectiveTransport(host, timeout_s)
-        case "host_staged":
-            return HostStagedTransport(host, timeout_s)
-
-
-async def ask(
+async def call_each(
     handles: Sequence[Handle],
     method: str,
     *arguments: Any,
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
 ) -> TransferOutcome:
-    """The same call on every worker at once; all of them are heard. None that failed keeps the others from ending
-    theirs: they are ends of one transfer, which all of them leave on their own, or because `on_death` tells them."""
-    asked = (_ask(handle, method, arguments, timeout_s, on_death) for handle in handles)
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    """The same call on every worker at once; all of them are awaited. One that fails does not cancel the others: they
+    are ends of one transfer, which each leaves on its own, or because `on_death` aborts it."""
+    calls = (_call(handle, method, arguments, timeout_s, on_death) for handle in handles)
+    answers = await asyncio.gather(*calls, return_exceptions=True)
     outcome = TransferOutcome()
     for handle, answer in zip(handles, answers, strict=True):
         if isinstance(answer, Exception):
@@ -150,10 +117,10 @@ async def ask(
     return outcome
 
 
-async def _ask(
+async def _call(
     handle: Handle, method: str, arguments: tuple[Any, ...], timeout_s: float | None, on_death: OnDeath | None
 ) -> Any:
-    # Twice: who waits for a peer gives up after once, and says so itself.
+    # Twice: a worker that waits for a peer gives up after once, and says so itself.
     limit = None if timeout_s is None else 2 * timeout_s
     try:
         async with asyncio.timeout(limit):
@@ -166,16 +133,6 @@ async def _ask(
         raise TimeoutError(f"{handle.name} did not answer {method} within {limit} s") from error
 
 
-async def write_then_read(
-    trainers: Sequence[Handle], receivers: Sequence[Handle], version: int, timeout_s: float | None = None
-) -> TransferOutcome:
-    """Receivers read what all ranks have written."""
-    written = await ask(trainers, "publish", version)
-    if written.failed:
-        return written.kept_from(receivers)
-    return written + await ask(receivers, "load", version, timeout_s=timeout_s)
-
-
 async def send_and_receive(
     trainers: Sequence[Handle],
     receivers: Sequence[Handle],
@@ -183,10 +140,10 @@ async def send_and_receive(
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
 ) -> TransferOutcome:
-    """Both sides have to be in it at once."""
+    """Both sides have to take part at once."""
     sent, received = await asyncio.gather(
-        ask(trainers, "publish", version, on_death=on_death),
-        ask(receivers, "load", version, timeout_s=timeout_s, on_death=on_death),
+        call_each(trainers, "publish", version, on_death=on_death),
+        call_each(receivers, "load", version, timeout_s=timeout_s, on_death=on_death),
     )
     return sent + received
 
@@ -199,23 +156,14 @@ async def stage_then_swap(
     on_death: OnDeath | None = None,
 ) -> TransferOutcome:
     """All steps of a staged transfer, one after the other."""
-    copied = await ask(trainers, "publish", version)
+    copied = await call_each(trainers, "publish", version)
     if copied.failed:
-        return copied.kept_from(receivers)
-    staged = await ask(receivers, "stage", version, timeout_s=timeout_s, on_death=on_death)
-    there = staged.fine(receivers)
-    return copied + staged + await ask(there, "swap", version, timeout_s=timeout_s)
+        return copied.skipping(receivers)
+    staged = await call_each(receivers, "stage", version, timeout_s=timeout_s, on_death=on_death)
+    return copied + staged + await call_each(staged.succeeded(receivers), "swap", version, timeout_s=timeout_s)
 
 
-async def join(receivers: Sequence[Handle], offer: WeightOffer) -> None:
-    """Every receiver joins under its number, all at once."""
-    async with asyncio.TaskGroup() as tasks:
-        for number, receiver in enumerate(receivers):
-            tasks.create_task(receiver.call("join", offer, number))
-
-
-async def _meet(source: Handle, receivers: Sequence[Handle], offer: WeightOffer) -> None:
-    """Both sides of a process group have to come at once."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(source.call("meet_receivers"))
-        tasks.create_task(join(receivers, offer))
+async def write_then_read(trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+    """Receivers read what all ranks have written."""
+    written = await call_each(trainers, "publish", version)
+    return written.skipping(receivers) if written.failed else written + await call_each(receivers, "load", version)

@@ -8,19 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import distributed as dist
 
 from harness.protocols import Clock, Span, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.waits import Waits
 from harness.transfer_queue import Batch, Ragged
-from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.cuda_ipc import CudaSlots
-from harness.weight_sync.host_staged import HostStagedOffer
-from harness.weight_sync.ipc import share_slots
-from harness.weight_sync.plan import TransferPlan, gathered, plan_transfer
-from harness.weight_sync.process_group import open_rendezvous
-from harness.weight_sync.receiver import GatherOnlySender, HostSender, WeightOffer, WeightSender, WeightSource
+from harness.weight_sync.endpoints import SendingWorker
+from harness.weight_sync.plan import gathered
 from harness.workers.readers import Deadlines, MicroBatchReader, Share
 
 
@@ -54,7 +48,7 @@ class TrainReport:
     spans: list[Span] = field(default_factory=list)
 
 
-class ActorRole:
+class ActorRole(SendingWorker):
     """One training rank. `reader` knows in which order it takes groups."""
 
     def __init__(
@@ -69,10 +63,6 @@ class ActorRole:
         self.engine, self.clock, self.reader = engine, clock, reader
         self.rank, self.name, self.device = rank, str(rank), device
         self.waits = Waits(f"actor[{rank}]")
-        self._sender: WeightSender | None = None
-        self._joined: WeightSender | None = None  # the last one that met its receivers, whatever paces it
-        self._source: WeightSource
-        self._store: dist.Store
 
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; then one update.
@@ -109,70 +99,6 @@ class ActorRole:
 
     def _note(self, report: TrainReport, kind: str, start: float, end: float, iteration: int) -> None:
         report.spans.append(Span("actor", self.name, kind, start, end, iteration, iteration))
-
-    async def plan(self, bucket_bytes: int, checked: bool = False) -> TransferPlan:
-        """The transfer plan of this model's weights."""
-        return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
-
-    async def gather_only(self, plan: TransferPlan) -> None:
-        """For ranks other than 0: help to gather, send nothing."""
-        await self.use(GatherOnlySender(plan))
-
-    async def open_shared(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
-        """For rank 0: offer weights through memory that it shares with receivers on its device or, where there are
-        more devices, on its host. `meet_receivers` must follow while the receivers join."""
-        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s)
-        alone = not dist.is_initialized() or dist.get_world_size() == 1
-        if self.device.type == "cuda" and alone:
-            slots = CudaSlots(plan, rendezvous, self.device)
-            self._source = slots
-            return slots.offer
-        self._source = offer = share_slots(plan, rendezvous)
-        return offer
-
-    async def open_collective(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
-        """For rank 0: offer weights by broadcast. `meet_receivers` must follow, as above."""
-        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s)
-        self._source = offer = CollectiveOffer(plan, rendezvous)
-        return offer
-
-    async def open_host_staged(self, plan: TransferPlan, host: str, receivers: int, timeout_s: float) -> WeightOffer:
-        """For rank 0: offer weights from host memory to host memory. `meet_receivers` must follow, as above."""
-        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s)
-        self._source = offer = HostStagedOffer(plan, rendezvous)
-        return offer
-
-    async def meet_receivers(self) -> None:
-        """For rank 0: the other half of `open_...`. What the sender before had under way can be sent again."""
-        self._joined = self._source.sender(self._store, self.device, self._joined)
-        await self.use(self._joined)
-
-    async def use(self, sender: WeightSender) -> None:
-        """Send weights by this sender, which reaches its receivers already."""
-        self._sender = sender
-
-    async def publish(self, version: int) -> list[Span]:
-        """Send the weights, now called `version`; returns when the trainer may go on.
-
-        By broadcast, every receiver must be in `load` meanwhile. To host memory, they travel on in the background.
-        """
-        if self._sender is None:
-            raise RuntimeError("publish before the transport was opened; see Coordinator.connect")
-        start = self.clock.now()
-        with self.waits("publish", f"version {version} to be taken"):
-            await self._sender.send(version, self.engine.named_parameters())
-        return [Span("actor", self.name, "publish_weights", start, self.clock.now(), version, version - 1)]
-
-    async def wait_arrived(self, version: int) -> None:
-        """Wait until `version`, the last one published, left for all receivers, where it travels in the background."""
-        if isinstance(self._sender, HostSender):
-            with self.waits("wait_arrived", f"version {version} to leave"):
-                await self._sender.wait_arrived(version)
-
-    async def resend(self, version: int) -> None:
-        """Let `version`, the last one published, travel once more in the background."""
-        assert isinstance(self._sender, HostSender), "only what is kept in host memory can be sent again"
-        await self._sender.resend(version)
 
     async def waiting(self) -> list[str]:
         """What this rank waits for, a line each."""

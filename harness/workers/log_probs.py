@@ -11,7 +11,7 @@ import torch
 
 from harness.protocols import LogProbEngine, Span
 from harness.transfer_queue import Batch, Column, Ragged
-from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver, stop_reading
+from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.stage import Stage
 
 
@@ -28,7 +28,7 @@ class ReferenceStage(Stage):
         return {"ref_log_probs": await self.engine.log_probs(*prompts_and_responses(batch))}
 
 
-class OldLogProbStage(Stage):
+class OldLogProbStage(Stage, ReceivingWorker):
     """The trainer's own arithmetic at the newest version it has seen: what the engine's log-probs are held against.
 
     `old_version` says which version that was, so that only tokens sampled by the same one are compared.
@@ -39,7 +39,6 @@ class OldLogProbStage(Stage):
     def __init__(self, engine: LogProbEngine, device: torch.device, **stage: Any) -> None:
         super().__init__(**stage)
         self.engine, self.device = engine, device
-        self._receiver: WeightReceiver | HostReceiver | None = None
         self._engine_is_free = asyncio.Lock()  # on a simulated clock, calls come in while the engine computes
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
@@ -47,36 +46,8 @@ class OldLogProbStage(Stage):
             log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
             return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
 
-    async def join(self, offer: WeightOffer, number: int) -> None:
-        """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
-        self._receiver = offer.receiver(number, self.device, self._receiver)
-
-    async def load(self, version: int) -> list[Span]:
-        """Take the weights of `version` from the trainer, between two micro-batches, never inside one."""
-        assert isinstance(self._receiver, WeightReceiver), "load needs weights that are handed over while they travel"
-        weights = self._receiver.receive(version)
-        try:
-            return await self._load(version, weights)
-        finally:
-            stop_reading(weights)
-
-    async def stage(self, version: int) -> list[Span]:
-        """Take `version` into host memory, whatever the engine does."""
-        start = self.clock.now()
-        with self.waits("stage", f"version {version} to arrive"):
-            await self._host_receiver.stage(version)
-        return [Span(self.role, self.name, "stage_weights", start, self.clock.now(), version, version - 1)]
-
-    async def swap(self, version: int) -> list[Span]:
-        """Take the weights of `version` from host memory, between two micro-batches."""
-        return await self._load(version, self._host_receiver.staged(version))
-
-    @property
-    def _host_receiver(self) -> HostReceiver:
-        assert isinstance(self._receiver, HostReceiver), "staging needs weights that travel by host_staged"
-        return self._receiver
-
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
+        """Between two micro-batches, never inside one."""
         with self.waits("load", f"the weights of version {version}"):
             async with self._engine_is_free:
                 start = self.clock.now()

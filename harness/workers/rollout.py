@@ -11,17 +11,19 @@ import torch
 from harness.protocols import Clock, Completion, Request, RolloutEngine, Span
 from harness.runtime.waits import Waits
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
-from harness.weight_sync.receiver import HostReceiver, WeightOffer, WeightReceiver, stop_reading
+from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.dataflow import partition_name
 
 
-class RolloutRole:
+class RolloutRole(ReceivingWorker):
     """One rollout engine. `index` is its number, `share` the most samples it takes from the queue at once, and the most
     it has at a time of one batch; `stream_share` the most it has at a time while it streams.
 
     With several engines fair shares keep the first to ask from taking all for itself. Where it
     `shares_device` with other roles, the engine takes the device for a batch and gives it back.
     """
+
+    role = "rollout"
 
     def __init__(
         self,
@@ -46,7 +48,6 @@ class RolloutRole:
         self.share, self.stream_share = share, stream_share
         self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
         self.waits = Waits(self.consumer)
-        self._receiver: WeightReceiver | HostReceiver | None = None
         self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
         self._completed: list[Completion] = []
         self._news = asyncio.Event()  # set when a sample was completed, or came back in the queue
@@ -98,30 +99,6 @@ class RolloutRole:
             self._paused = True
             self._close_span()
 
-    async def join(self, offer: WeightOffer, number: int) -> None:
-        """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
-        self._receiver = offer.receiver(number, self.device, self._receiver)
-
-    async def load(self, version: int) -> list[Span]:
-        """Take the weights of `version` from the trainer."""
-        assert isinstance(self._receiver, WeightReceiver), "load before join, or by a transport that stages"
-        weights = self._receiver.receive(version)
-        try:
-            return await self._load(version, weights)
-        finally:
-            stop_reading(weights)
-
-    async def stage(self, version: int) -> list[Span]:
-        """Take `version` into host memory while the engine generates."""
-        start = self.clock.now()
-        with self.waits("stage", f"version {version} to arrive"):
-            await self._host_receiver.stage(version)
-        return [Span("rollout", self.name, "stage_weights", start, self.clock.now(), version, version - 1)]
-
-    async def swap(self, version: int) -> list[Span]:
-        """Take the weights of `version` from host memory, where `stage` brought them."""
-        return await self._load(version, self._host_receiver.staged(version))
-
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with a wider dispatch limit."""
         await self.set_dispatch_limit(below)
@@ -152,11 +129,6 @@ class RolloutRole:
     async def waiting(self) -> list[str]:
         """What this worker's loops wait for, a line each."""
         return self.waits.lines()
-
-    @property
-    def _host_receiver(self) -> HostReceiver:
-        assert isinstance(self._receiver, HostReceiver), "staging needs weights that travel by host_staged"
-        return self._receiver
 
     async def _go_on(self) -> None:
         await self.engine.resume()

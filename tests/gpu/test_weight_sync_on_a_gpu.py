@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.weight_sync.cuda_ipc import CudaSlots
-from harness.weight_sync.digests import digest
-from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.ipc import CudaSlots
+from harness.weight_sync.plan import digest, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 
 pytestmark = [

@@ -134,7 +134,7 @@ def test_an_engine_leaves_over_http_and_comes_back_with_the_weights_of_that_mome
     assert later and min(s.version_first for s in later) >= current  # type: ignore[type-var]
     known = {member["name"]: member for look in made.looks for member in look["members"]}
     assert set(known) == {"rollout[0]", "rollout[1]"}
-    assert [look["members"][1]["wish"] for look in made.looks] == ["leave", "join"]
+    assert [look["members"][1]["requested"] for look in made.looks] == ["leave", "join"]
     assert not list(folder.glob("membership.json")), "the token is of no use any more"
 
 

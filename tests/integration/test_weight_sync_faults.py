@@ -12,8 +12,9 @@ import pytest
 
 from harness.runtime.handles import WorkerDied
 from harness.weight_sync.coordinator import Coordinator, LostEngine, RetryPolicy
-from harness.weight_sync.fleet import Fleet, OnLost
-from harness.weight_sync.transports import Transport, make_transport
+from harness.weight_sync.membership import Fleet, OnLost
+from harness.weight_sync.transports import GroupTransport
+from schedules.base import Transport
 from tests.support.weight_crew import Engine, Fault, ProcessHandle, Trainer, crew, expected
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
@@ -42,8 +43,8 @@ class Run:
     def new_coordinator(self) -> Coordinator:
         return Coordinator(
             [self.handles["trainer"]],
-            fleet=Fleet([self.handles["engine0"], self.handles["engine1"]], on_lost=self.on_lost, tell=self.hear),
-            transport=make_transport(self.transport, "127.0.0.1", self.timeout_s),
+            fleet=Fleet([self.handles["engine0"], self.handles["engine1"]], on_lost=self.on_lost, notify=self.hear),
+            transport=GroupTransport(self.transport, "127.0.0.1", self.timeout_s),
             bucket_bytes=BUCKET_BYTES,
             observe=lambda spans: None,
             retry=self.retry,

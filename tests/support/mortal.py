@@ -13,8 +13,7 @@ from harness.driver.recorder import Recorder
 from harness.driver.session import Session
 from harness.driver.simulate import simulate
 from harness.runtime.handles import Handle, WorkerDied
-from harness.weight_sync.fleet import Fleet
-from harness.weight_sync.membership import MembershipConflict
+from harness.weight_sync.membership import Fleet, MembershipConflict
 
 
 class Mortal:
@@ -89,4 +88,4 @@ def happen(fleet: Fleet, event: Event) -> None:
         engine.die()
     else:
         with suppress(MembershipConflict):  # it has not left yet, or never will
-            fleet.membership.ask(name, event.what)  # type: ignore[arg-type]
+            fleet.membership.request(name, event.what)  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ class FixedWeights:
     def __init__(self) -> None:
         self.there: list[int] = []
 
-    def receiver(self, number: int, device: torch.device, before: object = None) -> FixedWeights:
+    def receiver(self, number: int, device: torch.device, previous: object = None) -> FixedWeights:
         return self
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:

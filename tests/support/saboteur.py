@@ -7,19 +7,19 @@ Prints a line of JSON for each run, and for each look at one.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Thread
 from typing import Any
 
 import harness.driver.run
 from harness.cli.main import main
 from harness.driver.session import Session
-from harness.weight_sync.client import ServiceClient
+from harness.weight_sync.service import ServiceClient
 
 Moments = Sequence[tuple[str, str, int]]
 """(what is heard for the first time, what then happens, to which engine). What is heard is "<role>: <what>"."""
@@ -27,12 +27,14 @@ Moments = Sequence[tuple[str, str, int]]
 
 def sabotaged(moments: Moments) -> type[Session]:
     class Sabotaged(Session):
-        client: ServiceClient
+        service: tuple[str, str]
+        asking: set[asyncio.Task[None]]
         processes: dict[str, int]
 
         async def connect(self) -> None:
             await super().connect()
             engines: Any = self.assembly.coordinator.fleet.working
+            self.asking = set()
             self.processes = {engine.name: await engine._actor.answer.remote() for engine in engines}
             left, doing, told_where = list(moments), self.recorder.doing, self.told_where
 
@@ -44,7 +46,7 @@ def sabotaged(moments: Moments) -> type[Session]:
 
             @contextmanager
             def served(url: str, token: str) -> Iterator[None]:
-                self.client = ServiceClient(url, token)
+                self.service = url, token
                 with told_where(url, token):
                     yield
 
@@ -55,11 +57,12 @@ def sabotaged(moments: Moments) -> type[Session]:
             if what == "dies":
                 os.kill(self.processes[engine], signal.SIGKILL)
             else:  # the run itself answers
-                Thread(target=self._ask, args=(what, engine), daemon=True).start()
+                self.asking.add(asyncio.create_task(self._ask(what, engine)))
 
-        def _ask(self, what: str, engine: str) -> None:
-            self.client.ask(engine, what)  # type: ignore[arg-type]
-            print(json.dumps({"topology": self.client.topology()}), flush=True)
+        async def _ask(self, what: str, engine: str) -> None:
+            async with ServiceClient(*self.service) as client:
+                await client.request(engine, what)  # type: ignore[arg-type]
+                print(json.dumps({"topology": await client.topology()}), flush=True)
 
     return Sabotaged
 

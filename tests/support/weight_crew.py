@@ -20,7 +20,7 @@ from engines.torch.model import build_model
 from harness.protocols import Request
 from harness.runtime.handles import WorkerDied
 from harness.weight_sync import collective, host_staged, ipc
-from harness.weight_sync.digests import digests
+from harness.weight_sync.plan import digests
 from harness.workers.actor import ActorRole
 from tests.support.forking import forking
 from tests.support.role_setting import CPU, SMALL, CountingQueue, TickingClock, rollout_role, torch_engine

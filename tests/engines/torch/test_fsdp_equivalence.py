@@ -10,10 +10,10 @@ import torch
 from torch.distributed import TCPStore
 
 from harness.config import AlgorithmConfig
+from harness.weight_sync.endpoints import GatherOnlySender
 from harness.weight_sync.ipc import SharedOffer, share_slots
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
-from harness.weight_sync.receiver import GatherOnlySender
 from tests.support.fsdp_samples import (
     FREE,
     SAMPLES,

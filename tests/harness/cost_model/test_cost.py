@@ -28,8 +28,8 @@ from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Task
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import Ragged
+from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightReceiver, WeightSender
 from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.receiver import HostReceiver, HostSender, WeightReceiver, WeightSender
 from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedTransport
 
 TINY = compose_job(["cost=tiny_cpu"])

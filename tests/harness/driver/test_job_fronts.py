@@ -12,7 +12,7 @@ from harness.driver.job import PublishedWeights, StagePool, TrainerPool
 from harness.driver.rollout_pool import RolloutPool
 from harness.protocols import Span
 from harness.transfer_queue import LocalQueue, QueueSpec
-from harness.weight_sync.fleet import Fleet
+from harness.weight_sync.membership import Fleet
 from tests.support.role_setting import settle
 
 

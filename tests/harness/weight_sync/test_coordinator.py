@@ -11,19 +11,16 @@ import torch
 from harness.protocols import Span
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.coordinator import Coordinator
-from harness.weight_sync.fleet import Fleet
 from harness.weight_sync.ipc import SharedOffer, share_slots
+from harness.weight_sync.membership import Fleet
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.process_group import Rendezvous
 from harness.weight_sync.transports import (
-    CollectiveTransport,
-    HostStagedTransport,
-    SharedMemoryTransport,
-    Transport,
-    make_transport,
+    GroupTransport,
     stage_then_swap,
     write_then_read,
 )
+from schedules.base import Transport
 from tests.support.role_setting import settle
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
@@ -55,10 +52,10 @@ class Worker:
         match method:
             case "plan":
                 return PLAN
-            case "open_shared":
+            case "open" if arguments[0] == "ipc":
                 self.offer = share_slots(PLAN, Rendezvous("127.0.0.1", 1, 4, 5.0))
                 return self.offer
-            case "open_collective" | "open_host_staged":
+            case "open":
                 return OFFER
             case "publish" | "load" | "stage" | "swap":
                 return [Span("role", self.name, KINDS[method], 0.0, 1.0, arguments[0], arguments[0] - 1)]
@@ -84,7 +81,7 @@ class Setting:
             self.trainers,
             fleet=Fleet(self.engines),
             scorers=self.scorers,
-            transport=make_transport(transport, "127.0.0.1", 5.0),
+            transport=GroupTransport(transport, "127.0.0.1", 5.0),
             bucket_bytes=1 << 20,
             observe=self.observe,
         )
@@ -112,7 +109,7 @@ RECEIVERS = ("engine0", "engine1", "scorer")
 async def test_through_shared_memory_all_join_and_then_the_file_is_unlinked() -> None:
     setting = Setting("ipc")
     await setting.coordinator.connect()
-    assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", "trainer0.open_shared"]
+    assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", "trainer0.open"]
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     offer = setting.trainers[0].offer
     assert [worker.heard["join"] for worker in (*setting.engines, setting.scorer)] == [(offer, n) for n in range(3)]
@@ -134,18 +131,12 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: T
     meet = setting.trainers[0].hold("meet_receivers")
     connecting = asyncio.create_task(setting.coordinator.connect())
     await settle()
-    assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", f"trainer0.open_{transport}"]
+    assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", "trainer0.open"]
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     meet.set()
     await connecting
-    assert setting.trainers[0].heard[f"open_{transport}"] == (PLAN, "127.0.0.1", 3, 5.0)
+    assert setting.trainers[0].heard["open"] == (transport, PLAN, "127.0.0.1", 3, 5.0)
     assert setting.engines[1].heard["join"] == (OFFER, 1)
-
-
-def test_each_transport_has_its_wire() -> None:
-    assert make_transport("ipc", "host", 1.0) == SharedMemoryTransport("host", 1.0)
-    assert make_transport("collective", "host", 1.0) == CollectiveTransport("host", 1.0)
-    assert make_transport("host_staged", "host", 1.0) == HostStagedTransport("host", 1.0)
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
@@ -214,7 +205,7 @@ async def test_who_failed_to_load_is_on_record_with_the_old_version(transport: T
 async def test_no_engine_reads_where_a_rank_failed_to_write(publish: Any) -> None:
     setting = Setting("ipc", fails={"trainer1": "publish"})
     outcome = await publish(setting.trainers, setting.engines, 1)
-    assert list(outcome.failed) == ["trainer1", "engine0", "engine1"] and not outcome.fine(setting.engines)
+    assert list(outcome.failed) == ["trainer1", "engine0", "engine1"] and not outcome.succeeded(setting.engines)
     assert setting.log == ["trainer0.publish", "trainer1.publish"]
 
 

@@ -11,11 +11,11 @@ from harness.protocols import Span
 from harness.runtime.handles import WorkerDied
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.coordinator import Coordinator, LostEngine, RetryPolicy
-from harness.weight_sync.errors import TransferError
-from harness.weight_sync.fleet import Fleet, OnLost
-from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.membership import Fleet, OnLost
+from harness.weight_sync.plan import TransferError, plan_transfer
 from harness.weight_sync.process_group import Rendezvous
-from harness.weight_sync.transports import Transport, make_transport
+from harness.weight_sync.transports import GroupTransport
+from schedules.base import Transport
 from tests.support.role_setting import settle
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
@@ -40,7 +40,7 @@ class Worker:
         match method:
             case "plan":
                 return PLAN
-            case "open_collective" | "open_shared" | "open_host_staged":
+            case "open":
                 return CollectiveOffer(PLAN, Rendezvous("127.0.0.1", 1, 4, 5.0))
             case "publish" | "load" | "stage" | "swap":
                 return [Span("role", self.name, method, 0.0, 1.0, arguments[0], 0)]
@@ -67,12 +67,12 @@ class Setting:
         self.trainer, self.engine0, self.engine1, self.scorer = (
             Worker(name, self.log, errors.get(name, {})) for name in ("trainer", "engine0", "engine1", "scorer")
         )
-        self.fleet = Fleet([self.engine0, self.engine1], on_lost=on_lost, tell=self.hear)
+        self.fleet = Fleet([self.engine0, self.engine1], on_lost=on_lost, notify=self.hear)
         self.coordinator = Coordinator(
             [self.trainer],
             fleet=self.fleet,
             scorers=[self.scorer],
-            transport=make_transport(transport, "127.0.0.1", 5.0),
+            transport=GroupTransport(transport, "127.0.0.1", 5.0),
             bucket_bytes=1 << 20,
             observe=self.observe,
             retry=RetryPolicy(attempts),

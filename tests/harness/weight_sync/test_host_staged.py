@@ -11,10 +11,10 @@ from torch.distributed import Store, TCPStore, destroy_process_group, init_proce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender, WeightReceiver
 from harness.weight_sync.host_staged import HostStagedOffer, HostStagedReceiver, HostStagedSender
 from harness.weight_sync.plan import pack, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
-from harness.weight_sync.receiver import GatherOnlySender, HostReceiver, HostSender, WeightReceiver
 from tests.support.processes import run_in_processes
 
 CPU = torch.device("cpu")

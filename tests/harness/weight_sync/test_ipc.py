@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.weight_sync.errors import TransferError
 from harness.weight_sync.ipc import SharedOffer, share_slots, slot_bytes
-from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.plan import TransferError, plan_transfer
 from harness.weight_sync.process_group import Rendezvous, open_rendezvous
 from tests.support.processes import run_in_processes
 from tests.support.weight_ends import CPU, LOOPBACK, carried, kept, offered, plan, same, two_ends, weights

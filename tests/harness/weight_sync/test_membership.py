@@ -26,10 +26,14 @@ def test_ranks_follow_the_order_of_joining_after_the_sender() -> None:
 def test_the_epoch_changes_with_those_who_take_part_and_not_with_what_they_hold() -> None:
     membership = joined("a", "b")
     epochs = [membership.epoch]
-    membership.took("a", 3)
+    membership.set_version("a", 3)
     membership.seen("b", 2, now=1.0)
     assert membership.epoch == epochs[-1]
-    for change in (lambda: membership.join("c"), lambda: membership.lose("a", "why"), lambda: membership.leave("b")):
+    for change in (
+        lambda: membership.join("c"),
+        lambda: membership.mark_lost("a", "why"),
+        lambda: membership.leave("b"),
+    ):
         change()
         epochs.append(membership.epoch)
     assert epochs == sorted(set(epochs))
@@ -45,8 +49,8 @@ def test_who_joins_again_tells_its_version_and_keeps_its_number() -> None:
 
 def test_a_lost_member_is_on_record_with_its_old_version_and_takes_part_again_only_when_it_joins() -> None:
     membership = joined("a", "b")
-    membership.took("a", 4)
-    membership.lose("a", "its link broke")
+    membership.set_version("a", 4)
+    membership.mark_lost("a", "its link broke")
     assert membership.of("a").trouble == "its link broke" and membership.of("a").version == 4
     assert membership.seen("a", 4, now=9.0).health == "lost"
     assert membership.ranks == {"b": 1}
@@ -58,21 +62,21 @@ def test_who_is_silent_for_too_long_is_named_and_well_again_when_it_is_heard_of(
     membership = Membership()
     for name, now in (("a", 0.0), ("b", 5.0), ("c", 0.0)):
         membership.join(name, now=now)
-    membership.lose("c", "gone")
-    assert membership.note_silence(now=10.0, after_s=10.0) == []
-    assert membership.note_silence(now=10.1, after_s=10.0) == ["a"]
+    membership.mark_lost("c", "gone")
+    assert membership.mark_silent(now=10.0, after_s=10.0) == []
+    assert membership.mark_silent(now=10.1, after_s=10.0) == ["a"]
     assert membership.ranks == {"a": 1, "b": 2}, "silence alone loses nobody: a computation may be long"
     membership.seen("a", 1, now=11.0)
-    assert membership.note_silence(now=11.0, after_s=10.0) == []
+    assert membership.mark_silent(now=11.0, after_s=10.0) == []
 
 
 def test_nothing_can_be_told_of_somebody_unknown() -> None:
     membership = joined("a")
     for tell in (
         lambda: membership.leave("b"),
-        lambda: membership.lose("b", ""),
+        lambda: membership.mark_lost("b", ""),
         lambda: membership.seen("b", 1, 0.0),
-        lambda: membership.took("b", 1),
+        lambda: membership.set_version("b", 1),
     ):
         with pytest.raises(UnknownMember, match="'b' is no member; join first"):
             tell()
@@ -96,7 +100,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), version=st.integers(0, 5))
     def take(self, name: str, version: int) -> None:
         if name in self.held:
-            self.membership.took(name, version)
+            self.membership.set_version(name, version)
             self.held[name] = version
 
     @rule(name=st.sampled_from(NAMES))
@@ -109,7 +113,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def lose(self, name: str) -> None:
         if name in self.held:
-            self.membership.lose(name, "why")
+            self.membership.mark_lost(name, "why")
             self.lost.add(name)
 
     @rule()
@@ -137,32 +141,32 @@ def test_an_engine_leaves_between_two_transfers_and_comes_back_with_the_weights_
     for name in ("a", "b"):
         membership.join(name)
     epoch = membership.epoch
-    membership.ask("b", "leave")
+    membership.request("b", "leave")
     assert membership.working == ["a", "b"] and membership.epoch == epoch, "not before a transfer begins"
     with pytest.raises(MembershipConflict, match="a cannot leave: no engine would be left"):
-        membership.ask("a", "leave")
-    assert [member.name for member in membership.turn()] == ["b"]
+        membership.request("a", "leave")
+    assert [member.name for member in membership.begin_transfer()] == ["b"]
     assert membership.working == ["a"] and membership.ranks == {"a": 1} and membership.epoch > epoch
     with pytest.raises(MembershipConflict, match="b cannot join: it is leaving"):
-        membership.ask("b", "join")
-    membership.rested("b")
+        membership.request("b", "join")
+    membership.mark_away("b")
     with pytest.raises(MembershipConflict, match="b cannot leave: it is away"):
-        membership.ask("b", "leave")
-    membership.ask("b", "join")
-    assert membership.turn()[0].health == "joining"
+        membership.request("b", "leave")
+    membership.request("b", "join")
+    assert membership.begin_transfer()[0].health == "joining"
     assert membership.working == ["a"] and membership.ranks == {"a": 1, "b": 2}
-    assert membership.entered("b") and not membership.entered("b")
-    assert membership.working == ["a", "b"] and membership.turn() == []
+    assert membership.received("b") and not membership.received("b")
+    assert membership.working == ["a", "b"] and membership.begin_transfer() == []
 
 
 def test_who_was_asked_to_leave_may_be_asked_to_stay_until_a_transfer_begins() -> None:
     membership = Membership()
     for name in ("a", "b"):
         membership.join(name)
-    membership.ask("b", "leave")
-    assert membership.ask("b", "join").wish is None
-    assert membership.turn() == [] and membership.working == ["a", "b"]
-    membership.lose("b", "it died")
-    for wish in ("leave", "join"):
-        with pytest.raises(MembershipConflict, match=f"b cannot {wish}: it is lost"):
-            membership.ask("b", wish)  # type: ignore[arg-type]
+    membership.request("b", "leave")
+    assert membership.request("b", "join").requested is None
+    assert membership.begin_transfer() == [] and membership.working == ["a", "b"]
+    membership.mark_lost("b", "it died")
+    for requested in ("leave", "join"):
+        with pytest.raises(MembershipConflict, match=f"b cannot {requested}: it is lost"):
+            membership.request("b", requested)  # type: ignore[arg-type]

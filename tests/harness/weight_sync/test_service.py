@@ -1,15 +1,25 @@
-"""The membership over HTTP: who may ask, what is told, and what a restart loses (nothing)."""
+"""Membership over HTTP: who may ask, what is answered, and what a restart loses (nothing)."""
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx2
 import pytest
 
 from harness.runtime.clock import RealClock
-from harness.weight_sync.client import Refused, ServiceClient, send_heartbeats
-from harness.weight_sync.service import Service
+from harness.runtime.handles import WorkerDied
+from harness.weight_sync.membership import Fleet, LostEngine, Membership, OnLost
+from harness.weight_sync.service import (
+    LOOPBACK,
+    Refused,
+    ServiceClient,
+    fleet_app,
+    membership_app,
+    send_heartbeats,
+    serving,
+)
 
 TOKEN = "a token"
 
@@ -19,122 +29,215 @@ class Time:
 
 
 @pytest.fixture
-def service() -> Iterator[Service]:
-    with Service(TOKEN, silent_after_s=10.0, now=lambda: Time.now) as service:
-        Time.now = 0.0
-        yield service
+async def url() -> AsyncIterator[str]:
+    Time.now = 0.0
+    app = membership_app(Membership(), TOKEN, silent_after_s=10.0, now=lambda: Time.now)
+    async with serving(app) as url:
+        yield url
 
 
 @pytest.fixture
-def client(service: Service) -> ServiceClient:
-    return ServiceClient(service.url, TOKEN, timeout_s=60.0)
+async def client(url: str) -> AsyncIterator[ServiceClient]:
+    async with ServiceClient(url, TOKEN, timeout_s=60.0) as client:
+        yield client
 
 
-def members(client: ServiceClient) -> dict[str, dict[str, Any]]:
-    return {member["name"]: member for member in client.topology()["members"]}
+async def members(client: ServiceClient) -> dict[str, dict[str, Any]]:
+    return {member["name"]: member for member in (await client.topology())["members"]}
 
 
-def test_members_have_ranks_versions_places_and_health(client: ServiceClient) -> None:
-    client.join("rollout[0]", 3, place="node 1")
-    client.join("actor_fwd[0]", 4, kind="scorer")
-    client.heartbeat("rollout[0]", 5)
-    told = members(client)
-    assert list(told) == ["rollout[0]", "actor_fwd[0]"]
-    first = told["rollout[0]"]
+async def test_members_have_ranks_versions_places_and_health(client: ServiceClient) -> None:
+    await client.join("rollout[0]", 3, place="node 1")
+    await client.join("actor_fwd[0]", 4, kind="scorer")
+    await client.heartbeat("rollout[0]", 5)
+    known = await members(client)
+    assert list(known) == ["rollout[0]", "actor_fwd[0]"]
+    first = known["rollout[0]"]
     assert (first["rank"], first["version"], first["place"], first["health"]) == (1, 5, "node 1", "well")
-    assert (told["actor_fwd[0]"]["rank"], told["actor_fwd[0]"]["kind"]) == (2, "scorer")
+    assert (known["actor_fwd[0]"]["rank"], known["actor_fwd[0]"]["kind"]) == (2, "scorer")
 
 
-def test_who_leaves_takes_no_part_in_the_next_epoch(client: ServiceClient) -> None:
-    client.join("a", 0)
-    client.join("b", 0)
-    epoch = client.topology()["epoch"]
-    assert client.leave("a")["epoch"] > epoch
-    assert members(client)["b"]["rank"] == 1 and "a" not in members(client)
+async def test_a_member_that_leaves_takes_no_part_in_the_next_epoch(client: ServiceClient) -> None:
+    await client.join("a", 0)
+    await client.join("b", 0)
+    epoch = (await client.topology())["epoch"]
+    assert (await client.leave("a"))["epoch"] > epoch
+    left = await members(client)
+    assert left["b"]["rank"] == 1 and "a" not in left
     with pytest.raises(Refused, match="'a' is no member; join first") as refused:
-        client.leave("a")
+        await client.leave("a")
     assert refused.value.status == 404
 
 
-def test_who_is_not_heard_of_is_silent(client: ServiceClient) -> None:
-    client.join("a", 0)
+async def test_a_member_without_heartbeats_is_silent(client: ServiceClient) -> None:
+    await client.join("a", 0)
     Time.now = 10.5
-    assert members(client)["a"]["health"] == "silent" and members(client)["a"]["seen_s_ago"] == 10.5
-    client.heartbeat("a", 1)
-    assert members(client)["a"]["health"] == "well"
+    silent = (await members(client))["a"]
+    assert silent["health"] == "silent" and silent["seen_s_ago"] == 10.5
+    await client.heartbeat("a", 1)
+    assert (await members(client))["a"]["health"] == "well"
 
 
-@pytest.mark.parametrize("token", ["", "another token"])
-def test_a_wrong_token_is_told_so_and_changes_nothing(service: Service, client: ServiceClient, token: str) -> None:
-    client.join("a", 2)
-    stranger = ServiceClient(service.url, token, timeout_s=60.0)
-    for ask in (
-        lambda: stranger.join("b", 0),
-        lambda: stranger.heartbeat("a", 9),
-        lambda: stranger.leave("a"),
-        stranger.topology,
-    ):
-        with pytest.raises(Refused, match="the token is wrong or missing") as refused:
-            ask()
-        assert refused.value.status == 401
-    assert members(client).keys() == {"a"} and members(client)["a"]["version"] == 2
+async def test_a_request_without_the_token_is_refused_and_changes_nothing(url: str, client: ServiceClient) -> None:
+    await client.join("a", 2)
+    async with ServiceClient(url, "another token", timeout_s=60.0) as stranger:
+        for ask in (stranger.join("b", 0), stranger.heartbeat("a", 9), stranger.leave("a"), stranger.topology()):
+            with pytest.raises(Refused, match="the token is wrong or missing") as refused:
+                await ask
+            assert refused.value.status == 401
+    async with httpx2.AsyncClient(trust_env=False) as bare:
+        assert (await bare.get(f"{url}/topology")).status_code == 401
+    known = await members(client)
+    assert known.keys() == {"a"} and known["a"]["version"] == 2
 
 
-def test_what_makes_no_sense_is_refused(client: ServiceClient) -> None:
-    for join in (lambda: client.join("", 0), lambda: client.join("a", -1)):
+async def test_what_makes_no_sense_is_refused(client: ServiceClient) -> None:
+    for join in (client.join("", 0), client.join("a", -1)):
         with pytest.raises(Refused) as refused:
-            join()
+            await join
         assert refused.value.status == 422
 
 
-def test_it_binds_loopback_and_wants_a_token(service: Service) -> None:
-    assert service.url.startswith("http://127.0.0.1:")
-    with pytest.raises(ValueError, match="wants a token"):
-        Service("")
+async def test_it_binds_loopback_and_needs_a_token(url: str) -> None:
+    assert url.startswith("http://127.0.0.1:")
+    with pytest.raises(ValueError, match="needs a token"):
+        membership_app(Membership(), "")
 
 
-def test_a_service_that_is_not_there_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+async def test_a_service_that_is_not_there_is_named() -> None:
+    with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(ConnectionError, match=f"no weight sync service at http://127.0.0.1:{port}"):
-        ServiceClient(f"http://127.0.0.1:{port}", TOKEN).topology()
+    async with ServiceClient(f"http://{LOOPBACK}:{port}", TOKEN) as client:
+        with pytest.raises(ConnectionError, match=f"no weight sync service at http://127.0.0.1:{port}"):
+            await client.topology()
 
 
-async def test_a_restarted_service_knows_everybody_again_with_the_versions_that_they_hold(
+async def test_a_restarted_service_knows_all_members_again_with_the_versions_that_they_hold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, held, warned = RealClock.starting_now(), {"a": 1, "b": 2}, asyncio.Event()
     caplog.handler.addFilter(lambda record: warned.set() is None)
-    first = Service(TOKEN)
-    port = int(first.url.rpartition(":")[2])
-    client = ServiceClient(first.url, TOKEN, timeout_s=60.0)
 
-    async def until_it_knows(expected: dict[str, int]) -> None:
-        async with asyncio.timeout(60):
-            while True:
-                topology = await asyncio.to_thread(client.topology)
-                if {member["name"]: member["version"] for member in topology["members"]} == expected:
-                    return
+    async def until_it_knows(client: ServiceClient, expected: dict[str, int]) -> None:
+        while {name: member["version"] for name, member in (await members(client)).items()} != expected:
+            pass
 
-    async with asyncio.TaskGroup() as tasks:
-        with first:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        async with serving(membership_app(Membership(), TOKEN)) as url:
+            client = await ServiceClient(url, TOKEN, timeout_s=60.0).__aenter__()
             beats = [
                 tasks.create_task(send_heartbeats(client, name, lambda name=name: held[name], clock, every_s=0.01))
                 for name in held
             ]
-            await until_it_knows(held)
-        async with asyncio.timeout(60):
-            await warned.wait()
-        held["a"] = 3  # an update while nobody kept the books
-        with Service(TOKEN, port=port) as second:
-            await until_it_knows({"a": 3, "b": 2})
-            assert sorted(second.membership.ranks.values()) == [1, 2]
+            await until_it_knows(client, held)
+        await warned.wait()
+        held["a"] = 3  # an update while the service was away
+        membership = Membership()
+        async with serving(membership_app(membership, TOKEN), port=int(url.rpartition(":")[2])):
+            await until_it_knows(client, {"a": 3, "b": 2})
+            assert sorted(membership.ranks.values()) == [1, 2]
             for beat in beats:
                 beat.cancel()
+            await client.__aexit__()
     assert "goes on without the service: no weight sync service" in caplog.text
 
 
-async def test_who_is_refused_stops_telling(service: Service) -> None:
-    stranger = ServiceClient(service.url, "another token", timeout_s=60.0)
-    with pytest.raises(Refused, match="token is wrong"):
-        await send_heartbeats(stranger, "a", lambda: 0, RealClock.starting_now(), every_s=0.01)
+async def test_a_refusal_ends_the_heartbeats(url: str) -> None:
+    async with ServiceClient(url, "another token", timeout_s=60.0) as stranger:
+        with pytest.raises(Refused, match="token is wrong"):
+            await send_heartbeats(stranger, "a", lambda: 0, RealClock.starting_now(), every_s=0.01)
+
+
+# --- the engines of a run --------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Answers, unless it has an error to raise."""
+
+    def __init__(self, name: str, error: Exception | None = None) -> None:
+        self.name, self.error, self.ended = name, error, False
+        self.asked: list[str] = []
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self.asked.append(method)
+        if self.error is not None:
+            raise self.error
+        return []
+
+    async def is_dead(self, within_s: float = 5.0) -> bool:
+        return self.error is not None
+
+    async def end(self) -> None:
+        self.ended = True
+
+
+def fleet_of(*engines: Engine, on_lost: OnLost = "go_on") -> tuple[Fleet, list[str]]:
+    events: list[str] = []
+    return Fleet(engines, on_lost=on_lost, notify=lambda name, what, why: events.append(f"{name} {what}")), events
+
+
+async def test_an_engine_is_asked_to_leave_and_to_come_back_and_every_state_shows() -> None:
+    engines = [Engine("rollout[0]"), Engine("rollout[1]"), Engine("rollout[2]", TimeoutError())]
+    fleet, events = fleet_of(*engines)
+    async with (
+        serving(fleet_app(fleet, TOKEN, now=lambda: 7.0)) as url,
+        ServiceClient(url, TOKEN) as client,
+        ServiceClient(url, "guess") as stranger,
+    ):
+
+        async def health() -> list[str]:
+            return [member["health"] for member in (await client.topology())["members"]]
+
+        assert await health() == ["well", "well", "silent"]
+        assert (await client.request("rollout[1]", "leave"))["requested"] == "leave"
+        await fleet.begin_transfer()
+        await asyncio.sleep(0)
+        assert [engine.name for engine in fleet.working] == ["rollout[0]", "rollout[2]"]
+        assert engines[1].asked[-1] == "retire"
+        assert await health() == ["well", "away", "silent"]
+        await client.request("rollout[1]", "join")
+        await fleet.begin_transfer()
+        assert await health() == ["well", "joining", "silent"] and len(fleet.receivers) == 3
+        fleet.received(fleet.receivers)
+        assert await health() == ["well", "well", "silent"]
+        assert events == [f"rollout[1] {what}" for what in ("leaves", "left", "joins", "works")]
+        for name, requested, status in (
+            ("rollout[1]", "join", 409),
+            ("rollout[9]", "leave", 404),
+            ("rollout[1]", "go", 422),
+        ):
+            with pytest.raises(Refused) as refused:
+                await client.request(name, requested)  # type: ignore[arg-type]
+            assert refused.value.status == status
+        with pytest.raises(Refused, match="the token is wrong"):
+            await stranger.topology()
+
+
+async def test_an_engine_that_comes_back_and_is_dead_is_lost() -> None:
+    engines = [Engine("a"), Engine("b")]
+    fleet, events = fleet_of(*engines)
+    fleet.membership.request("b", "leave")
+    await fleet.begin_transfer()
+    await asyncio.sleep(0)
+    engines[1].error = WorkerDied("b died before rejoin")
+    fleet.membership.request("b", "join")
+    await fleet.begin_transfer()
+    assert events == ["b leaves", "b left", "b lost"] and engines[1].ended and fleet.receivers == [engines[0]]
+
+
+async def test_an_engine_is_lost_once_and_all_who_notice_wait_until_others_have_what_it_had() -> None:
+    clearing, cleared = asyncio.Event(), list[str]()
+
+    async def clear_up(engine: Any) -> None:
+        await clearing.wait()
+        cleared.append(engine.name)
+
+    fleet = Fleet([Engine("a"), Engine("b")], on_lost="go_on", clear_up=clear_up)
+    noticed = [asyncio.create_task(fleet.lose({"b": "b died"})) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert [engine.name for engine in fleet.working] == ["a"] and not any(task.done() for task in noticed)
+    clearing.set()
+    await asyncio.gather(*noticed)
+    assert cleared == ["b"]
+    with pytest.raises(LostEngine, match="a died; no engine is left to generate"):
+        await fleet.lose({"a": "a died"})

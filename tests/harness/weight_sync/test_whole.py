@@ -8,10 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.weight_sync.digests import digest, digests, verify
-from harness.weight_sync.errors import TransferError
-from harness.weight_sync.plan import pack, plan_transfer
-from harness.weight_sync.receiver import HostSender, stop_reading
+from harness.weight_sync.endpoints import HostSender, stop_reading
+from harness.weight_sync.plan import TransferError, digest, digests, pack, plan_transfer, verify
 from tests.support.weight_ends import Weights, carried, kept, meet, met_again, offered, plan, same, two_ends, weights
 
 TRANSPORTS = ("collective", "ipc", "host_staged")

@@ -276,7 +276,7 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_mem
     queue, trainer = CountingQueue(), NotingTrainer()
     role, rollout = actor(queue, trainer), rollout_role(torch_engine(), queue)
     old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
-    offer = await role.open_shared(await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
+    offer = await role.open("ipc", await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
     with ThreadPoolExecutor(2) as pool:
         for number, receiver in enumerate((rollout, old)):
             pool.submit(asyncio.run, receiver.join(offer, number))
@@ -297,7 +297,7 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_host_memor
     queue, trainer, engine = CountingQueue(), NotingTrainer(), torch_engine()
     role, rollout = actor(queue, trainer), rollout_role(engine, queue)
     old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
-    offer = await role.open_host_staged(await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
+    offer = await role.open("host_staged", await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
     with ThreadPoolExecutor(2) as pool:
         for number, receiver in enumerate((rollout, old)):
             pool.submit(asyncio.run, receiver.join(offer, number))

@@ -1,0 +1,231 @@
+"""Both ends of a transfer: what a transport provides, and the calls by which the coordinator drives the workers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from harness.protocols import Clock, Span, TrainEngine
+from harness.runtime.waits import Waits
+from harness.weight_sync.collective import CollectiveOffer
+from harness.weight_sync.host_staged import HostStagedOffer
+from harness.weight_sync.ipc import CudaSlots, SharedOffer, share_slots
+from harness.weight_sync.plan import TransferPlan, pack, plan_transfer
+from harness.weight_sync.process_group import Rendezvous, open_rendezvous
+from schedules.base import Transport
+
+
+@runtime_checkable
+class WeightReceiver(Protocol):
+    """The end of a transport that hands weights over while they travel."""
+
+    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of every parameter of `version`; a tensor is valid until the next one is asked for.
+
+        Raises TransferError where it does not arrive whole. A reader that stops before the end calls `stop_reading`.
+        """
+
+
+@runtime_checkable
+class HostReceiver(Protocol):
+    """The end of a transport that brings weights to host memory first, while the engine goes on with the old ones."""
+
+    async def stage(self, version: int) -> None:
+        """Fill host memory with `version`; returns when all of it is there. Raises TransferError where it is not."""
+
+    def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full tensor) of every parameter of what was staged as `version`. Once it has been read to its end,
+        this version and older ones are dropped.
+
+        Raises ValueError, naming the versions that are there, where this one is not.
+        """
+
+
+class WeightSender(Protocol):
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Send the trainer's weights as `version`; every training rank calls it with its shards. When it returns, the
+        trainer may change them. Raises TransferError where they did not get to all receivers."""
+
+
+@runtime_checkable
+class HostSender(WeightSender, Protocol):
+    """A sender whose weights still travel when `send` has returned."""
+
+    async def wait_arrived(self, version: int) -> None:
+        """Wait until `version`, the last one sent, has left for all receivers. Raises TransferError, naming the
+        version, where it did not get there."""
+
+    async def resend(self, version: int) -> None:
+        """Send the last version once more. Returns at once."""
+
+
+class WeightSource(Protocol):
+    """What makes the sender."""
+
+    def sender(self, store: dist.Store, device: torch.device, previous: WeightSender | None = None) -> WeightSender:
+        """Join; `store` comes from `open_rendezvous`. Blocks until all receivers have joined. `previous`: the sender
+        that this one replaces, after receivers changed or a transfer failed."""
+
+
+class WeightOffer(Protocol):
+    """What a receiver needs to know to join; small and picklable."""
+
+    @property
+    def plan(self) -> TransferPlan: ...
+
+    def receiver(
+        self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
+    ) -> WeightReceiver | HostReceiver:
+        """Join as receiver `number` (from 0). Blocks until the transport is up on all sides. `previous`: the receiver
+        that this one replaces, after receivers changed or a transfer failed.
+
+        Raises TransferError where the ends did not meet."""
+
+
+_OFFERS: dict[Transport, Callable[[TransferPlan, Rendezvous], CollectiveOffer | SharedOffer | HostStagedOffer]] = {
+    "collective": CollectiveOffer,
+    "ipc": share_slots,
+    "host_staged": HostStagedOffer,
+}
+
+
+class GatherOnlySender:
+    """The sender of training ranks other than 0: takes part in gathering shards, and keeps nothing."""
+
+    def __init__(self, plan: TransferPlan) -> None:
+        self.plan = plan
+
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        for bucket in self.plan.buckets:
+            pack(bucket, parameters, None)
+
+
+class SendingWorker:
+    """A training rank as the coordinator sees it. The role has a name, a clock, waits, a device and an engine."""
+
+    name: str
+    engine: TrainEngine
+    clock: Clock
+    waits: Waits
+    device: torch.device
+    _sender: WeightSender | None = None
+    _joined: WeightSender | None = None  # the last one that met its receivers, whatever paces it
+    _source: WeightSource
+    _store: dist.Store
+
+    async def plan(self, bucket_bytes: int, checked: bool = False) -> TransferPlan:
+        """The transfer plan of this model's weights."""
+        return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
+
+    async def gather_only(self, plan: TransferPlan) -> None:
+        """For ranks other than 0: help to gather, send nothing."""
+        await self.use(GatherOnlySender(plan))
+
+    async def open(
+        self, transport: Transport, plan: TransferPlan, host: str, receivers: int, timeout_s: float
+    ) -> WeightOffer:
+        """For rank 0: offer weights by this transport. `meet_receivers` must follow while the receivers join.
+
+        "ipc" is the memory of the device that sender and receivers share or, where the training world has more devices,
+        that of the host.
+        """
+        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s)
+        if transport == "ipc" and self.device.type == "cuda" and _alone():
+            slots = CudaSlots(plan, rendezvous, self.device)
+            self._source = slots
+            return slots.offer
+        offer = _OFFERS[transport](plan, rendezvous)
+        self._source = offer
+        return offer
+
+    async def meet_receivers(self) -> None:
+        """For rank 0: the other half of `open`. What the previous sender had under way can be sent again."""
+        self._joined = self._source.sender(self._store, self.device, self._joined)
+        await self.use(self._joined)
+
+    async def use(self, sender: WeightSender) -> None:
+        """Send weights by this sender, which reaches its receivers already."""
+        self._sender = sender
+
+    async def publish(self, version: int) -> list[Span]:
+        """Send the weights, now called `version`; returns when the trainer may go on.
+
+        By broadcast, every receiver must be in `load` meanwhile. To host memory, they travel on in the background.
+        """
+        if self._sender is None:
+            raise RuntimeError("publish before the transport was opened; see Coordinator.connect")
+        start = self.clock.now()
+        with self.waits("publish", f"version {version} to be taken"):
+            await self._sender.send(version, self.engine.named_parameters())
+        return [Span("actor", self.name, "publish_weights", start, self.clock.now(), version, version - 1)]
+
+    async def wait_arrived(self, version: int) -> None:
+        """Wait until `version`, the last one published, left for all receivers, where it travels in the background."""
+        if isinstance(self._sender, HostSender):
+            with self.waits("wait_arrived", f"version {version} to leave"):
+                await self._sender.wait_arrived(version)
+
+    async def resend(self, version: int) -> None:
+        """Send `version`, the last one published, once more in the background."""
+        assert isinstance(self._sender, HostSender), "only what is kept in host memory can be sent again"
+        await self._sender.resend(version)
+
+
+class ReceivingWorker(ABC):
+    """An engine or a scorer as the coordinator sees it."""
+
+    role: str
+    name: str
+    clock: Clock
+    waits: Waits
+    device: torch.device
+    _receiver: WeightReceiver | HostReceiver | None = None
+
+    async def join(self, offer: WeightOffer, number: int) -> None:
+        """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
+        self._receiver = offer.receiver(number, self.device, self._receiver)
+
+    async def load(self, version: int) -> list[Span]:
+        """Take the weights of `version` from the trainer."""
+        assert isinstance(self._receiver, WeightReceiver), "load before join, or by a transport that stages"
+        weights = self._receiver.receive(version)
+        try:
+            return await self._load(version, weights)
+        finally:
+            stop_reading(weights)
+
+    async def stage(self, version: int) -> list[Span]:
+        """Take `version` into host memory, whatever the engine does meanwhile."""
+        start = self.clock.now()
+        with self.waits("stage", f"version {version} to arrive"):
+            await self._host_receiver.stage(version)
+        return [Span(self.role, self.name, "stage_weights", start, self.clock.now(), version, version - 1)]
+
+    async def swap(self, version: int) -> list[Span]:
+        """Take the weights of `version` from host memory, where `stage` brought them."""
+        return await self._load(version, self._host_receiver.staged(version))
+
+    @property
+    def _host_receiver(self) -> HostReceiver:
+        assert isinstance(self._receiver, HostReceiver), "staging needs weights that travel by host_staged"
+        return self._receiver
+
+    @abstractmethod
+    async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
+        """Load into the engine, as `version`, when nothing else uses it."""
+
+
+def stop_reading(weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Let what was not read of `weights` pass, so that the other receivers get theirs."""
+    close = getattr(weights, "close", None)
+    if close is not None:
+        close()
+
+
+def _alone() -> bool:
+    """Whether the training world is this rank."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
