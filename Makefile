@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 PEER := .venv-peer
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
+# A process a core. A file's tests stay in one of them, so that what its fixtures set up is set up once.
+PYTEST := $(PY) -m pytest -n logical --maxprocesses=4 --dist loadfile --no-loadscope-reorder
 # A run whose engine is vLLM uses vLLM's environment, which has everything else too.
 BENCH := $(if $(filter vllm,$(ENGINE)),$(VLLM),$(VENV))
 
@@ -15,7 +17,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) 
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench compare sweep matrix report list doctor ui mlflow-sync table paper plan scaling calibrate profile predict test tests test-slow test-redis lint unit integration perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench compare sweep matrix report list doctor ui mlflow-sync table paper plan scaling calibrate profile predict test tests test-slow test-redis lint perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
@@ -122,22 +124,14 @@ lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-unit: $(STAMP)
-	$(PY) -m pytest -m "not slow" --ignore=tests/integration
-
-integration: $(STAMP)
-	$(PY) -m pytest -m "not slow" tests/integration
-
-test-slow: $(STAMP)
-	$(PY) -m pytest -m slow
-
 # With --keep-going the tests run after a failed lint too.
 test: lint tests
 
-# Side by side: one half computes on one core, the other mostly waits for processes that start.
 tests: $(STAMP)
-	@echo "two halves of the tests run at once; each shows its output when it is done, after some minutes"
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target integration unit
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: $(STAMP)
+	$(PYTEST) -m slow $(ARGS)
 
 test-engine: $(BENCH)/.installed
 	@test -n "$(ENGINE)" || { echo "which engine? make test-engine ENGINE=my_module:MyEngine"; exit 1; }

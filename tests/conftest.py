@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,3 +33,9 @@ settings.register_profile(
 settings.register_profile("ci", settings.get_profile("default"), max_examples=150)
 settings.register_profile("search", settings.get_profile("default"), max_examples=1000, derandomize=False)
 settings.load_profile("default")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real runs first: they take longest, and among several processes short tests fill what time is left."""
+    items.sort(key=lambda item: "tests/integration/" not in item.nodeid)
