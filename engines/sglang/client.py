@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import aiohttp
+import httpx2
 
-_LINE_BYTES = 64 << 20
-"""Longest line of a stream: every one repeats all that came before."""
 _IDLE_S = 2.0
 """Longest rest of a connection that is used again. Servers end it sooner or later (SGLang after 5 s, unless told
 otherwise), and a request that comes just then is lost."""
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class SGLangClient:
@@ -28,8 +23,13 @@ class SGLangClient:
 
     def __init__(self, url: str, token: str, *, owner: str, timeout_s: float) -> None:
         self.url, self.owner, self.timeout_s = url, owner, timeout_s
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._open: aiohttp.ClientSession | None = None
+        # No proxy: the token is for this address.
+        self._options: dict[str, Any] = {
+            "base_url": url,
+            "headers": {"Authorization": f"Bearer {token}"},
+            "trust_env": False,
+        }
+        self._open: httpx2.AsyncClient | None = None
 
     def wait_until_ready(self, timeout_s: float, require_alive: Callable[[], None]) -> None:
         """Blocks until the server answers. `require_alive` raises if it never will.
@@ -37,91 +37,92 @@ class SGLangClient:
         Raises TimeoutError after timeout_s; PermissionError if the token is wrong.
         """
         deadline = time.monotonic() + timeout_s
-        while (status := self._status("GET", "/model_info")) != 200:
-            require_alive()
-            if status == 401:
-                raise PermissionError(f"{self.owner}: the SGLang server at {self.url} refuses the token it was shown")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.owner}: no SGLang server answered at {self.url} within {timeout_s:.0f} s")
-            time.sleep(0.2)
+        with self._blocking() as http:
+            while (status := self._status(http, "GET", "/model_info")) != 200:
+                require_alive()
+                if status == 401:
+                    raise PermissionError(f"{self.owner}: the SGLang server at {self.url} refuses the token")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{self.owner}: no SGLang server answered at {self.url} within {timeout_s:.0f} s"
+                    )
+                time.sleep(0.2)
 
     def brackets_updates(self) -> bool:
         """Whether weight updates stand between begin and end, as from SGLang 0.5.21 on; blocks.
 
         Asked by ending an update that never began: older servers do not know the path, newer ones refuse.
         """
-        status = self._status("POST", "/end_weight_update")
+        with self._blocking() as http:
+            status = self._status(http, "POST", "/end_weight_update")
         if status is None:
             raise RuntimeError(f"{self.owner}: the SGLang server at {self.url} does not answer /end_weight_update")
         return status != 404
 
     async def post(self, path: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> None:
         """Returns when the server has done it."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s or self.timeout_s)
+        timeout_s = timeout_s or self.timeout_s
         try:
-            async with self._session.post(self.url + path, json=body or {}, timeout=timeout) as response:
-                text = await response.text()
-                if response.status != 200:
-                    raise RuntimeError(self._told(path, f"refused: {response.status} {text[:500].strip()}"))
+            async with asyncio.timeout(timeout_s):
+                response = await self._session.post(path, json=body or {})
         except TimeoutError as error:
-            raise RuntimeError(self._told(path, f"did not answer within {timeout.total} s")) from error
-        except aiohttp.ClientError as error:
-            raise RuntimeError(self._told(path, f"broke off: {error!r}")) from error
+            raise RuntimeError(self._message(path, f"did not answer within {timeout_s} s")) from error
+        except httpx2.TransportError as error:
+            raise RuntimeError(self._message(path, f"broke off: {error!r}")) from error
+        self._require_success(path, response)
 
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The server's messages about one sample, as they come. A pause may keep them waiting for as long as it likes;
         who calls has to watch the server."""
-        path, timeout = "/generate", aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s)
-        told = {**body, "stream": True}
+        path = "/generate"
         try:
-            async with self._session.post(self.url + path, json=told, timeout=timeout) as response:
-                if response.status != 200:
-                    text = await response.text()
-                    raise RuntimeError(self._told(path, f"refused: {response.status} {text[:500].strip()}"))
-                async for line in response.content:
-                    if line == b"data: [DONE]\n":
+            async with self._session.stream("POST", path, json={**body, "stream": True}) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    self._require_success(path, response)
+                async for line in response.aiter_lines():
+                    if line == "data: [DONE]":
                         return
-                    if line.startswith(b"data: "):
-                        yield self._message(path, json.loads(line[len(b"data: ") :]))
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise RuntimeError(self._told(path, f"broke off: {error!r}")) from error
-        raise RuntimeError(self._told(path, "ended without saying so"))
+                    if line.startswith("data: "):
+                        message = json.loads(line.removeprefix("data: "))
+                        if "error" in message:
+                            raise RuntimeError(self._message(path, f"failed: {message['error']}"))
+                        yield message
+        except httpx2.TransportError as error:
+            raise RuntimeError(self._message(path, f"broke off: {error!r}")) from error
+        raise RuntimeError(self._message(path, "ended without saying so"))
 
     async def close(self) -> None:
         if self._open is not None:
-            await self._open.close()
+            await self._open.aclose()
             self._open = None
 
     @property
-    def _session(self) -> aiohttp.ClientSession:
+    def _session(self) -> httpx2.AsyncClient:
         """Made where it is used first: it belongs to that event loop."""
         if self._open is None:
-            connections = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
-            self._open = aiohttp.ClientSession(
-                headers=self._headers, connector=connections, read_bufsize=_LINE_BYTES, trust_env=False
+            self._open = httpx2.AsyncClient(
+                **self._options,
+                timeout=httpx2.Timeout(None, connect=self.timeout_s),
+                limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
             )
         return self._open
 
-    def _message(self, path: str, message: dict[str, Any]) -> dict[str, Any]:
-        if "error" in message:
-            raise RuntimeError(self._told(path, f"failed: {message['error']}"))
-        return message
+    def _blocking(self) -> httpx2.Client:
+        return httpx2.Client(**self._options, timeout=self.timeout_s)
 
-    def _told(self, path: str, what: str) -> str:
+    def _require_success(self, path: str, response: httpx2.Response) -> None:
+        if response.status_code != 200:
+            raise RuntimeError(self._message(path, f"refused: {response.status_code} {response.text[:500].strip()}"))
+
+    def _message(self, path: str, what: str) -> str:
         return f"{self.owner}: the SGLang server at {self.url}: {path} {what}"
 
-    def _status(self, method: str, path: str) -> int | None:
-        """Of a blocking request; None where nobody answers."""
-        headers = self._headers | {"Content-Type": "application/json"}
-        data = b"{}" if method == "POST" else None
-        request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
+    def _status(self, http: httpx2.Client, method: str, path: str) -> int | None:
+        """Of a blocking request; None where the server does not answer."""
         try:
-            with _DIRECT.open(request, timeout=self.timeout_s) as response:
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
-        except (urllib.error.URLError, OSError):
+            return http.request(method, path, json={} if method == "POST" else None).status_code
+        except httpx2.TransportError:
             return None
 
 

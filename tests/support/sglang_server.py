@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,7 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from aiohttp import web
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 WAIT_S = 60.0
 TOKEN = "sesame"
@@ -71,29 +76,27 @@ class SGLangServer:
 
         assert await asyncio.to_thread(wait), "the fake server did not come that far"
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: Request) -> Response:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return web.Response(status=401)
-        path, body = request.path, (await request.json()) if request.can_read_body else {}
+            return Response(status_code=401)
+        path, body = request.url.path, json.loads(await request.body() or b"{}")
         if path == "/model_info":
-            return web.json_response({})
+            return JSONResponse({})
         known = {"/begin_weight_update", "/end_weight_update"} if self.brackets else set()
         if path not in known | {f"/{name}" for name in _COMMON}:
-            return web.Response(status=404)
+            return Response(status_code=404)
         with self._changed:
             self.calls.append((path, body))
-            self.connections.append(request.transport and request.transport.get_extra_info("peername"))
+            self.connections.append(request.client)
             self._changed.notify_all()
         if path in self.refuse:
-            return web.Response(status=400, text="because the test says so")
+            return Response("because the test says so", status_code=400)
         if path == "/generate":
-            return await self._generate(request, body)
+            return StreamingResponse(self._generate(body))
         answer = await asyncio.to_thread(getattr(self, path[1:]), body)
-        return web.json_response({"success": answer is None, "message": answer}, status=400 if answer else 200)
+        return JSONResponse({"success": answer is None, "message": answer}, status_code=400 if answer else 200)
 
-    async def _generate(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
+    async def _generate(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         wanted = body["sampling_params"]
         generation = Generation(wanted["sampling_seed"], len(body["input_ids"]), wanted["max_new_tokens"])
         with self._changed:
@@ -101,12 +104,9 @@ class SGLangServer:
         while generation.finish is None:
             await asyncio.to_thread(self._advance, generation)
             if self.cut:
-                assert request.transport is not None
-                request.transport.abort()
-                return response
-            await response.write(b"data: " + json.dumps(self._message(generation)).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        return response
+                raise ConnectionAbortedError("the test cuts the connection")
+            yield b"data: " + json.dumps(self._message(generation)).encode() + b"\n\n"
+        yield b"data: [DONE]\n\n"
 
     def _advance(self, generation: Generation) -> None:
         """Waits until there is a token to sample, or an end."""
@@ -218,25 +218,16 @@ _COMMON = (
 @contextmanager
 def serving(server: SGLangServer) -> Iterator[str]:
     """The URL at which it answers, for as long as the block lasts."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    app = Starlette(routes=[Route("/{path:path}", server.handle, methods=["GET", "POST"])])
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="critical", ws="none", lifespan="off", timeout_graceful_shutdown=1)
+    http = uvicorn.Server(config)
+    thread = threading.Thread(target=http.run, args=([listening],))
     thread.start()
-
-    async def start() -> web.AppRunner:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", server.handle)
-        runner = web.AppRunner(app, shutdown_timeout=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner
-
-    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(WAIT_S)
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        server.change(cut=True)  # nobody stays in a wait
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(WAIT_S)
-        loop.call_soon_threadsafe(loop.stop)
+        server.change(cut=True)  # nothing stays in a wait
+        http.should_exit = True
         thread.join(WAIT_S)
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+        listening.close()
