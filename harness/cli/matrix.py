@@ -10,15 +10,15 @@ from rich.console import Console
 
 from harness.cli.compare import carry_out
 from harness.cli.comparison_order import Order, order_of, own_and_settings
+from harness.comparison.correction_matrix import matrix_of, write_matrix
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
-from harness.comparison.matrix import matrix_of, write_matrix
 from harness.comparison.running.cells import WantedCell
 from harness.comparison.running.running import Command, bench_command
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
 from harness.config.job import Correction
 from harness.config.machine import Machine, this_machine
-from harness.report.matrix import draw_matrix
+from harness.report.correction_matrix import draw_matrix
 from schedules import SCHEDULES
 
 AXES = ("schedule", "algorithm.correction")

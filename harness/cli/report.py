@@ -13,8 +13,8 @@ from harness.config import ConfigError
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Write one page of what the runs of an experiment say of each other, and the same in Markdown."""
-    from harness.report.page.find import comparison_in, folder_of
-    from harness.report.page.write import write_report
+    from harness.comparison.experiment import comparison_in, folder_of
+    from harness.report.page.document import write_report
 
     own, others = own_arguments(arguments, "experiment")
     if others:

@@ -28,8 +28,8 @@ class Conservation:
     def passed(self) -> bool:
         return not self.problems
 
-    def told(self) -> str:
-        """One line for people."""
+    def summary(self) -> str:
+        """The result in one line."""
         if self.problems:
             return f"conservation FAILED: {len(self.problems)} contradictions in the ledgers of {self.runs} runs"
         return (
@@ -90,9 +90,9 @@ def _of_samples(run: Run) -> Iterator[str]:
     by_fate: dict[str, set[int]] = {fate: set() for fate in FATES}
     for sample, fate in zip(ids, samples["fate"], strict=True):
         by_fate[fate].add(sample)
-    for fate, its in _named(ledger).items():
-        if by_fate[fate] != set(its):
-            yield f"samples.parquet and the ledger differ in {len(by_fate[fate] ^ set(its))} samples {fate}"
+    for fate, named in _named(ledger).items():
+        if by_fate[fate] != set(named):
+            yield f"samples.parquet and the ledger differ in {len(by_fate[fate] ^ set(named))} samples {fate}"
     by_iteration = Counter(str(iteration) for iteration in samples["trained_iteration"] if iteration is not None)
     if dict(by_iteration) != ledger["trained_by_iteration"]:
         yield "samples.parquet and the ledger differ in how many samples each iteration trained"

@@ -1,28 +1,108 @@
-"""What is drawn of a comparison: learning curves, histograms of staleness, performance profiles."""
+"""What is drawn of a comparison: learning curves, histograms of staleness, performance profiles, time of devices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from harness.comparison.figures import EXACT_MATCH, at_end, column, rewarded, seconds, smoothing, tokens, trained
-from harness.comparison.parts import Axis, Cell, Curve, Profile, StalenessHistogram
-from harness.comparison.runs import Run
+from harness.comparison.measures import (
+    EXACT_MATCH,
+    at_end,
+    column,
+    custom_metrics,
+    in_every_iteration,
+    rewarded,
+    seconds,
+    smoothing,
+    tokens,
+    trained,
+)
+from harness.comparison.runs import Cell, Run
 from harness.comparison.statistics.estimates import performance_profile, t_bounds
 from harness.comparison.statistics.series import running_mean
 
-_REWARDS = (EXACT_MATCH, "reward/mean")
-_ALWAYS = ("response_length/mean",)
+Axis = Literal["samples", "tokens", "seconds"]
+"""What curves are drawn against: samples trained, their prompt and response tokens, the run's clock."""
+
+REWARDS = (EXACT_MATCH, "reward/mean")
 _AXES: tuple[Axis, ...] = ("samples", "tokens", "seconds")
 _POINTS = 200
+_MOST_BARS = 10
 _TAUS = 1001
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A metric of one cell against an axis, the running mean of each seed on a grid that all its seeds cover.
+
+    cell: index. grid, mean, low, high: float64 [points]; low and high: interval of the mean at each point by itself,
+    NaN where there is one seed. per_seed: float64 [points] each. window: iterations that the running mean spans.
+    """
+
+    cell: int
+    key: str
+    axis: Axis
+    grid: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    per_seed: Mapping[int, np.ndarray]
+    window: int
+
+
+@dataclass(frozen=True)
+class StalenessHistogram:
+    """Share of a cell's trained samples by worst lag. lags: int64 [0 .. largest of all cells]; shares: mean over seeds;
+    per_seed: likewise."""
+
+    lags: np.ndarray
+    shares: np.ndarray
+    per_seed: Mapping[int, np.ndarray]
+
+    def grouped(self) -> tuple[list[float], list[str]]:
+        """Shares, and the names of their lags, for as many bars as fit: the largest lags share the last one."""
+        lags, shares = [str(lag) for lag in self.lags.tolist()], self.shares.tolist()
+        if len(lags) <= _MOST_BARS:
+            return shares, lags
+        kept = _MOST_BARS - 1
+        return [*shares[:kept], sum(shares[kept:])], [*lags[:kept], f"{kept}+"]
+
+
+@dataclass(frozen=True)
+class PerformanceProfile:
+    """For each score tau, the share of a cell's seeds that end above it, with an interval.
+
+    taus, shares, low, high: float64 [points].
+    """
+
+    taus: np.ndarray
+    shares: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True)
+class RoleTime:
+    """How the devices of a role spent the time after warm-up: own work, work of other roles on the same devices, idle.
+    Shares, means over the role's devices and over seeds; idle also by seed."""
+
+    role: str
+    own: float
+    others: float
+    idle: float
+    idle_by_seed: tuple[float, ...]
+
+
 def curves_of(cells: Sequence[Cell]) -> tuple[Curve, ...]:
-    """Rewards, where there are any, and response length, of every cell against every axis."""
-    keys = (*_REWARDS, *_ALWAYS) if rewarded([run for cell in cells for run in cell.runs]) else _ALWAYS
+    """Of every cell against every axis: rewards where there are any, response length, and those extra values of scores
+    that every iteration has."""
+    runs = [run for cell in cells for run in cell.runs]
+    extra = [key for key in custom_metrics(runs) if in_every_iteration(runs, key)]
+    keys = [*(REWARDS if rewarded(runs) else ()), "response_length/mean", *extra]
     return tuple(_curve(index, cell, key, axis) for key in keys for axis in _AXES for index, cell in enumerate(cells))
 
 
@@ -52,22 +132,35 @@ def _along(run: Run, axis: Axis) -> np.ndarray:
 def staleness_of(cells: Sequence[Cell]) -> tuple[StalenessHistogram, ...]:
     """One histogram of worst lags per cell, all over the same lags."""
     lags = [{run.identity.seed: trained(run, "lag_worst").astype(np.int64) for run in cell.runs} for cell in cells]
-    largest = max(int(its.max()) for per_seed in lags for its in per_seed.values())
+    largest = max(int(values.max()) for per_seed in lags for values in per_seed.values())
     return tuple(_histogram(per_seed, largest) for per_seed in lags)
 
 
 def _histogram(lags: dict[int, np.ndarray], largest: int) -> StalenessHistogram:
-    shares = {seed: np.bincount(its, minlength=largest + 1) / its.size for seed, its in lags.items()}
+    shares = {seed: np.bincount(values, minlength=largest + 1) / values.size for seed, values in lags.items()}
     return StalenessHistogram(np.arange(largest + 1), np.mean(list(shares.values()), axis=0), shares)
 
 
-def profiles_of(cells: Sequence[Cell]) -> tuple[Profile, ...]:
+def profiles_of(cells: Sequence[Cell]) -> tuple[PerformanceProfile, ...]:
     """One profile of the exact match at the end per cell, over scores from 0 to 1; none where nothing was rewarded."""
     if not rewarded([run for cell in cells for run in cell.runs]):
         return ()
     taus = np.linspace(0.0, 1.0, _TAUS)
-    return tuple(_profile([at_end(EXACT_MATCH)(run) for run in cell.runs], taus) for cell in cells)
+    scores = [[at_end(EXACT_MATCH)(run) for run in cell.runs] for cell in cells]
+    return tuple(PerformanceProfile(taus, *performance_profile(of_cell, taus)) for of_cell in scores)
 
 
-def _profile(scores: Sequence[float], taus: np.ndarray) -> Profile:
-    return Profile(taus, *performance_profile(scores, taus))
+def role_times(cell: Cell) -> list[RoleTime]:
+    """One per role of the cell, in the order of its placement."""
+    times = []
+    for role in cell.runs[0].timeline.roles:
+        idle = np.array([run.timeline.idle(role) for run in cell.runs])
+        own = np.array([_own_share(run, role) for run in cell.runs])
+        others = np.clip(1 - idle - own, 0, None)
+        times.append(RoleTime(role, float(own.mean()), float(others.mean()), float(idle.mean()), tuple(idle.tolist())))
+    return times
+
+
+def _own_share(run: Run, role: str) -> float:
+    start, end = run.timeline.steady_window()
+    return run.timeline.busy_seconds(role) / (end - start)

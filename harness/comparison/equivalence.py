@@ -28,11 +28,11 @@ def differences(one: Path, other: Path) -> list[str]:
     Compared are samples with their rewards and lags, tokens and log-probs of every response, what was learnt in each
     iteration, and the final weights.
     """
-    ours, theirs = (read_responses(folder / "responses.parquet") for folder in (one, other))
+    a, b = (read_responses(folder / "responses.parquet") for folder in (one, other))
     equal = {
         "samples, rewards and lags": load_samples(one).select(_SAMPLES).equals(load_samples(other).select(_SAMPLES)),
-        "tokens of responses": ours.column("response").equals(theirs.column("response")),
-        "log-probs of responses": ours.column("log_probs").equals(theirs.column("log_probs")),
+        "tokens of responses": a.column("response").equals(b.column("response")),
+        "log-probs of responses": a.column("log_probs").equals(b.column("log_probs")),
         "metrics of what was learnt": _learnt(one) == _learnt(other),
         "final weights": _weights(one) == _weights(other),
     }
@@ -77,8 +77,8 @@ class Gate:
     def passed(self) -> bool:
         return not self.failure and not any(pair.differing for pair in self.pairs)
 
-    def told(self) -> list[str]:
-        """Lines for people: the verdict, then whatever explains it."""
+    def summary(self) -> list[str]:
+        """The result in lines: the verdict, then whatever explains it."""
         names = " and ".join(pair.name for pair in self.pairs)
         job = f"{self.iterations} iterations and {self.samples} samples of {self.model} on the real backend"
         if self.failure:

@@ -1,4 +1,4 @@
-"""An experiment's folder: what was to be compared in it, and what of that is finished."""
+"""An experiment's folder: which comparison was asked for in it, which runs are finished, and how they compare."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from harness.comparison.equivalence import read_gate
-from harness.comparison.parts import Cell
-from harness.comparison.result import Comparison, compare
-from harness.comparison.runs import read_run
+from harness.comparison.comparison import Comparison, compare
+from harness.comparison.equivalence import GATE_RUNS, read_gate
+from harness.comparison.runs import Cell, Run, read_run, runs_in
 from harness.config import ConfigError
 from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import is_done
@@ -23,7 +22,7 @@ CAMPAIGN = "campaign.json"
 
 @dataclass(frozen=True)
 class ListedCell:
-    """A cell by the name of its folder. given: the user's settings; settings: all that its runs were told."""
+    """A cell by the name of its folder. given: the user's settings; settings: all that its runs are given."""
 
     label: str
     name: str
@@ -69,7 +68,7 @@ def read_campaign(folder: Path) -> Campaign | None:
 def common_seeds(folder: Path, campaign: Campaign) -> list[int]:
     """Seeds that are finished in every cell that has any."""
     done = [seeds for seeds in _done(folder, campaign).values() if seeds]
-    return [seed for seed in campaign.seeds if done and all(seed in its for its in done)]
+    return [seed for seed in campaign.seeds if done and all(seed in seeds for seeds in done)]
 
 
 def _done(folder: Path, campaign: Campaign) -> dict[str, list[int]]:
@@ -113,3 +112,52 @@ def comparison_of(folder: Path, campaign: Campaign) -> Comparison:
         warnings=(*campaign.warnings, *left_out, *missing, *comparison.warnings),
         gate=read_gate(folder),
     )
+
+
+def folder_of(named: str | None, results: Path) -> Path:
+    """The folder of an experiment in `results`, or a path; None: the experiment of which a run finished last.
+
+    Raises ConfigError if there is no such folder.
+    """
+    folders = [folder for folder in sorted(results.glob("*")) if not folder.name.endswith(GATE_RUNS)]
+    finished = {folder: list(folder.glob("*/seed=*/DONE")) for folder in folders}
+    last = {folder: max(path.stat().st_mtime for path in done) for folder, done in finished.items() if done}
+    if named is None and last:
+        return max(last, key=lambda folder: last[folder]).resolve()
+    for folder in () if named is None else (results / named, Path(named)):
+        if folder.is_dir():
+            return folder.resolve()
+    found = f"{results} has {', '.join(folder.name for folder in last) if last else 'no finished run yet'}"
+    if named is None:
+        raise ConfigError(f"{found}; make one with `make compare`")
+    raise ConfigError(f"EXPERIMENT={named} is neither an experiment with results nor a folder; {found}")
+
+
+def comparison_in(folder: Path) -> Comparison:
+    """The comparison in the folder of an experiment: what `make compare` or `make sweep` was asked for, else a cell
+    per folder of runs, compared by schedule.
+
+    Raises ConfigError where no run is finished, for smoke runs, and for cells that must not be compared.
+    """
+    campaign = read_campaign(folder)
+    if campaign is not None:
+        return comparison_of(folder, campaign)
+    by_cell: dict[Path, list[Run]] = {}
+    for run in runs_in(folder):
+        by_cell.setdefault(run.path.parent, []).append(run)
+    if not by_cell:
+        raise ConfigError(f"{folder} has no finished run: a run that is done has a file DONE")
+    return compare(_labelled(by_cell))
+
+
+def _labelled(by_cell: dict[Path, list[Run]]) -> list[Cell]:
+    """By schedule; by the name of their folder where two have the same."""
+    schedules = [runs[0].identity.schedule for runs in by_cell.values()]
+    return [
+        Cell(
+            path.name,
+            schedule if schedules.count(schedule) == 1 else path.name,
+            tuple(sorted(runs, key=lambda run: run.identity.seed)),
+        )
+        for (path, runs), schedule in zip(by_cell.items(), schedules, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Whether runs may be compared: everything that differs must differ on purpose (DESIGN section 8)."""
+"""Whether runs may be compared: everything that differs must differ on purpose."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
     for a run that an earlier version made.
     """
     groups = _WHOLE if config["backend"] == "real" else (*_WHOLE, *_SIMULATED)
-    unsaid = [group for group in groups if group not in config]
-    if unsaid:
-        raise ConfigError(f"a run says nothing of {', '.join(unsaid)}: an earlier version made it; run it again")
+    missing = [group for group in groups if group not in config]
+    if missing:
+        raise ConfigError(f"a run says nothing of {', '.join(missing)}: an earlier version made it; run it again")
     algorithm = config["algorithm"]
     key = {
         "backend": config["backend"],
@@ -85,28 +85,27 @@ def refuse_unequal(keys: Mapping[str, Mapping[str, Any]]) -> None:
         _refuse(first, other)
 
 
-def first_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The most telling setting that two fairness keys differ in, and its two values; None where they are equal."""
-    for name in sorted({*ours, *theirs}, key=_telling):
-        if ours.get(name) != theirs.get(name):
-            return name, _told(ours.get(name)), _told(theirs.get(name))
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """The most informative setting that two fairness keys differ in, and its two values; None where they are equal."""
+    for name in sorted({*one, *other}, key=_importance):
+        if one.get(name) != other.get(name):
+            return name, setting_text(one.get(name)), setting_text(other.get(name))
     return None
 
 
 def _refuse(one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> None:
-    (our_name, ours), (their_name, theirs) = one, other
-    differing = first_difference(ours, theirs)
+    differing = first_difference(one[1], other[1])
     if differing is not None:
         name, here, there = differing
         raise ConfigError(
-            f"{our_name} and {their_name} cannot be compared: {name}={here} in the first, {there} in the second; "
+            f"{one[0]} and {other[0]} cannot be compared: {name}={here} in the first, {there} in the second; "
             f"{_fix(name)}"
         )
 
 
-def _telling(name: str) -> tuple[int, str]:
-    """The backend and names first: who compares two models wants to hear that, not of their hidden sizes. What follows
-    from other settings comes last."""
+def _importance(name: str) -> tuple[int, str]:
+    """The backend and names first: that two models differ says more than that their hidden sizes do. What follows from
+    other settings comes last."""
     if name in ("seeds", "samples"):
         return 3, name
     return 0 if name == "backend" else 1 if name.endswith(".name") else 2, name
@@ -120,7 +119,8 @@ def _fix(name: str) -> str:
     return f"run both with the same {name}, or compare along it with `make sweep`"
 
 
-def _told(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """A setting's value as it is shown."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -1,14 +1,15 @@
-"""Figures of runs as measures of cells: every seed, intervals, and what each cell is against the baseline."""
+"""The measures of a comparison: how a run gives each of them, and what each cell is against the baseline."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from harness.comparison.figures import EXACT_MATCH, SPEED, Figure, figures_of
-from harness.comparison.parts import Cell, CellMeasure, Measure
+from harness.comparison.runs import Cell, Run
 from harness.comparison.statistics.differences import (
     Difference,
     PerSeed,
@@ -19,102 +20,316 @@ from harness.comparison.statistics.differences import (
     paired_ratio,
 )
 from harness.comparison.statistics.estimates import Interval, iqm_interval, mean_interval, probability_of_improvement
+from harness.comparison.statistics.series import reach, running_mean, steady_rate
+from harness.config.placement import HOST_ROLES
+from harness.metrics.samples import CUSTOM
 
-_LEAST_FOR_IQM = 4
-
-
+SPEED = "throughput/samples_per_s"
+EXACT_MATCH = "reward/exact_match"
 HEADLINES = (SPEED, EXACT_MATCH)
 """The two questions of a comparison. The differences of each are a family of their own; all others are one together, so
 that the more is measured, the more it takes to call any of it a difference."""
 
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
+"""Of exact match. Shown are those that some run reaches and not every run has reached from the start."""
+
+_END = 10  # the end of a run is its last tenth
+_SMOOTH = 20  # running means span a twentieth of a run
+_LEAST_FOR_IQM = 4  # seeds
+_SHARE = (0.0, 1.0)
+_POSITIVE = (0.0, math.inf)
+_ANY = (-math.inf, math.inf)
+
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class MetricDefinition:
+    """A figure of a run. of: its value; infinite where the run never got there. range: what it can be at all. better:
+    None where neither is; compared: whether cells are compared by difference or by ratio."""
+
+    key: str
+    title: str
+    unit: str
+    better: Better | None
+    compared: Literal["difference", "ratio"]
+    of: Callable[[Run], float]
+    range: tuple[float, float] = _POSITIVE
+
+
+@dataclass(frozen=True)
+class CellMeasure:
+    """One measure of one cell.
+
+    per_seed: a value per seed; infinite where a seed never got there. interval: of the mean over seeds, None where a
+    value is infinite (there is no mean then); its bounds are infinite where there is one seed. iqm: interquartile mean
+    with a bootstrap interval, None likewise and below four seeds.
+    difference, ratio: to the baseline, by seed; ratio is None where a value is not positive. Both are `distinguishable`
+    only where Holm's correction of their family of measures and cells leaves them so.
+    better: probability that a run of this cell is better than one of the baseline. All three are None for the baseline
+    itself, and where they cannot be had.
+    """
+
+    per_seed: PerSeed
+    interval: Interval | None = None
+    iqm: Interval | None = None
+    difference: Difference | None = None
+    ratio: Difference | None = None
+    better: Interval | None = None
+
+    @property
+    def reached(self) -> int:
+        """Seeds whose value is finite."""
+        return sum(math.isfinite(value) for value in self.per_seed.values())
+
+    @property
+    def value(self) -> float:
+        """The mean over seeds; the median where a seed never got there: infinite if half of them or more did not."""
+        values = np.array(list(self.per_seed.values()))
+        return float(np.mean(values) if np.isfinite(values).all() else np.median(values))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric of every cell, in the order of the comparison's cells.
+
+    key: the metric it comes from, as in `throughput/samples_per_s`; `reach/samples/0.8` and `reach/seconds/0.8` are
+    what it takes to reach that exact match. better, compared: as in MetricDefinition.
+    """
+
+    key: str
+    title: str
+    unit: str
+    better: Better | None
+    compared: Literal["difference", "ratio"]
+    cells: tuple[CellMeasure, ...]
+
+    def against_baseline(self, cell: int) -> Difference | None:
+        """The cell's ratio to the baseline, or its difference, as `compared` says; None where it has none."""
+        return self.cells[cell].ratio if self.compared == "ratio" else self.cells[cell].difference
+
 
 def measures_of(cells: Sequence[Cell], baseline: int) -> tuple[Measure, ...]:
-    """Every figure that all these runs give, against the cell of index `baseline`; what is called a difference is so
+    """Every metric that all these runs give, against the cell of index `baseline`; what is called a difference is so
     after Holm's correction of its family."""
     runs = [run for cell in cells for run in cell.runs]
-    measures = [_measure(figure, cells, baseline) for figure in figures_of(runs)]
+    measures = [_measure(metric, cells, baseline) for metric in metric_definitions(runs)]
     headlines = [index for index, measure in enumerate(measures) if measure.key in HEADLINES]
     rest = [index for index in range(len(measures)) if index not in headlines]
     for family in [*([index] for index in headlines), rest]:
-        called = iter(_call([measures[index] for index in family]))
-        for index in family:
-            measures[index] = next(called)
+        for index, measure in zip(family, _corrected([measures[index] for index in family]), strict=True):
+            measures[index] = measure
     return tuple(measures)
 
 
-def _measure(figure: Figure, cells: Sequence[Cell], baseline: int) -> Measure:
-    values = [{run.identity.seed: figure.of(run) for run in cell.runs} for cell in cells]
-    theirs = values[baseline]
+def _measure(metric: MetricDefinition, cells: Sequence[Cell], baseline: int) -> Measure:
+    per_cell: list[PerSeed] = [{run.identity.seed: metric.of(run) for run in cell.runs} for cell in cells]
     measured = [
-        _alone(figure, ours) if index == baseline else _against(figure, ours, theirs)
-        for index, ours in enumerate(values)
+        _alone(metric, values) if index == baseline else _compared(metric, values, per_cell[baseline])
+        for index, values in enumerate(per_cell)
     ]
-    return Measure(figure.key, figure.title, figure.unit, figure.better, figure.compared, tuple(measured))
+    return Measure(metric.key, metric.title, metric.unit, metric.better, metric.compared, tuple(measured))
 
 
-def _call(family: Sequence[Measure]) -> list[Measure]:
-    """These measures, with what Holm leaves of their differences; a ratio is called what its difference is."""
+def _alone(metric: MetricDefinition, per_seed: PerSeed) -> CellMeasure:
+    values = list(per_seed.values())
+    if not np.isfinite(values).all():
+        return CellMeasure(per_seed)
+    iqm = iqm_interval([values]) if len(values) >= _LEAST_FOR_IQM else None
+    return CellMeasure(per_seed, mean_interval(values).within(*metric.range), iqm)
+
+
+def _compared(metric: MetricDefinition, values: PerSeed, baseline: PerSeed) -> CellMeasure:
+    """By seed where the two share any. An infinity has a rank, and neither a difference nor a ratio."""
+    alone = _alone(metric, values)
+    if metric.better is not None:
+        sides = [np.array(list(side.values())) for side in (values, baseline)]
+        better = probability_of_improvement(*(sides if metric.better == "higher" else reversed(sides)))
+        alone = replace(alone, better=better)
+    everything = [*values.values(), *baseline.values()]
+    if not np.isfinite(everything).all():
+        return alone
+    positive = min(everything) > 0
+    if values.keys() & baseline.keys():
+        difference = paired_difference(values, baseline)
+        ratio = paired_ratio(values, baseline) if positive else None
+    else:
+        groups = list(values.values()), list(baseline.values())
+        difference = group_difference(*groups)
+        ratio = group_ratio(*groups) if positive else None
+    return replace(alone, difference=difference, ratio=ratio)
+
+
+def _corrected(family: Sequence[Measure]) -> list[Measure]:
+    """These measures, with what Holm leaves of their differences; difference and ratio of a cell are called alike."""
     places = [(m, c) for m, measure in enumerate(family) for c in range(len(measure.cells))]
-    compared = {(m, c): its for m, c in places if (its := family[m].against_baseline(c)) is not None}
-    called = {
-        place: its.distinguishable for place, its in zip(compared, corrected(list(compared.values())), strict=True)
-    }
+    compared = {(m, c): found for m, c in places if (found := family[m].against_baseline(c)) is not None}
+    left = corrected(list(compared.values()))
+    called = {place: difference.distinguishable for place, difference in zip(compared, left, strict=True)}
     return [
-        replace(measure, cells=tuple(_said(its, called.get((m, c), False)) for c, its in enumerate(measure.cells)))
+        replace(measure, cells=tuple(_called(cell, called.get((m, c), False)) for c, cell in enumerate(measure.cells)))
         for m, measure in enumerate(family)
     ]
 
 
-def _said(its: CellMeasure, called: bool) -> CellMeasure:
-    difference, ratio = (
-        each and replace(each, distinguishable=each.distinguishable and called) for each in (its.difference, its.ratio)
-    )
-    return replace(its, difference=difference, ratio=ratio)
+def _called(cell: CellMeasure, called: bool) -> CellMeasure:
+    both = (cell.difference, cell.ratio)
+    difference, ratio = (d and replace(d, distinguishable=d.distinguishable and called) for d in both)
+    return replace(cell, difference=difference, ratio=ratio)
 
 
-def _against(figure: Figure, ours: PerSeed, theirs: PerSeed) -> CellMeasure:
-    return replace(
-        _alone(figure, ours),
-        difference=_difference(ours, theirs),
-        ratio=_ratio(ours, theirs),
-        better=_better(figure, ours, theirs),
-    )
+def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
+    """Those that every one of these runs can give: a simulated run has no rewards, one of another version may have
+    metrics that others lack."""
+    metrics = [
+        MetricDefinition(SPEED, "samples per second", "1/s", "higher", "ratio", _samples_per_s),
+        MetricDefinition("throughput/tokens_per_s", "tokens per second", "tokens/s", "higher", "ratio", _tokens_per_s),
+        MetricDefinition("seconds", "whole run, warm-up included", "s", "lower", "ratio", _duration),
+        _share("throughput/fraction_of_bound", "fraction of bound", "higher", _fraction_of_bound),
+    ]
+    if rewarded(runs):
+        metrics += [
+            _share(EXACT_MATCH, "exact match at the end", "higher", at_end(EXACT_MATCH)),
+            MetricDefinition(
+                "reward/mean", "mean reward at the end", "", "higher", "difference", at_end("reward/mean"), _ANY
+            ),
+            _share(f"{EXACT_MATCH}/run", "exact match over the whole run", "higher", _mean(EXACT_MATCH)),
+            *_thresholds(runs),
+        ]
+    metrics += [
+        _neutral("staleness/mean", "mean lag of a sample", "iterations", _lag_mean),
+        _neutral("staleness/max", "largest lag of a token", "iterations", _lag_worst),
+        _neutral("response_length/mean", "response length", "tokens", _mean("response_length/mean")),
+    ]
+    sync = "time/weight_sync_exposed_s"
+    if in_every_iteration(runs, sync):
+        title = "weight sync exposed, per iteration"
+        metrics.append(MetricDefinition(sync, title, "s", "lower", "difference", _mean(sync)))
+    if any(run.ledger["dropped_stale"] for run in runs):
+        metrics.append(_share("ledger/dropped_stale", "dropped as stale", "lower", _dropped))
+    metrics += [
+        _share(f"idle/{role}", f"idle, devices of {role}", "lower", lambda run, role=role: run.timeline.idle(role))
+        for role in _device_roles(runs)
+    ]
+    return metrics + [
+        MetricDefinition(key, f"{key.removeprefix(CUSTOM)} at the end", "", None, "difference", at_end(key), _ANY)
+        for key in custom_metrics(runs)
+    ]
 
 
-def _alone(figure: Figure, values: PerSeed) -> CellMeasure:
-    listed = list(values.values())
-    if not np.isfinite(listed).all():
-        return CellMeasure(values)
-    iqm = iqm_interval([listed]) if len(listed) >= _LEAST_FOR_IQM else None
-    return CellMeasure(values, mean_interval(listed).within(*figure.range), iqm)
+def custom_metrics(runs: Sequence[Run]) -> list[str]:
+    """Names of the extra values of scores that every run has in some iteration."""
+    per_run = [{key for iteration in run.metrics for key in iteration if key.startswith(CUSTOM)} for run in runs]
+    return sorted(set.intersection(*per_run))
 
 
-def _difference(ours: PerSeed, theirs: PerSeed) -> Difference | None:
-    return _compared(ours, theirs, paired_difference, group_difference)
+def in_every_iteration(runs: Sequence[Run], key: str) -> bool:
+    return all(key in iteration for run in runs for iteration in run.metrics)
 
 
-def _ratio(ours: PerSeed, theirs: PerSeed) -> Difference | None:
-    if min(*ours.values(), *theirs.values()) <= 0:
-        return None
-    return _compared(ours, theirs, paired_ratio, group_ratio)
+def rewarded(runs: Sequence[Run]) -> bool:
+    return in_every_iteration(runs, EXACT_MATCH)
 
 
-def _compared(
-    ours: PerSeed,
-    theirs: PerSeed,
-    pairs: Callable[[PerSeed, PerSeed], Difference],
-    groups: Callable[[Sequence[float], Sequence[float]], Difference],
-) -> Difference | None:
-    """By seed where they share any. None where a seed never got there: an infinity has no difference."""
-    if not np.isfinite([*ours.values(), *theirs.values()]).all():
-        return None
-    if ours.keys() & theirs.keys():
-        return pairs(ours, theirs)
-    return groups(list(ours.values()), list(theirs.values()))
+def column(run: Run, key: str) -> np.ndarray:
+    """float64 [iterations]: a metric of every iteration."""
+    return np.array([iteration[key] for iteration in run.metrics], dtype=np.float64)
 
 
-def _better(figure: Figure, ours: PerSeed, theirs: PerSeed) -> Interval | None:
-    if figure.better is None:
-        return None
-    sides = [np.array(list(side.values())) for side in (ours, theirs)]
-    return probability_of_improvement(*(sides if figure.better == "higher" else reversed(sides)))
+def seconds(run: Run) -> np.ndarray:
+    """float64 [iterations]: the run's clock at the end of each."""
+    return column(run, "seconds")
+
+
+def tokens(run: Run) -> np.ndarray:
+    """float64 [iterations]: prompt and response tokens that each trained."""
+    return column(run, "throughput/tokens_per_s") * column(run, "time/iteration_s")
+
+
+def warmup(run: Run) -> int:
+    """Iterations left out of rates."""
+    return int(run.config["warmup_iterations"])
+
+
+def smoothing(run: Run) -> int:
+    """Iterations that running means span: a twentieth of the run."""
+    return max(1, len(run.metrics) // _SMOOTH)
+
+
+def at_end(key: str) -> Callable[[Run], float]:
+    """The mean of a metric over the last tenth (at least one) of the iterations that have it, each weighing the same."""
+
+    def of(run: Run) -> float:
+        values = [iteration[key] for iteration in run.metrics if key in iteration]
+        return float(np.mean(values[-math.ceil(len(values) / _END) :]))
+
+    return of
+
+
+def trained(run: Run, name: str) -> np.ndarray:
+    """A column of samples.parquet, of the samples that were trained."""
+    fates = run.samples.column("fate").to_numpy(zero_copy_only=False)
+    return run.samples.column(name).to_numpy(zero_copy_only=False)[fates == "trained"]
+
+
+def _share(key: str, title: str, better: Better, of: Callable[..., float]) -> MetricDefinition:
+    return MetricDefinition(key, title, "", better, "difference", of, _SHARE)
+
+
+def _neutral(key: str, title: str, unit: str, of: Callable[[Run], float]) -> MetricDefinition:
+    return MetricDefinition(key, title, unit, None, "difference", of)
+
+
+def _mean(key: str) -> Callable[[Run], float]:
+    return lambda run: float(np.mean(column(run, key)))
+
+
+def _samples_per_s(run: Run) -> float:
+    return steady_rate(seconds(run), np.diff(column(run, "samples"), prepend=0.0), warmup(run))
+
+
+def _tokens_per_s(run: Run) -> float:
+    return steady_rate(seconds(run), tokens(run), warmup(run))
+
+
+def _duration(run: Run) -> float:
+    return float(seconds(run)[-1])
+
+
+def _fraction_of_bound(run: Run) -> float:
+    return run.timeline.fraction_of_bound()
+
+
+def _lag_mean(run: Run) -> float:
+    return float(np.mean(trained(run, "lag_mean")))
+
+
+def _lag_worst(run: Run) -> float:
+    return float(np.max(trained(run, "lag_worst")))
+
+
+def _dropped(run: Run) -> float:
+    return run.ledger["dropped_stale"] / run.ledger["admitted"]
+
+
+def _device_roles(runs: Sequence[Run]) -> list[str]:
+    """Roles that every run has on devices."""
+    shared = set.intersection(*(set(run.timeline.roles) for run in runs)) - set(HOST_ROLES)
+    return [role for role in runs[0].timeline.roles if role in shared]
+
+
+def _thresholds(runs: Sequence[Run]) -> list[MetricDefinition]:
+    metrics = []
+    for threshold in THRESHOLDS:
+        reached = [_reach("samples", threshold)(run) for run in runs]
+        at_once = [running_mean(column(run, EXACT_MATCH), smoothing(run))[smoothing(run) - 1] for run in runs]
+        if min(reached) < math.inf and min(at_once) < threshold:
+            for axis, unit in (("samples", "samples"), ("seconds", "s")):
+                title = f"{axis} to exact match {threshold:g}"
+                key = f"reach/{axis}/{threshold:g}"
+                metrics.append(MetricDefinition(key, title, unit, "lower", "ratio", _reach(axis, threshold)))
+    return metrics
+
+
+def _reach(axis: str, threshold: float) -> Callable[[Run], float]:
+    return lambda run: reach(column(run, axis), column(run, EXACT_MATCH), threshold, smoothing(run))

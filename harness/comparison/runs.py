@@ -1,4 +1,4 @@
-"""Finished runs, read from their folders."""
+"""Finished runs, read from their folders, and cells of them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,32 @@ class Run:
     @cached_property
     def timeline(self) -> Timeline:
         return load_timeline(self.path)
+
+    @property
+    def pools(self) -> str:
+        """Devices by the roles that share them, hosts left out: `rollout 1 | actor, actor_fwd, reference 1`."""
+        roles: dict[str, list[str]] = {}
+        devices: dict[str, set[str]] = {}
+        for (role, _), place in self.timeline.placement.items():
+            if place.pool.startswith("host "):
+                continue
+            if role not in roles.setdefault(place.pool, []):
+                roles[place.pool].append(role)
+            devices.setdefault(place.pool, set()).update(place.devices)
+        return " | ".join(f"{', '.join(roles[pool])} {len(devices[pool])}" for pool in roles)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration and its runs, one per seed. name: of its folder; label: what tells it from the other cells."""
+
+    name: str
+    label: str
+    runs: tuple[Run, ...]  # by seed
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(run.identity.seed for run in self.runs)
 
 
 def read_run(path: Path) -> Run:

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Timeline, lanes
 from harness.protocols import Span
+from harness.report.palette import KINDS
 
-_PALETTE = sns.color_palette("colorblind")
-KIND_COLORS = {
-    "generate": _PALETTE[0],
-    "load_weights": _PALETTE[3],
-    "reward": _PALETTE[8],
-    "reference": _PALETTE[4],
-    "old_log_prob": _PALETTE[9],
-    "advantages": _PALETTE[5],
-    "update_actor": _PALETTE[2],
-    "publish_weights": _PALETTE[1],
-    "stage_weights": _PALETTE[6],
-    "wait_for_samples": (0.93, 0.93, 0.93),
-}
 _ITERATIONS = 6
 _SHOW_VERSION = SYNC_KINDS | BACKGROUND_SYNC_KINDS | {"generate"}
 _SMALLEST_GAP = 0.003  # of the width
@@ -61,7 +49,7 @@ def legend(figure: Figure, timelines: Sequence[Timeline], window: Interval = (0.
     present = {span.kind for timeline in timelines for span in _within(timeline, window)}
     handles = [
         Patch(facecolor=color, edgecolor="0.6" if kind == "wait_for_samples" else color, label=kind.replace("_", " "))
-        for kind, color in KIND_COLORS.items()
+        for kind, color in KINDS.items()
         if kind in present
     ]
     handles.append(Patch(fill=False, edgecolor="none", label="in bars: iteration, or v = weight version"))
@@ -85,7 +73,7 @@ def first_window(timeline: Timeline, iterations: int) -> tuple[list[int], Interv
 
 def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float) -> None:
     start, end = max(span.start, window[0]), min(span.end, window[1])
-    color = KIND_COLORS[span.kind]
+    color = to_rgb(KINDS[span.kind])
     share = (end - start) / (window[1] - window[0])
     gap = 0.4 if share > _SMALLEST_GAP else 0.0  # a gap keeps neighbours apart, but would swallow a thin bar
     axes.add_patch(Rectangle((start, bottom), end - start, height, facecolor=color, edgecolor="white", linewidth=gap))

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.metrics.formatting import number, percent
 from harness.metrics.ledger import ENGINE_EVENTS
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
 from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_timeline
@@ -55,8 +56,8 @@ def summarize(run_dir: Path) -> RunSummary:
 
     exact_match_first, _last: mean over the first and last 10 % of iterations (at least one), None where nothing was
     rewarded; custom: the same two means of each `custom/...`. seconds: from the start of the first iteration to the end
-    of the last, over which rates are taken. tokens: as `throughput/tokens_per_s` counts
-    them. Raises ValueError if no iteration has finished.
+    of the last, over which rates are taken. tokens: as `throughput/tokens_per_s` counts them. Raises ValueError if no
+    iteration has finished.
     """
     metrics = load_metrics(run_dir)
     if not metrics:
@@ -112,7 +113,7 @@ def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
         figures.add_row(_name(run), *_figures(run))
         account.add_row(_name(run), _idle(run.idle), _ledger(run.ledger))
         if run.custom:
-            parts = [list(map(_share, part)) for part in zip(*run.custom.values(), strict=True)]
+            parts = [list(map(_optional, part)) for part in zip(*run.custom.values(), strict=True)]
             custom.add_row(_name(run), *("\n".join(column) for column in (run.custom, *parts)))
     return [figures, account, *([custom] if custom.row_count else [])]
 
@@ -125,8 +126,8 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
     for run in runs:
         for event in (run.ledger or {}).get("engines", []):
             why = f": {event['why']}" if event["why"] else ""
-            told = f"{event['at_s']:.1f} s: {event['engine']} {ENGINE_EVENTS[event['what']]}{why}"
-            console.print(told, highlight=False, markup=False, soft_wrap=True)
+            text = f"{event['at_s']:.1f} s: {event['engine']} {ENGINE_EVENTS[event['what']]}{why}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
         pictures = sorted(path.name for path in run.path.glob("*.png"))
         written = [name for name in _FILES if (run.path / name).exists()] + pictures
         console.print(f"{run.path}/", style="bold", soft_wrap=True, highlight=False, markup=False)
@@ -146,16 +147,16 @@ def _name(run: RunSummary) -> str:
 def _figures(run: RunSummary) -> tuple[str, ...]:
     return (
         f"{run.iterations:,}\n{run.samples:,}",
-        f"{run.seconds:,.1f}" if run.seconds < 1000 else f"{run.seconds:,.0f}",
-        f"{run.samples_per_s:,.1f}\n{run.tokens_per_s:,.0f}",
-        f"{_share(run.exact_match_first)}\n{_share(run.exact_match_last)}",
-        f"{run.lag_worst:.0f}\n{run.lag_mean:.2f}",
-        "-" if run.fraction_of_bound is None else f"{run.fraction_of_bound:.2f}",
+        number(run.seconds),
+        f"{number(run.samples_per_s)}\n{number(run.tokens_per_s)}",
+        f"{_optional(run.exact_match_first)}\n{_optional(run.exact_match_last)}",
+        f"{run.lag_worst:.0f}\n{number(run.lag_mean)}",
+        _optional(run.fraction_of_bound),
     )
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.3f}"
+def _optional(value: float | None) -> str:
+    return "-" if value is None else number(value)
 
 
 def _mean_of(name: str, metrics: Sequence[Mapping[str, Any]]) -> float | None:
@@ -165,7 +166,7 @@ def _mean_of(name: str, metrics: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _idle(idle: dict[str, float]) -> str:
-    return "\n".join(f"{role} {share:.0%}" for role, share in idle.items()) or "-"
+    return "\n".join(f"{role} {percent(share)}" for role, share in idle.items()) or "-"
 
 
 def _ledger(ledger: dict[str, Any] | None) -> str:

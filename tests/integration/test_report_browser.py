@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.comparison.parts import Cell
-from harness.comparison.result import compare
-from harness.comparison.runs import read_run
+from harness.comparison.comparison import compare
+from harness.comparison.runs import Cell, read_run
 from harness.metrics.timeline import Place, Timeline, chrome_trace
 from harness.protocols import Span
 from harness.report.page.document import document

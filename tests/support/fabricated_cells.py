@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.comparison.parts import Cell
-from harness.comparison.runs import read_run
+from harness.comparison.runs import Cell, read_run
 from harness.config import Backend
 from harness.config.compose import compose_job, plain
 from harness.metrics.iteration import iteration_metrics, throughput_metrics

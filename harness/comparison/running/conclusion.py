@@ -8,7 +8,7 @@ from rich.console import Console
 
 from harness.comparison.console import print_comparison
 from harness.comparison.experiment import Campaign, comparison_of
-from harness.report.page.write import write_report
+from harness.report.page.document import write_report
 
 
 def conclude(folder: Path, campaign: Campaign, console: Console) -> bool:

@@ -1,4 +1,4 @@
-"""The page: the template with its style, its scripts, its data and its tables put in."""
+"""The report of a comparison: report.html, the template with style, scripts, data and tables put in; and report.md."""
 
 from __future__ import annotations
 
@@ -6,46 +6,73 @@ import json
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 from typing import Any
 
-from harness.comparison.matrix import has_matrix, matrix_of
-from harness.comparison.result import Comparison
-from harness.metrics.manifest import run_title
-from harness.report.page.accounts import checks_html, commands_table, equal_settings, facts_list, made_with
-from harness.report.page.cards import device_cards, profile_cards, staleness_cards
-from harness.report.page.curves_data import curves_data
-from harness.report.page.devices import pools
-from harness.report.page.heat import heat_table
-from harness.report.page.palette import KINDS, VERSIONS
-from harness.report.page.spans import MOST_SPANS, timeline_data
-from harness.report.page.tables import headline_table, measure_tables
-from harness.report.page.words import CURVES, MATRIX, PROFILES, RESULTS, Words, measures_caption
+from harness.comparison.comparison import Comparison
+from harness.comparison.correction_matrix import has_matrix, matrix_of
+from harness.metrics.atomic_files import write_text
+from harness.report.page.charts import device_cards, profile_cards, staleness_cards
+from harness.report.page.data import curves_data, timelines_data
+from harness.report.page.markdown import markdown
+from harness.report.page.pictures import draw_comparison
+from harness.report.page.tables import (
+    checks_html,
+    commands_table,
+    facts_list,
+    headline_table,
+    matrix_table,
+    measure_tables,
+)
+from harness.report.page.text import (
+    CURVES,
+    MATRIX,
+    PROFILES,
+    RESULTS,
+    Headings,
+    equal_settings,
+    made_with,
+    measures_caption,
+)
 
 _SCRIPTS = ("elements.js", "drawing.js", "timeline.js", "timeline_input.js", "curves.js", "page.js")
 
 
+def write_report(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write report.html, which needs nothing else, and report.md with PNG pictures beside it; returns their paths.
+
+    An earlier report in this folder is replaced, file by file.
+    """
+    page, text = folder / "report.html", folder / "report.md"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(page, document(comparison))
+    pictures = draw_comparison(comparison, folder)
+    write_text(text, markdown(comparison, [picture.name for picture in pictures]))
+    return [page, text, *pictures]
+
+
 def document(comparison: Comparison) -> str:
     """The whole page as HTML; it refers to nothing outside itself."""
-    words = Words(comparison)
+    headings = Headings(comparison)
     curves, timelines = curves_data(comparison), timelines_data(comparison)
     equal = equal_settings(comparison)
     mark = ' <span class="simulated-mark">simulated</span>' if comparison.simulated else ""
     return Template(_part("page.html")).substitute(
-        title=escape(words.title),
+        title=escape(headings.title),
         style=_part("page.css"),
-        how=words.how,
-        how_word=escape(words.how_word),
-        heading=escape(words.heading),
+        how=headings.how,
+        how_word=escape(headings.how_word),
+        heading=escape(headings.heading),
         verdict=escape(comparison.verdict),
-        facts=facts_list(words.facts, "facts"),
+        facts=facts_list(headings.facts, "facts"),
         simulated=mark,
         simulated_word=", simulated" if comparison.simulated else "",
         warnings=_warnings(comparison),
         results_caption=escape(RESULTS),
-        headlines=headline_table(comparison, [pools(cell.runs[0]) for cell in comparison.cells]),
+        headlines=headline_table(comparison),
         matrix=_matrix(comparison),
-        curves_title=words.curves_title,
+        curves_title=headings.curves_title,
         curves=_curves(curves),
         profiles=_profiles(comparison),
         staleness=staleness_cards(comparison),
@@ -67,24 +94,10 @@ def document(comparison: Comparison) -> str:
     )
 
 
-def timelines_data(comparison: Comparison) -> dict[str, Any]:
-    """The first run of each cell, with the colours of all."""
-    most = MOST_SPANS // len(comparison.cells)
-    return {
-        "kinds": list(KINDS),
-        "colours": {"kinds": list(KINDS.values()), "versions": list(VERSIONS)},
-        "runs": [
-            timeline_data(cell.runs[0].timeline, run_title(cell.runs[0].identity), most)
-            | {"label": f"{cell.label}, seed {cell.runs[0].identity.seed}"}
-            for cell in comparison.cells
-        ],
-    }
-
-
 def as_script(value: Mapping[str, Any]) -> str:
     """JSON that may stand in a script element: nothing in it can end the element or begin a comment."""
-    told = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return told.replace("<", "\\u003c")
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.replace("<", "\\u003c")
 
 
 def _curves(curves: Mapping[str, Any]) -> str:
@@ -96,8 +109,8 @@ def _curves(curves: Mapping[str, Any]) -> str:
     def switch(name: str, legend: str, choices: list[list[str]]) -> str:
         radios = "".join(
             f'<label><input type="radio" name="{name}" value="{escape(value)}"{" checked" if number == 0 else ""}> '
-            f"{escape(told)}</label> "
-            for number, (value, told) in enumerate(choices)
+            f"{escape(text)}</label> "
+            for number, (value, text) in enumerate(choices)
         )
         return f"<fieldset><legend>{legend}</legend>{radios}</fieldset>"
 
@@ -113,16 +126,16 @@ def _matrix(comparison: Comparison) -> str:
     if not has_matrix(comparison):
         return ""
     matrix = matrix_of(comparison)
-    told = f'<p class="caption">{escape(f"{matrix.what.capitalize()}. {MATRIX}")}</p>'
-    return f'<h3 id="matrix">Schedules and corrections</h3>{told}<div class="wide">{heat_table(matrix)}</div>'
+    text = f'<p class="caption">{escape(f"{matrix.what.capitalize()}. {MATRIX}")}</p>'
+    return f'<h3 id="matrix">Schedules and corrections</h3>{text}<div class="wide">{matrix_table(matrix)}</div>'
 
 
 def _profiles(comparison: Comparison) -> str:
     """A card per cell; empty where nothing was rewarded."""
     if not comparison.profiles:
         return ""
-    told = f'<p class="caption">{escape(PROFILES)}</p>'
-    return f'<h3 id="profiles">Performance profiles</h3>{told}<div class="cards">{profile_cards(comparison)}</div>'
+    text = f'<p class="caption">{escape(PROFILES)}</p>'
+    return f'<h3 id="profiles">Performance profiles</h3>{text}<div class="cards">{profile_cards(comparison)}</div>'
 
 
 def _warnings(comparison: Comparison) -> str:

@@ -1,31 +1,39 @@
-"""report.md: what the page says, without what needs a hand on it."""
+"""report.md: what the page says, without what needs interaction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.comparison.matrix import as_markdown, has_matrix, matrix_of
-from harness.comparison.parts import Measure
-from harness.comparison.result import Comparison
-from harness.report.markdown_table import escaped, markdown_table
-from harness.report.page.accounts import checks, commands, equal_settings, made_with
-from harness.report.page.devices import pools, role_times
-from harness.report.page.numbers import figure, percent
-from harness.report.page.told import against, headlines, scale_of, seeds_told
-from harness.report.page.words import RESULTS, Words, histogram_told, lag_told, measures_caption
+from harness.comparison.comparison import Comparison
+from harness.comparison.correction_matrix import as_markdown, has_matrix, matrix_of
+from harness.comparison.curves import role_times
+from harness.comparison.measure_text import against, headlines, scale_of
+from harness.comparison.measures import Measure
+from harness.metrics.formatting import escaped, markdown_table, number, percent
+from harness.report.page.text import (
+    RESULTS,
+    Headings,
+    checks,
+    commands,
+    equal_settings,
+    histogram_text,
+    lag_text,
+    made_with,
+    measures_caption,
+)
 
 _SIGNS = {"better": "better", "worse": "worse", "differs": "differs", "same": "not told apart"}
 
 
 def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     """The whole file; `pictures` are names of files beside it."""
-    words = Words(comparison)
+    headings = Headings(comparison)
     mark = " (simulated)" if comparison.simulated else ""
     cells = comparison.cells
     parts = [
-        f"# {escaped(words.heading)}{mark}",
+        f"# {escaped(headings.heading)}{mark}",
         f"**{escaped(comparison.verdict)}**",
-        "; ".join(f"{name}: {escaped(value)}" for name, value in words.facts.items()) + ".",
+        "; ".join(f"{name}: {escaped(value)}" for name, value in headings.facts.items()) + ".",
         "The timeline, and every figure with its dots, are in `report.html`.",
     ]
     if comparison.warnings:
@@ -37,8 +45,8 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     parts.append(f"## Staleness{mark}")
     parts.append(
         "\n".join(
-            f"- {escaped(cell.label)}: {histogram_told(its)}. {lag_told(cell)}"
-            for cell, its in zip(cells, comparison.staleness, strict=True)
+            f"- {escaped(cell.label)}: {histogram_text(lags)}. {lag_text(cell)}"
+            for cell, lags in zip(cells, comparison.staleness, strict=True)
         )
     )
     idle = [
@@ -60,12 +68,12 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
 def _headlines(comparison: Comparison) -> str:
     measures = headlines(comparison)
     rows = []
-    for number, cell in enumerate(comparison.cells):
-        row = [cell.label, pools(cell.runs[0])]
+    for index, cell in enumerate(comparison.cells):
+        row = [cell.label, cell.runs[0].pools]
         for measure in measures:
-            its, scale, told = measure.cells[number], scale_of(measure), against(comparison, measure, number)
-            against_it = f", {told.value} ({_SIGNS[told.verdict]})" if told else ""
-            row.append(f"{scale.value(its.value)} {scale.bounds(its.interval)}{against_it}")
+            measured, scale, text = measure.cells[index], scale_of(measure), against(comparison, measure, index)
+            against_it = f", {text.value} ({_SIGNS[text.verdict]})" if text else ""
+            row.append(f"{scale.value(measured.value)} {scale.bounds(measured.interval)}{against_it}")
         rows.append(row)
     return markdown_table(["cell", "devices", *(f"{m.title}{_unit(m)}" for m in measures)], rows)
 
@@ -73,18 +81,18 @@ def _headlines(comparison: Comparison) -> str:
 def _measure(comparison: Comparison, measure: Measure) -> str:
     scale = scale_of(measure)
     rows = []
-    for number, (cell, its) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
-        told = against(comparison, measure, number)
-        base = "baseline" if number == comparison.baseline else "–"
+    for index, (cell, its) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
+        text = against(comparison, measure, index)
+        base = "baseline" if index == comparison.baseline else "–"
         rows.append(
             [
                 cell.label,
                 scale.value(its.value),
                 scale.bounds(its.interval),
                 f"{scale.value(its.iqm.value)} {scale.bounds(its.iqm)}" if its.iqm else "–",
-                f"{told.value} {told.bounds} ({_SIGNS[told.verdict]})" if told else base,
-                figure(its.better.value, 2) if its.better else "–",
-                seeds_told(its, scale),
+                f"{text.value} {text.bounds} ({_SIGNS[text.verdict]})" if text else base,
+                number(its.better.value, 2) if its.better else "–",
+                scale.seeds(its),
             ]
         )
     heads = ["cell", "mean", "95 % interval", "interquartile mean", "against the baseline", "P(better)", "every seed"]

@@ -1,4 +1,4 @@
-"""The pictures of report.md: curves, profiles, staleness, idle time. Colours and words are the page's."""
+"""The pictures of report.md: curves, profiles, staleness, idle time, in the page's colours."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from harness.comparison.result import Comparison
-from harness.report.page.curves_data import AXES, REWARDS, TITLES
-from harness.report.page.devices import role_times
-from harness.report.page.palette import DASHES, of_cell
-from harness.report.page.profile import profile_scores
-from harness.report.page.svg import grouped
-from harness.report.page.words import Words
+from harness.comparison.comparison import Comparison
+from harness.comparison.curves import REWARDS, role_times
+from harness.report.page.charts import score_range
+from harness.report.page.data import AXES, TITLES
+from harness.report.page.text import Headings
+from harness.report.palette import DASHES, of_cell
 from harness.report.plots import save_figure
 
 _PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
@@ -26,16 +25,16 @@ _BAND_FROM = 3  # seeds
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """curves.png, staleness.png, idle.png and, where something was rewarded, profiles.png in `folder`."""
-    words = Words(comparison)
-    title = f"{words.curves_title} · {words.on} · {words.how_word}"
+    headings = Headings(comparison)
+    title = f"{headings.curves_title} · {headings.on} · {headings.how_word}"
     drawings = {
         "curves.png": (title, draw_curves),
-        "staleness.png": (f"Staleness · {words.on} · {words.how_word}", draw_staleness),
-        "idle.png": (f"Idle time · {words.on} · {words.how_word}", draw_idle),
+        "staleness.png": (f"Staleness · {headings.on} · {headings.how_word}", draw_staleness),
+        "idle.png": (f"Idle time · {headings.on} · {headings.how_word}", draw_idle),
     }
     if comparison.profiles:
-        drawings["profiles.png"] = (f"Performance profiles · {words.on} · {words.how_word}", draw_profiles)
-    return [save_figure(folder / name, told, partial(draw, comparison)) for name, (told, draw) in drawings.items()]
+        drawings["profiles.png"] = (f"Performance profiles · {headings.on} · {headings.how_word}", draw_profiles)
+    return [save_figure(folder / name, title, partial(draw, comparison)) for name, (title, draw) in drawings.items()]
 
 
 def draw_curves(comparison: Comparison, figure: Figure) -> None:
@@ -69,8 +68,8 @@ def draw_curves(comparison: Comparison, figure: Figure) -> None:
 def draw_staleness(comparison: Comparison, figure: Figure) -> None:
     """A histogram of worst lags per cell, all on one scale."""
     panels = _panel_each(figure, len(comparison.cells), 2.6)
-    for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.staleness, strict=True)):
-        shares, names = grouped(its)
+    for index, (panel, cell, lags) in enumerate(zip(panels, comparison.cells, comparison.staleness, strict=True)):
+        shares, names = lags.grouped()
         bars = panel.bar(names, shares, width=0.8, color=of_cell(index))
         panel.bar_label(bars, [f"{share:.0%}" if share else "" for share in shares], padding=2, fontsize="small")
         panel.set(title=cell.label, xlabel="worst lag (iterations)", ylim=(0, 1.12))
@@ -78,21 +77,21 @@ def draw_staleness(comparison: Comparison, figure: Figure) -> None:
         panel.grid(axis="x", visible=False)
 
 
-def _panel_each(figure: Figure, number: int, height: float) -> list[Axes]:
+def _panel_each(figure: Figure, count: int, height: float) -> list[Axes]:
     """So many panels, four in a row of `height` inches, on one vertical scale."""
-    columns = min(number, 4)
-    rows = -(-number // columns)
+    columns = min(count, 4)
+    rows = -(-count // columns)
     figure.set_size_inches(3.3 * columns, 0.5 + height * rows)
     panels = list(np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel())
-    for panel in panels[number:]:
+    for panel in panels[count:]:
         panel.set_visible(False)
-    return panels[:number]
+    return panels[:count]
 
 
 def draw_profiles(comparison: Comparison, figure: Figure) -> None:
     """Of every cell the share of its seeds that end above each exact match, its interval, and the baseline in grey."""
     panels = _panel_each(figure, len(comparison.cells), 2.4)
-    base, scores = comparison.profiles[comparison.baseline], profile_scores(comparison.profiles)
+    base, scores = comparison.profiles[comparison.baseline], score_range(comparison.profiles)
     for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=True)):
         panel.fill_between(its.taus, its.low, its.high, step="post", color=of_cell(index), alpha=0.13, linewidth=0)
         panel.step(base.taus, base.shares, where="post", color="#7c8793", linewidth=1.0)

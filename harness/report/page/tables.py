@@ -1,32 +1,41 @@
-"""The tables of the page, as HTML: the few figures that matter, then every measure with every seed."""
+"""The tables of the page, as HTML: the main measures, every measure with every seed, corrections, checks and runs."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from html import escape
 
-from harness.comparison.parts import Measure
-from harness.comparison.result import Comparison
-from harness.report.page.numbers import bounds, figure
-from harness.report.page.palette import of_cell
-from harness.report.page.svg import span_of, strip
-from harness.report.page.told import Against, against, headlines, scale_of, seeds_told
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+from harness.comparison.comparison import Comparison
+from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags
+from harness.comparison.measure_text import Against, against, bounds, headlines, scale_of
+from harness.comparison.measures import Measure
+from harness.metrics.formatting import number
+from harness.report.correction_matrix import COLORS
+from harness.report.page.charts import span_of, strip
+from harness.report.page.text import checks, commands
+from harness.report.palette import of_cell
 
 _SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "not told apart"}
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table
+_DARK = 0.45  # of the colour scale: above it black is easier to read than white
 
 
-def headline_table(comparison: Comparison, pools: list[str]) -> str:
+def headline_table(comparison: Comparison) -> str:
     """A row per cell: mean, interval, and what it is against the baseline, of the measures that matter most."""
     measures = headlines(comparison)
     heads = "".join(
         f'<th scope="col">{escape(m.title)}<small>{escape(_unit(comparison, m))}</small></th>' for m in measures
     )
     rows = []
-    for number, cell in enumerate(comparison.cells):
-        cells = "".join(_headline(comparison, measure, number) for measure in measures)
-        base = ' <span class="tag">baseline</span>' if number == comparison.baseline else ""
-        devices = f"<small>{escape(pools[number])}</small>"
-        rows.append(f'<tr><th scope="row">{_name(number, cell.label)}{base}{devices}</th>{cells}</tr>')
+    for index, cell in enumerate(comparison.cells):
+        cells = "".join(_headline(comparison, measure, index) for measure in measures)
+        base = ' <span class="tag">baseline</span>' if index == comparison.baseline else ""
+        devices = f"<small>{escape(cell.runs[0].pools)}</small>"
+        rows.append(f'<tr><th scope="row">{_name(index, cell.label)}{base}{devices}</th>{cells}</tr>')
     return (
         f'<table class="headlines"><thead><tr><th scope="col">cell<small>devices</small></th>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
@@ -35,7 +44,7 @@ def headline_table(comparison: Comparison, pools: list[str]) -> str:
 
 def measure_tables(comparison: Comparison) -> str:
     """Every measure: dots of seeds, mean and interval, against the baseline, and the values themselves."""
-    return "".join(_measure(comparison, measure, number < _OPEN) for number, measure in enumerate(comparison.measures))
+    return "".join(_measure(comparison, measure, index < _OPEN) for index, measure in enumerate(comparison.measures))
 
 
 def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
@@ -47,10 +56,10 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
     heads += ["against the baseline", "P(better)"] if several else []
     heads += [f"seed {', '.join(map(str, seeds))}"]
     rows = []
-    for number, (cell, its) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
+    for index, (cell, its) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
         parts = [
-            f'<th scope="row">{_name(number, cell.label)}</th>',
-            f"<td>{strip(its, axis, of_cell(number))}</td>",
+            f'<th scope="row">{_name(index, cell.label)}</th>',
+            f"<td>{strip(its, axis, of_cell(index))}</td>",
             f'<td class="number"><b>{scale.value(its.value)}</b></td>',
             f'<td class="number">{scale.bounds(its.interval)}</td>',
         ]
@@ -58,10 +67,10 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
             iqm = f"{scale.value(its.iqm.value)} <small>{scale.bounds(its.iqm)}</small>" if its.iqm else "–"
             parts.append(f'<td class="number">{iqm}</td>')
         if several:
-            parts.append(f"<td>{_against(against(comparison, measure, number), number == comparison.baseline)}</td>")
-            better = f"{figure(its.better.value, 2)} <small>{bounds(its.better, 2)}</small>" if its.better else "–"
+            parts.append(f"<td>{_against(against(comparison, measure, index), index == comparison.baseline)}</td>")
+            better = f"{number(its.better.value, 2)} <small>{bounds(its.better, 2)}</small>" if its.better else "–"
             parts.append(f'<td class="number">{better}</td>')
-        parts.append(f'<td class="number seeds">{seeds_told(its, scale)}</td>')
+        parts.append(f'<td class="number seeds">{scale.seeds(its)}</td>')
         rows.append(f"<tr>{''.join(parts)}</tr>")
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     table = f'<table class="measure"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
@@ -71,20 +80,20 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
     )
 
 
-def _headline(comparison: Comparison, measure: Measure, number: int) -> str:
-    cell, scale = measure.cells[number], scale_of(measure)
-    told = _against(against(comparison, measure, number), number == comparison.baseline, brief=True)
-    return f"<td><b>{scale.value(cell.value)}</b><small>{scale.bounds(cell.interval)}</small>{told}</td>"
+def _headline(comparison: Comparison, measure: Measure, index: int) -> str:
+    cell, scale = measure.cells[index], scale_of(measure)
+    text = _against(against(comparison, measure, index), index == comparison.baseline, brief=True)
+    return f"<td><b>{scale.value(cell.value)}</b><small>{scale.bounds(cell.interval)}</small>{text}</td>"
 
 
-def _against(told: Against | None, is_baseline: bool, brief: bool = False) -> str:
-    if told is None:
+def _against(text: Against | None, is_baseline: bool, brief: bool = False) -> str:
+    if text is None:
         return "" if brief else ("baseline" if is_baseline else "–")
-    sign = _SIGNS[told.verdict]
+    sign = _SIGNS[text.verdict]
     if brief:
-        return f'<small class="against {told.verdict}">{escape(told.value)} <span>{sign}</span></small>'
-    parts = f"<span>{escape(told.value)}</span> <small>{escape(told.bounds)}</small> <span>{sign}</span>"
-    return f'<span class="against {told.verdict}">{parts}</span>'
+        return f'<small class="against {text.verdict}">{escape(text.value)} <span>{sign}</span></small>'
+    parts = f"<span>{escape(text.value)}</span> <small>{escape(text.bounds)}</small> <span>{sign}</span>"
+    return f'<span class="against {text.verdict}">{parts}</span>'
 
 
 def _unit(comparison: Comparison, measure: Measure) -> str:
@@ -96,7 +105,61 @@ def _unit(comparison: Comparison, measure: Measure) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _name(number: int, label: str) -> str:
+def _name(index: int, label: str) -> str:
     """With its colour; a long one may break where a setting's name has its joints."""
     broken = escape(label).replace(".", ".<wbr>").replace("=", "=<wbr>")
-    return f'<i class="dot" style="background:{of_cell(number)}"></i>{broken}'
+    return f'<i class="dot" style="background:{of_cell(index)}"></i>{broken}'
+
+
+def matrix_table(matrix: CorrectionMatrix) -> str:
+    """A row per schedule, a column per correction: mean, its interval, and every seed."""
+    values = [entry.measured.value for entry in matrix.entries.values() if math.isfinite(entry.measured.value)]
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    heads = "".join(f'<th scope="col">{escape(column)}</th>' for column in matrix.columns)
+    rows = []
+    for row in matrix.rows:
+        cells = "".join(_matrix_cell(matrix.entries.get((row, column)), low, high) for column in matrix.columns)
+        lag = f"<small>mean lag {escape(lags(matrix, row))}</small>"
+        rows.append(f'<tr><th scope="row">{escape(row)}{lag}</th>{cells}</tr>')
+    head = f'<thead><tr><th scope="col">schedule</th>{heads}</tr></thead>'
+    return f'<table class="heat">{head}<tbody>{"".join(rows)}</tbody></table>'
+
+
+def _matrix_cell(entry: Entry | None, low: float, high: float) -> str:
+    if entry is None:
+        return "<td>not run</td>"
+    measured = entry.measured
+    place = (measured.value - low) / (high - low) if high > low and math.isfinite(measured.value) else 1.0
+    paint = f"background:{to_hex(colormaps[COLORS](place))};color:{'#000' if place > _DARK else '#fff'}"
+    mean = f"{number(measured.value)} {entry.mark}".rstrip()
+    text = f"<b>{mean}</b><small>{entry.interval_text}</small><small>{entry.seeds_text}</small>"
+    return f'<td style="{paint}">{text}</td>'
+
+
+def facts_list(facts: Mapping[str, str | Iterable[str]], name: str) -> str:
+    """A definition list."""
+    items = [
+        f"<div><dt>{escape(key)}</dt><dd>{escape(value if isinstance(value, str) else ' / '.join(value))}</dd></div>"
+        for key, value in facts.items()
+    ]
+    return f'<dl class="{name}">{"".join(items)}</dl>'
+
+
+def checks_html(comparison: Comparison) -> str:
+    words = {True: ("passed", "good"), False: ("failed", "bad"), None: ("not run", "unknown")}
+    parts = []
+    for name, passed, lines in checks(comparison):
+        word, grade = words[passed]
+        text = "".join(f"<p>{escape(line)}</p>" for line in lines)
+        parts.append(f'<div class="check {grade}"><h3>{escape(name)}: {word}</h3>{text}</div>')
+    return "".join(parts)
+
+
+def commands_table(comparison: Comparison) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(cell)}</th><td>{seed}</td><td>{escape(began)}</td>'
+        f"<td><code>{escape(folder)}</code></td><td><code>{escape(command)}</code></td></tr>"
+        for cell, seed, began, folder, command in commands(comparison)
+    )
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("cell", "seed", "began", "folder", "command"))
+    return f'<table class="runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'

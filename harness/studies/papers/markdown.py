@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.report.markdown_table import markdown_table
+from harness.metrics.formatting import markdown_table
 from harness.studies.papers.result import Result
 from harness.studies.papers.tables import overview, tables_of
 

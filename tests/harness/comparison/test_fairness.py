@@ -110,7 +110,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_run_that_is_whole_conserves_its_samples(finished: Run) -> None:
     found = check_conservation([finished, finished])
     assert found.passed and (found.runs, found.trained) == (2, 2 * 48) and found.admitted >= found.trained
-    assert found.told().startswith("conservation passed: 2 ledgers close")
+    assert found.summary().startswith("conservation passed: 2 ledgers close")
 
 
 def less_trained(run: Run) -> Run:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from harness.cli.matrix import AXES, matrix_order
-from harness.comparison.matrix import as_csv, as_markdown, matrix_of, write_matrix
-from harness.comparison.result import compare
+from harness.comparison.comparison import compare
+from harness.comparison.correction_matrix import as_csv, as_markdown, matrix_of, write_matrix
 from harness.config import ConfigError
 from harness.config.compose import compose_job
 from harness.config.machine import Machine
-from harness.report.matrix import draw_matrix
+from harness.report.correction_matrix import draw_matrix
 from tests.support.fabricated_cells import Made, make_cell
 
 TWO_CORES = Machine(cores=2, gpus=0, gpu_bytes=0)
@@ -74,7 +74,7 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
     table = as_markdown(matrix)
     assert "| schedule | mean lag | none | tis |" in table
     last = table.splitlines()[-1]
-    assert last == "| `fully_async 2` | 1.85 | **.399**\\* [.388, .409] (.402 .390 .398 .405) | not run |"
+    assert last == "| `fully_async 2` | 1.85 | **0.399**\\* [0.388, 0.409] (0.402 0.390 0.398 0.405) | not run |"
     rows = list(csv.DictReader(as_csv(matrix).splitlines()))
     assert [(row["schedule"], row["correction"], row["differs"]) for row in rows] == [
         ("fully_async 0", "none", "baseline"),

@@ -13,11 +13,10 @@ import pytest
 from rich.console import Console
 
 from harness.comparison import measures
+from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
-from harness.comparison.figures import SPEED, Figure
-from harness.comparison.parts import Cell
-from harness.comparison.result import Comparison, compare
-from harness.comparison.runs import Run, read_run
+from harness.comparison.measures import SPEED, MetricDefinition
+from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
 from tests.support.fabricated_cells import BATCH, Made, make_cell, make_run
@@ -125,8 +124,8 @@ def test_the_more_is_measured_the_more_it_takes_to_call_any_of_it(
         return faint[run.identity.cell][run.identity.seed]
 
     keys = [SPEED, *(f"other/{number}" for number in range(10))]
-    figures = [Figure(key, key, "", "higher", "difference", of) for key in keys]
-    monkeypatch.setattr(measures, "figures_of", lambda runs: figures)
+    metrics = [MetricDefinition(key, key, "", "higher", "difference", of) for key in keys]
+    monkeypatch.setattr(measures, "metric_definitions", lambda runs: metrics)
     speed, *others = measures.measures_of(cells[:2], baseline=0)
     assert speed.cells[1].difference is not None and speed.cells[1].difference.distinguishable
     for its in others:
@@ -244,7 +243,7 @@ def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: 
     measure = compared.measure("reward/exact_match")
     assert measure is not None
     for its in measure.cells:
-        assert all(f"{value:.3f}" in text for value in its.per_seed.values())
+        assert all(f" {100 * value:.1f}" in text for value in its.per_seed.values())
 
 
 def test_one_cell_is_described_without_a_baseline(cells: list[Cell]) -> None:

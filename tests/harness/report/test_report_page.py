@@ -7,22 +7,21 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
-from harness.comparison.parts import Cell
-from harness.comparison.result import Comparison, compare
+from harness.comparison.comparison import Comparison, compare
+from harness.comparison.experiment import comparison_in, folder_of
+from harness.comparison.measure_text import against, bounds, headlines, scale_of
+from harness.comparison.runs import Cell
 from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
-from harness.report.page.document import as_script, document
-from harness.report.page.find import comparison_in, folder_of
+from harness.metrics.formatting import decimals, number, percent, signed
+from harness.report.page.charts import score_range
+from harness.report.page.document import as_script, document, write_report
 from harness.report.page.markdown import markdown
-from harness.report.page.numbers import bounds, decimals, figure, percent, signed
-from harness.report.page.profile import profile_scores, profile_told
-from harness.report.page.svg import grouped
-from harness.report.page.told import against, headlines, scale_of
-from harness.report.page.write import write_report
+from harness.report.page.text import profile_text
 from tests.support.fabricated_cells import Made, make_cell, make_run
 
 VOID = {"wbr", "meta", "link", "br", "input", "line", "rect", "circle", "polyline", "polygon"}
@@ -164,14 +163,14 @@ def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison
 def test_profiles_show_where_the_seeds_of_every_cell_end(comparison: Comparison, simulated: Comparison) -> None:
     text = document(comparison)
     for cell, its in zip(comparison.cells, comparison.profiles, strict=True):
-        assert f"{cell.label}: {profile_told(its)}" in text
+        assert f"{cell.label}: {profile_text(its)}" in text
     measure = comparison.measure("reward/exact_match")
     assert measure is not None
     first, *_, last = ends = sorted(measure.cells[1].per_seed.values())
-    told = re.findall(r"above ([.\d]+)", profile_told(comparison.profiles[1]))
+    told = re.findall(r"above ([.\d]+)", profile_text(comparison.profiles[1]))
     for above, end in zip(map(float, told), (first, ends[len(ends) // 2], last), strict=True):
         assert 0 <= end - above <= 0.0021
-    low, high = profile_scores(comparison.profiles)
+    low, high = score_range(comparison.profiles)
     every = [value for its in measure.cells for value in its.per_seed.values()]
     assert 0 <= low < min(every) and max(every) < high <= 1
     assert "Performance profiles" not in document(simulated), "nothing was rewarded"
@@ -244,7 +243,7 @@ def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path:
     ],
 )
 def test_figures_have_the_digits_that_mean_something(value: float, among: list[float], told: str) -> None:
-    assert figure(value, decimals(among)) == told
+    assert number(value, decimals(among)) == told
 
 
 def test_intervals_differences_and_shares_in_words() -> None:
@@ -256,9 +255,6 @@ def test_intervals_differences_and_shares_in_words() -> None:
 
 
 def test_large_lags_share_the_last_bar(comparison: Comparison) -> None:
-    import numpy as np
-
-    shares = np.full(20, 0.05)
-    many: Any = replace(comparison.staleness[0], lags=np.arange(20), shares=shares)
-    bars, names = grouped(many)
+    many = replace(comparison.staleness[0], lags=np.arange(20), shares=np.full(20, 0.05))
+    bars, names = many.grouped()
     assert names[-1] == "9+" and len(bars) == 10 and sum(bars) == pytest.approx(1.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.report.page.palette import KINDS
-from harness.report.page.spans import MOST_ENGINES, timeline_data
+from harness.report.page.data import MOST_ENGINES, timeline_data
+from harness.report.palette import KINDS
 
 KIND = list(KINDS)
 FIELDS = 5

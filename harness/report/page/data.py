@@ -1,4 +1,4 @@
-"""What the page's timeline draws: spans by lane, weight transfers as arrows, and what was left out of them."""
+"""The page's data as plain JSON values: curves of every cell, and the timeline of each cell's first run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,87 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+from harness.comparison.comparison import Comparison
+from harness.metrics.manifest import run_title
 from harness.metrics.timeline import TRAINING_ROLE, Interval, Timeline, lanes
 from harness.protocols import Span
-from harness.report.page.palette import KINDS
+from harness.report.palette import DASHES, KINDS, VERSIONS, of_cell
+
+AXES = {"samples": "samples trained", "tokens": "tokens trained (prompt and response)", "seconds": "time (s)"}
+TITLES = {
+    "reward/exact_match": "exact match",
+    "reward/mean": "mean reward",
+    "response_length/mean": "response length (tokens)",
+    "throughput/samples_per_s": "samples per second",
+    "staleness/mean": "mean lag (iterations)",
+}
+_SIGNIFICANT = 5  # digits, more than any screen shows
 
 MOST_SPANS = 60_000
 """In one page, over all its runs: some two megabytes."""
 MOST_ENGINES = 16
-"""Of one role; more lanes than that nobody reads."""
+"""Of one role; more lanes than that cannot be read."""
 _FIRST_ITERATIONS = 6
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 Owner = tuple[str, str]
 
 
+def curves_data(comparison: Comparison) -> dict[str, Any]:
+    """Every curve; what is not finite is null. `keys` and `axes` are those that occur, the most wanted first."""
+    axes = dict(AXES)
+    if comparison.simulated:
+        axes["seconds"] = "simulated time (s)"
+    present = {curve.key for curve in comparison.curves}
+    keys = [key for key in TITLES if key in present] + sorted(present - TITLES.keys())
+    return {
+        "simulated": comparison.simulated,
+        "axes": [[axis, title] for axis, title in axes.items() if any(c.axis == axis for c in comparison.curves)],
+        "keys": [[key, TITLES.get(key, key)] for key in keys],
+        "cells": [
+            {"label": cell.label, "colour": of_cell(number), "dash": DASHES[number % len(DASHES)]}
+            for number, cell in enumerate(comparison.cells)
+        ],
+        "curves": [
+            {
+                "cell": curve.cell,
+                "key": curve.key,
+                "axis": curve.axis,
+                "window": curve.window,
+                "grid": _rounded(curve.grid),
+                "mean": _rounded(curve.mean),
+                "low": _rounded(curve.low),
+                "high": _rounded(curve.high),
+                "seeds": [[seed, _rounded(values)] for seed, values in curve.per_seed.items()],
+            }
+            for curve in comparison.curves
+        ],
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float | None]:
+    """To some digits; null for what is not finite."""
+    return [float(f"{value:.{_SIGNIFICANT}g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def timelines_data(comparison: Comparison) -> dict[str, Any]:
+    """The first run of each cell, with the colours of all."""
+    most = MOST_SPANS // len(comparison.cells)
+    return {
+        "kinds": list(KINDS),
+        "colours": {"kinds": list(KINDS.values()), "versions": list(VERSIONS)},
+        "runs": [
+            timeline_data(cell.runs[0].timeline, run_title(cell.runs[0].identity), most)
+            | {"label": f"{cell.label}, seed {cell.runs[0].identity.seed}"}
+            for cell in comparison.cells
+        ],
+    }
+
+
 def timeline_data(timeline: Timeline, title: str, most: int = MOST_SPANS) -> dict[str, Any]:
-    """One run's timeline as plain JSON values, times in microseconds on the run's clock.
+    """One run's timeline, times in microseconds on the run's clock.
 
     rows: an engine each, with one list of numbers per lane: start, duration, kind, version, iteration, and again.
     arrows: row of the trainer, row of the engine, when the trainer began to publish, when the engine had loaded, the

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.comparison.cautions import cautions_of
 from harness.comparison.conservation import Conservation, check_conservation
-from harness.comparison.curves import curves_of, profiles_of, staleness_of
+from harness.comparison.curves import (
+    Curve,
+    PerformanceProfile,
+    StalenessHistogram,
+    curves_of,
+    profiles_of,
+    staleness_of,
+)
 from harness.comparison.equivalence import Gate
 from harness.comparison.fairness import refuse_unfair
-from harness.comparison.measures import measures_of
-from harness.comparison.parts import Cell, Curve, Measure, Profile, StalenessHistogram
-from harness.comparison.verdict import verdict_of
+from harness.comparison.measures import Measure, measures_of
+from harness.comparison.runs import Cell
+from harness.comparison.verdict import verdict_of, warnings_of
 from harness.config import ConfigError
 
 
@@ -31,7 +37,7 @@ class Comparison:
     measures: tuple[Measure, ...]
     curves: tuple[Curve, ...]
     staleness: tuple[StalenessHistogram, ...]
-    profiles: tuple[Profile, ...]
+    profiles: tuple[PerformanceProfile, ...]
     warnings: tuple[str, ...]
     verdict: str
     simulated: bool
@@ -43,8 +49,8 @@ class Comparison:
         return next((measure for measure in self.measures if measure.key == key), None)
 
 
-def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline: int | None = None) -> Comparison:
-    """Compare cells, against the cell of index `baseline` (the first by default).
+def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline: int = 0) -> Comparison:
+    """Compare cells, against the cell of index `baseline`.
 
     Raises ConfigError, naming both, the setting and its two values, for cells that must not be compared.
     """
@@ -54,18 +60,17 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
     if len(runs) < len(cells):
         raise ConfigError(f"two of the cells have the same label; they are {', '.join(cell.label for cell in cells)}")
     refuse_unfair(runs, axes)
-    against = baseline or 0
-    measures = measures_of(cells, against)
+    measures = measures_of(cells, baseline)
     return Comparison(
         cells=tuple(cells),
-        baseline=against,
+        baseline=baseline,
         axes=tuple(axes),
         measures=measures,
         curves=curves_of(cells),
         staleness=staleness_of(cells),
         profiles=profiles_of(cells),
-        warnings=cautions_of(cells, measures, against),
-        verdict=verdict_of(cells, measures, against),
+        warnings=warnings_of(cells, measures, baseline),
+        verdict=verdict_of(cells, measures, baseline),
         simulated=cells[0].runs[0].identity.backend == "virtual",
         conservation=check_conservation(run for cell in cells for run in cell.runs),
     )

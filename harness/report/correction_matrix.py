@@ -9,7 +9,8 @@ import numpy as np
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from harness.comparison.matrix import Entry, Matrix, lags, short
+from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags
+from harness.metrics.formatting import number
 from harness.report.plots import save_figure
 
 COLORS = "viridis"  # readable for everyone, and in grey
@@ -18,7 +19,7 @@ _LEAST = (9.0, 3.2)  # inches: the title's width, the scale's height
 _NOTE = "in brackets the 95 % interval of the mean; *: differs from the baseline, by seed"
 
 
-def draw_matrix(folder: Path, matrix: Matrix) -> Path:
+def draw_matrix(folder: Path, matrix: CorrectionMatrix) -> Path:
     """Draw matrix.png into `folder`; returns its path."""
     return save_figure(
         folder / "matrix.png",
@@ -27,7 +28,7 @@ def draw_matrix(folder: Path, matrix: Matrix) -> Path:
     )
 
 
-def _draw(figure: Figure, matrix: Matrix) -> None:
+def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:
     rows, columns = len(matrix.rows), len(matrix.columns)
     figure.set_size_inches(max(_LEAST[0], 3.6 + _CELL[0] * columns), max(_LEAST[1], 1.9 + _CELL[1] * rows))
     places = [[matrix.entries.get((row, column)) for column in matrix.columns] for row in matrix.rows]
@@ -36,7 +37,7 @@ def _draw(figure: Figure, matrix: Matrix) -> None:
     sns.heatmap(
         values,
         mask=~np.isfinite(values),
-        annot=np.array([[_told(entry) for entry in row] for row in places]),
+        annot=np.array([[_text(entry) for entry in row] for row in places]),
         fmt="",
         annot_kws={"fontsize": 9, "linespacing": 1.35},
         cmap=COLORS,
@@ -44,8 +45,8 @@ def _draw(figure: Figure, matrix: Matrix) -> None:
         cbar_kws={"label": "mean over seeds"},
         ax=axes,
     )
-    for row, column in np.argwhere(~np.isfinite(values)):  # which the heat map leaves white and without a word
-        axes.text(column + 0.5, row + 0.5, _told(places[row][column]), ha="center", va="center", fontsize=9)
+    for row, column in np.argwhere(~np.isfinite(values)):  # which the heat map leaves white and empty
+        axes.text(column + 0.5, row + 0.5, _text(places[row][column]), ha="center", va="center", fontsize=9)
     axes.set_yticks(np.arange(rows) + 0.5, [f"{row}\nmean lag {lags(matrix, row)}" for row in matrix.rows], rotation=0)
     axes.set_xticks(np.arange(columns) + 0.5, list(matrix.columns))
     axes.tick_params(length=0)
@@ -53,10 +54,8 @@ def _draw(figure: Figure, matrix: Matrix) -> None:
     axes.set(xlabel=f"off-policy correction\n\n{_NOTE}")
 
 
-def _told(entry: Entry | None) -> str:
+def _text(entry: Entry | None) -> str:
     if entry is None:
         return "not run"
-    interval = entry.measured.interval
-    bounds = f"\n[{short(interval.low)}, {short(interval.high)}]" if interval is not None and interval.bounded else ""
     mark = " (baseline)" if entry.baseline else " *" if entry.distinguishable else ""
-    return f"{short(entry.measured.value)}{mark}{bounds}"
+    return f"{number(entry.measured.value)}{mark}\n{entry.interval_text}".rstrip()

@@ -1,14 +1,14 @@
-"""A measure of a cell in words: value, interval, every seed, and what it is against the baseline."""
+"""Measures of cells in words, the same for terminal, page and Markdown: values, intervals, against the baseline."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from harness.comparison.parts import CellMeasure, Measure
-from harness.comparison.result import Comparison
+from harness.comparison.comparison import Comparison
+from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.statistics.estimates import Interval
-from harness.report.page.numbers import bounds, decimals, figure, signed
+from harness.metrics.formatting import decimals, number, signed
 
 _SHARES = ("idle/", "reward/exact_match", "ledger/", "throughput/fraction_of_bound")
 _HEADLINES = ("throughput/samples_per_s", "reward/exact_match", "reach/seconds/", "staleness/mean")
@@ -26,28 +26,36 @@ class Scale:
     digits: int
 
     def value(self, value: float) -> str:
-        return figure(value * self.factor, self.digits)
+        return number(value * self.factor, self.digits)
 
     def step(self, value: float) -> str:
         return signed(value * self.factor, self.digits)
 
     def bounds(self, interval: Interval | None) -> str:
-        return bounds(self.scaled(interval), self.digits)
+        return bounds(interval, self.digits, self.factor)
 
-    def scaled(self, interval: Interval | None) -> Interval | None:
-        if interval is None:
-            return None
-        value, low, high = (part * self.factor for part in (interval.value, interval.low, interval.high))
-        return Interval(value, low, high, interval.confidence)
+    def seeds(self, cell: CellMeasure) -> str:
+        """The value of every seed, in the order of the seeds."""
+        return ", ".join(self.value(value) for value in cell.per_seed.values())
 
 
 @dataclass(frozen=True)
 class Against:
-    """A cell against the baseline. verdict: `better`, `worse`, `differs`, or `same` if it cannot be told from it."""
+    """A cell against the baseline, in words. verdict: `better`, `worse`, `differs` (neither is better) or `same`, where
+    nothing tells it from it."""
 
     value: str
     bounds: str
     verdict: str
+
+
+def bounds(interval: Interval | None, digits: int, factor: float = 1.0) -> str:
+    """[low, high], or why there are none."""
+    if interval is None:
+        return "no interval"
+    if not interval.bounded:
+        return "one seed"
+    return f"[{number(factor * interval.low, digits)}, {number(factor * interval.high, digits)}]"
 
 
 def scale_of(measure: Measure) -> Scale:
@@ -58,7 +66,7 @@ def scale_of(measure: Measure) -> Scale:
     unit = "%" if share else measure.unit
     digits = min(decimals(values), 1) if share else decimals(values)
     if all(not math.isfinite(value) or value == round(value) for value in values) and measure.unit != "s":
-        digits = max(0, min(digits, 2)) if len(values) > 1 and _means_differ(measure) else 0
+        digits = min(digits, 2) if len(values) > 1 and _means_differ(measure) else 0
     return Scale(factor, unit, "points" if share else measure.unit, digits)
 
 
@@ -69,35 +77,27 @@ def against(comparison: Comparison, measure: Measure, cell: int) -> Against | No
         return None
     scale, interval = scale_of(measure), difference.interval
     if measure.compared == "ratio":
-        value, told = f"{figure(interval.value, 2)}x", bounds(interval, 2)
+        value, within = f"{number(interval.value, 2)}x", bounds(interval, 2)
     else:
-        value, told = f"{scale.step(interval.value)} {scale.step_unit}".strip(), scale.bounds(interval)
+        value, within = f"{scale.step(interval.value)} {scale.step_unit}".strip(), scale.bounds(interval)
     if not difference.distinguishable:
         verdict = "same"
     elif measure.better is None:
         verdict = "differs"
     else:
         verdict = "better" if (interval.value > difference.none) == (measure.better == "higher") else "worse"
-    return Against(value, told, verdict)
+    return Against(value, within, verdict)
 
 
 def headlines(comparison: Comparison) -> list[Measure]:
     """The few measures that answer most questions; of thresholds the highest that the most cells reach."""
     found = []
-    for wanted in (*_HEADLINES, *_MORE_HEADLINES):
-        its = [m for m in comparison.measures if m.key == wanted or (wanted.endswith("/") and m.key.startswith(wanted))]
-        if its:
-            found.append(max(enumerate(its), key=lambda numbered: (_reached(numbered[1]), numbered[0]))[1])
+    for key in (*_HEADLINES, *_MORE_HEADLINES):
+        measures = [m for m in comparison.measures if m.key == key or (key.endswith("/") and m.key.startswith(key))]
+        if measures:
+            reached = [sum(cell.reached for cell in measure.cells) for measure in measures]
+            found.append(max(zip(reached, range(len(measures)), measures, strict=True), key=lambda it: it[:2])[2])
     return found[:_MOST_HEADLINES]
-
-
-def seeds_told(cell: CellMeasure, scale: Scale) -> str:
-    """The value of every seed, in the order of the seeds."""
-    return ", ".join(scale.value(value) for value in cell.per_seed.values())
-
-
-def _reached(measure: Measure) -> int:
-    return sum(cell.reached for cell in measure.cells)
 
 
 def _means_differ(measure: Measure) -> bool:

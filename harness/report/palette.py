@@ -1,4 +1,4 @@
-"""Colours that people with any colour vision can tell apart, the same in the page and in its pictures."""
+"""Colours that people with any colour vision can tell apart, the same in pages and pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {
     "stage_weights": "#FBAFE4",
     "wait_for_samples": "#EDEDED",
 }
-"""Of kinds of work, as the Gantt charts of runs have them (seaborn's colorblind palette)."""
+"""Of kinds of work (seaborn's colorblind palette)."""
 
 
 def of_cell(number: int) -> str:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.comparison.figures import EXACT_MATCH
-from harness.comparison.parts import Cell, CellMeasure, Measure
-from harness.comparison.result import Comparison
+from harness.comparison.comparison import Comparison
+from harness.comparison.measures import EXACT_MATCH, CellMeasure, Measure
+from harness.comparison.runs import Cell
 from harness.config import ConfigError
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import number, plural
 
 _NAME = "matrix"
 _CORRECTION = "algorithm.correction"
@@ -33,9 +34,24 @@ class Entry:
     baseline: bool
     distinguishable: bool
 
+    @property
+    def mark(self) -> str:
+        return "baseline" if self.baseline else "*" if self.distinguishable else ""
+
+    @property
+    def interval_text(self) -> str:
+        """In brackets; empty where there is none."""
+        interval = self.measured.interval
+        bounded = interval is not None and interval.bounded
+        return f"[{number(interval.low)}, {number(interval.high)}]" if interval is not None and bounded else ""
+
+    @property
+    def seeds_text(self) -> str:
+        return " ".join(number(value) for value in self.measured.per_seed.values())
+
 
 @dataclass(frozen=True)
-class Matrix:
+class CorrectionMatrix:
     """rows, columns: in the order of the comparison's cells; entries: by row and column, as far as there are any.
 
     what: of which measure; about: model, task, seeds and samples, which are equal in all cells.
@@ -54,7 +70,7 @@ def has_matrix(comparison: Comparison) -> bool:
     return _CORRECTION in axes and axes <= _AXES and comparison.measure(EXACT_MATCH) is not None
 
 
-def matrix_of(comparison: Comparison, key: str = EXACT_MATCH) -> Matrix:
+def matrix_of(comparison: Comparison, key: str = EXACT_MATCH) -> CorrectionMatrix:
     """Raises ConfigError where these runs do not have the measure, or two cells differ in more than a matrix has."""
     measure, lag = comparison.measure(key), comparison.measure("staleness/mean")
     if measure is None or lag is None:
@@ -68,10 +84,10 @@ def matrix_of(comparison: Comparison, key: str = EXACT_MATCH) -> Matrix:
             measure.cells[index],
             lag.cells[index].value,
             index == comparison.baseline,
-            _is_called(measure, index),
+            _differs(measure, index),
         )
     rows, columns = (tuple(dict.fromkeys(place[axis] for place in entries)) for axis in (0, 1))
-    return Matrix(rows, columns, entries, measure.title, _about(comparison))
+    return CorrectionMatrix(rows, columns, entries, measure.title, _about(comparison))
 
 
 def row_of(cell: Cell) -> str:
@@ -81,7 +97,7 @@ def row_of(cell: Cell) -> str:
     return str(schedule["name"]) if ahead is None else f"{schedule['name']} {ahead:g}"
 
 
-def write_matrix(folder: Path, matrix: Matrix) -> list[Path]:
+def write_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
     """matrix.csv, a line per cell, and matrix.md, the table for people; returns their paths."""
     paths = [folder / f"{_NAME}.csv", folder / f"{_NAME}.md"]
     for path, text in zip(paths, (as_csv(matrix), as_markdown(matrix)), strict=True):
@@ -89,7 +105,7 @@ def write_matrix(folder: Path, matrix: Matrix) -> list[Path]:
     return paths
 
 
-def as_csv(matrix: Matrix) -> str:
+def as_csv(matrix: CorrectionMatrix) -> str:
     """schedule, correction, mean lag, mean, its interval, whether it differs from the baseline, then every seed."""
     seeds = sorted({seed for entry in matrix.entries.values() for seed in entry.measured.per_seed})
     text = io.StringIO()
@@ -105,7 +121,7 @@ def as_csv(matrix: Matrix) -> str:
     return text.getvalue()
 
 
-def as_markdown(matrix: Matrix) -> str:
+def as_markdown(matrix: CorrectionMatrix) -> str:
     """A row per schedule with its lags; the mean in bold, its interval, and every seed."""
     lines = [
         f"{matrix.what.capitalize()} ({matrix.about}). Bold: mean over seeds; in brackets its 95 % interval; then",
@@ -115,31 +131,24 @@ def as_markdown(matrix: Matrix) -> str:
         "|---|---:|" + "---|" * len(matrix.columns),
     ]
     for row in matrix.rows:
-        cells = [_told(matrix.entries.get((row, column))) for column in matrix.columns]
+        cells = [_markdown(matrix.entries.get((row, column))) for column in matrix.columns]
         lines.append(f"| `{row}` | {lags(matrix, row)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def lags(matrix: Matrix, row: str) -> str:
+def lags(matrix: CorrectionMatrix, row: str) -> str:
     """Mean lags of a row's cells, from the smallest to the largest."""
-    found = sorted(entry.lag for (its, _), entry in matrix.entries.items() if its == row)
-    low, high = f"{found[0]:.2f}", f"{found[-1]:.2f}"
+    found = sorted(entry.lag for (entry_row, _), entry in matrix.entries.items() if entry_row == row)
+    low, high = number(found[0], 2), number(found[-1], 2)
     return low if low == high else f"{low} to {high}"
 
 
-def short(value: float) -> str:
-    """.879, as exact matches are read."""
-    return f"{value:.3f}".replace("0.", ".", 1) if 0 <= value < 1 else f"{value:.3g}"
-
-
-def _told(entry: Entry | None) -> str:
+def _markdown(entry: Entry | None) -> str:
     if entry is None:
         return "not run"
-    low, high = _bounds(entry.measured)
-    interval = f" [{short(low)}, {short(high)}]" if math.isfinite(low) else ""
-    seeds = " ".join(short(value) for value in entry.measured.per_seed.values())
-    mark = " baseline" if entry.baseline else "\\*" if entry.distinguishable else ""
-    return f"**{short(entry.measured.value)}**{mark}{interval} ({seeds})"
+    mark = f" {entry.mark}" if entry.baseline else f"\\{entry.mark}" if entry.mark else ""
+    interval = f" {entry.interval_text}" if entry.interval_text else ""
+    return f"**{number(entry.measured.value)}**{mark}{interval} ({entry.seeds_text})"
 
 
 def _bounds(measured: CellMeasure) -> tuple[float, float]:
@@ -147,7 +156,7 @@ def _bounds(measured: CellMeasure) -> tuple[float, float]:
     return (-math.inf, math.inf) if interval is None else (interval.low, interval.high)
 
 
-def _is_called(measure: Measure, cell: int) -> bool:
+def _differs(measure: Measure, cell: int) -> bool:
     against = measure.against_baseline(cell)
     return against is not None and against.distinguishable
 
@@ -155,5 +164,5 @@ def _is_called(measure: Measure, cell: int) -> bool:
 def _about(comparison: Comparison) -> str:
     run = comparison.cells[0].runs[0]
     samples, seeds = run.metrics[-1]["samples"], len(comparison.cells[0].runs)
-    told = [run.identity.model, run.config["task"]["name"], f"{samples:,} samples", f"{seeds} seed{'s' * (seeds > 1)}"]
-    return " · ".join(told)
+    parts = [run.identity.model, run.config["task"]["name"], plural(samples, "sample"), plural(seeds, "seed")]
+    return " · ".join(parts)

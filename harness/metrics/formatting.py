@@ -1,0 +1,69 @@
+"""How numbers, durations and Markdown tables are written for people, everywhere in tables, pages and messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+_SIGNIFICANT = 3
+_MOST_DECIMALS = 4
+
+
+def decimals(values: Iterable[float]) -> int:
+    """Digits behind the point that give the largest of the values three digits in all; none if it has more before.
+
+    A value and its interval, or a column, are written with the same ones.
+    """
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if largest == 0.0:
+        return 0
+    return min(_MOST_DECIMALS, max(0, _SIGNIFICANT - 1 - math.floor(math.log10(largest))))
+
+
+def number(value: float, digits: int | None = None) -> str:
+    """1,234 or 0.123; `digits` behind the point, three significant ones if None. NaN (there is none) is a dash, an
+    infinity (not reached) `never`."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "never"
+    text = f"{value:,.{decimals([value]) if digits is None else digits}f}"
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def signed(value: float, digits: int | None = None) -> str:
+    """A difference, with its sign unless it is nothing."""
+    text = number(value, digits)
+    return f"+{text}" if value > 0 and text.strip("0.,") else text
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{number(100 * share, digits)} %"
+
+
+def plural(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+
+
+def duration(seconds: float | None) -> str:
+    """`a moment`, `about 40 s`, `about 12 min`, `about 2.5 h`; None is `unknown`."""
+    if seconds is None:
+        return "unknown"
+    if seconds < 3:
+        return "a moment"
+    if seconds < 90:
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is left, the others right."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *[[escaped(value) for value in row] for row in rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def escaped(text: str) -> str:
+    """Text that begins no column, no link and no markup in Markdown."""
+    for character in "\\|<*[":
+        text = text.replace(character, f"\\{character}")
+    return text

@@ -1,0 +1,197 @@
+"""What the page and its Markdown twin say: headings, captions, checks, and how the runs were made."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from harness.comparison.comparison import Comparison
+from harness.comparison.curves import REWARDS, PerformanceProfile, StalenessHistogram
+from harness.comparison.fairness import fairness_key, setting_text
+from harness.comparison.runs import Cell
+from harness.metrics.formatting import number, plural
+from harness.metrics.manifest import HOW_TIMED
+
+RESULTS = (
+    "Means over seeds, 95 % intervals below them, and what each cell is against the baseline, paired by seed. A "
+    "difference is called one only where its interval excludes none and Holm's correction for several cells does too."
+)
+CURVES = (
+    "Thick: mean over seeds; band: 95 % interval of the mean at each point by itself, from three seeds on; thin: every "
+    "seed. Curves end where the first of a cell's seeds ends. Their ends stand in numbers under “Every measure”."
+)
+
+PROFILES = (
+    "For every score, the share of a cell's seeds that end above it; the band is Wilson's 95 % interval at each score "
+    "by itself, the grey line the baseline. Further to the right is better; where lines cross, neither always is."
+)
+MATRIX = (
+    "Bold: mean over seeds; in brackets its 95 % interval; then every seed. *: its difference to the baseline, paired "
+    "by seed, is called one."
+)
+
+
+class Headings:
+    """What the page calls the comparison."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        first = comparison.cells[0].runs[0]
+        identity, config = first.identity, first.config
+        self.how = "simulated" if comparison.simulated else identity.backend
+        self.how_word = HOW_TIMED[identity.backend]
+        what = " or ".join(axis.replace("_", " ") for axis in comparison.axes)
+        cells = comparison.cells
+        names = ", ".join(cell.label for cell in cells)
+        self.on = f"{identity.model}, task {config['task']['name']}"
+        self.heading = f"Which {what}? {plural(len(cells), 'cell')} on {self.on}"
+        if len(cells) == 1:
+            self.heading = f"{cells[0].label} on {self.on}"
+        self.title = f"{names} · {identity.model} · {self.how_word}"
+        self.curves_title = "Reward" if any(c.key in REWARDS for c in comparison.curves) else "Response length"
+        seeds = sorted({seed for cell in cells for seed in cell.seeds})
+        devices = "simulated devices" if comparison.simulated else "devices"
+        self.facts = {
+            "experiment": identity.experiment,
+            "seeds": ", ".join(map(str, seeds)),
+            "iterations": f"{len(first.metrics):,}",
+            "samples per run": f"{first.metrics[-1]['samples']:,}",
+            devices: f"{config['cluster']['devices']:,}",
+            "engine": "simulated" if identity.backend != "real" else identity.engine,
+            "times are": self.how_word,
+        }
+        if len(cells) > 1:
+            self.facts["baseline"] = cells[comparison.baseline].label
+
+
+def measures_caption(comparison: Comparison) -> str:
+    """How to read the tables of measures."""
+    text = "Dots are seeds, the band is the 95 % interval of their mean (the line)."
+    if len(comparison.cells) > 1:
+        base = comparison.cells[comparison.baseline].label
+        text += (
+            f" “Against the baseline” is the mean ratio to, or difference from, {base}, paired by seed, with its "
+            "interval. P(better) is the probability that a run is better than one of the baseline."
+        )
+    return text
+
+
+def histogram_text(staleness: StalenessHistogram) -> str:
+    """The histogram in words."""
+    shares, names = staleness.grouped()
+    lags = ", ".join(
+        f"lag {name}: {share_label(share)}" for share, name in zip(shares, names, strict=True) if share > 0
+    )
+    return f"Share of trained samples by worst lag: {lags}"
+
+
+def lag_text(cell: Cell) -> str:
+    """Where the lag grew, and what was dropped for it."""
+    flight, queue = (_over_iterations(cell, f"staleness/{part}_mean") for part in ("in_flight", "in_queue"))
+    dropped = sum(run.ledger["dropped_stale"] for run in cell.runs)
+    admitted = sum(run.ledger["admitted"] for run in cell.runs)
+    drops = f"{dropped:,} of {admitted:,} samples dropped as stale" if dropped else "no sample dropped as stale"
+    if flight + queue == 0:
+        return f"No sample has any lag; {drops}."
+    return (
+        f"Mean worst lag {number(flight + queue, 2)} iterations: {number(flight, 2)} grew in flight, "
+        f"{number(queue, 2)} in the queue; {drops}."
+    )
+
+
+def _over_iterations(cell: Cell, key: str) -> float:
+    return float(np.mean([iteration[key] for run in cell.runs for iteration in run.metrics]))
+
+
+def share_label(share: float) -> str:
+    """A share in few characters, for a bar of its own."""
+    if share < 0.001:
+        return "<0.1%"
+    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
+
+
+def profile_text(profile: PerformanceProfile) -> str:
+    """The profile in words: the scores that all, half and none of the seeds end above."""
+    parts = []
+    for share, name in ((1.0, "all"), (0.5, "half"), (1e-9, "some")):
+        above = profile.taus[profile.shares >= share]
+        parts.append(f"{name} of the seeds end above {above[-1]:.3g}" if above.size else f"not {name} above 0")
+    return ", ".join(parts)
+
+
+def checks(comparison: Comparison) -> list[tuple[str, bool | None, list[str]]]:
+    """(name, whether it passed, lines) of the equivalence gate and the ledgers; None where it has not run."""
+    gate, ledgers = comparison.gate, comparison.conservation
+    not_run = "no real run is in this comparison" if comparison.simulated else "the gate has not run for these runs"
+    return [
+        ("Equivalence gate", gate.passed, gate.summary()) if gate else ("Equivalence gate", None, [not_run]),
+        ("Ledgers", ledgers.passed, [ledgers.summary(), *ledgers.problems])
+        if ledgers
+        else ("Ledgers", None, ["they have not been checked"]),
+    ]
+
+
+def equal_settings(comparison: Comparison) -> dict[str, str]:
+    """The fairness key that all cells share, by path of setting."""
+    cell = comparison.cells[0]
+    key = fairness_key(cell.runs[0].config, cell.seeds, comparison.axes)
+    shared = {
+        name: value
+        for name, value in key.items()
+        if all(
+            fairness_key(other.runs[0].config, other.seeds, comparison.axes).get(name) == value
+            for other in comparison.cells
+        )
+    }
+    return {name: setting_text(value) for name, value in shared.items()}
+
+
+def made_with(comparison: Comparison) -> dict[str, list[str]]:
+    """Facts of the manifests, each with every value that occurs: code, Python, packages, machine."""
+    manifests = [run.manifest for cell in comparison.cells for run in cell.runs]
+    facts: dict[str, list[Any]] = {
+        "code": [_commit(manifest["git"]) for manifest in manifests],
+        "python": [manifest["python"] for manifest in manifests],
+        "processor": [_processor(manifest["hardware"]) for manifest in manifests],
+        "accelerators": [", ".join(manifest["hardware"]["gpus"]) or "none" for manifest in manifests],
+        "platform": [manifest["hardware"]["platform"] for manifest in manifests],
+    }
+    for package in sorted({name for manifest in manifests for name in manifest["packages"]}):
+        versions = [manifest["packages"].get(package) for manifest in manifests]
+        if any(versions):
+            facts[package] = [version or "not installed" for version in versions]
+    return {name: list(dict.fromkeys(values)) for name, values in facts.items()}
+
+
+def commands(comparison: Comparison) -> list[tuple[str, int, str, str, str]]:
+    """(cell, seed, when it began, its folder, its command) of every run."""
+    return [
+        (
+            cell.label,
+            run.identity.seed,
+            run.manifest["started_at"],
+            "/".join(run.path.parts[-3:]),
+            _command(run.manifest["command"]),
+        )
+        for cell in comparison.cells
+        for run in cell.runs
+    ]
+
+
+def _command(words: list[str]) -> str:
+    """As it is typed."""
+    program = ["python", "-m", "harness"] if words[0] == "__main__.py" else words[:1]
+    return shlex.join([*program, *words[1:]])
+
+
+def _commit(git: Mapping[str, Any] | None) -> str:
+    if git is None:
+        return "not tracked by git"
+    return f"{git['commit'][:12]}{', with changes' if git['dirty'] else ''}"
+
+
+def _processor(hardware: Mapping[str, Any]) -> str:
+    memory = hardware["memory_bytes"] / 2**30
+    return f"{hardware['cpu']}, {hardware['cores']} cores, {memory:.0f} GiB"
