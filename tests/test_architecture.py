@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-
-import pytest
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import PurePosixPath
 
 from engines import ENGINES
 from harness.config.compose import GROUPS
@@ -23,11 +23,13 @@ LAYERS = re.findall(r"^\| `([\w/.]+?)/?` \|", (ROOT / "docs/architecture.md").re
 MODULES = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in FILES}
 
 
+@cache
 def tree(file: str) -> ast.Module:
     return ast.parse(FILES[file].read_text(encoding="utf-8"))
 
 
-def imports(file: str) -> set[str]:
+@cache
+def imports(file: str) -> frozenset[str]:
     """Full names of what a file imports, anywhere in it. `from a import b` gives both a and a.b."""
     found: set[str] = set()
     for node in ast.walk(tree(file)):
@@ -36,7 +38,22 @@ def imports(file: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{file}: line {node.lineno}: imports are absolute"
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    return frozenset(found)
+
+
+def loaded_by(file: str) -> set[str]:
+    """Modules of ours that the import of a file imports."""
+    found: set[str] = set()
+    statements: list[ast.stmt] = list(tree(file).body)
+    for node in statements:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= full if full <= set(MODULES) else {*full, str(node.module)}
+        elif isinstance(node, ast.Try) or (isinstance(node, ast.If) and ast.unparse(node.test) != "TYPE_CHECKING"):
+            statements += node.body + node.orelse
+    return found & set(MODULES)
 
 
 def layer_of(module: str) -> str:
@@ -45,7 +62,7 @@ def layer_of(module: str) -> str:
     return next(part for part in [file, *map(str, PurePosixPath(file).parents)] if part in LAYERS)
 
 
-def of_package(names: set[str], *packages: str) -> set[str]:
+def of_package(names: Iterable[str], *packages: str) -> set[str]:
     return {name for name in names if any(name == p or name.startswith(f"{p}.") for p in packages)}
 
 
@@ -62,6 +79,18 @@ def in_package(*starts: str) -> list[str]:
     return [file for file in FILES if file.startswith(starts)]
 
 
+def offenders(files: Iterable[str], rule: Callable[[str], set[str]]) -> dict[str, set[str]]:
+    """Files against a rule, with what it found in each."""
+    return {file: found for file in files if (found := rule(file))}
+
+
+def foreign(folder: str, *allowed: str) -> dict[str, set[str]]:
+    """What files of a folder import beside the standard library and these packages."""
+    known = (*allowed, "__future__", *sys.stdlib_module_names)
+    above = {name.rpartition(".")[0] for name in allowed}  # of `from harness.comparison import statistics`
+    return offenders(in_package(folder), lambda file: set(imports(file)) - of_package(imports(file), *known) - above)
+
+
 def test_the_files_were_found() -> None:
     assert {"harness/cli/main.py", "schedules/protocol.py", "engines/torch/fsdp.py"} <= set(FILES)
     assert "harness.config" in imports("engines/torch/model.py") and "schedules.base.Schedule" in imports(
@@ -69,34 +98,39 @@ def test_the_files_were_found() -> None:
     )
 
 
-@pytest.mark.parametrize("file", in_package("schedules/"))
-def test_a_schedule_imports_the_standard_library_and_schedules_only(file: str) -> None:
-    tops = {name.partition(".")[0] for name in imports(file)}
-    assert tops <= {"schedules", "__future__", *sys.stdlib_module_names}
+def test_a_schedule_imports_the_standard_library_and_schedules_only() -> None:
+    assert foreign("schedules/", "schedules") == {}
 
 
-@pytest.mark.parametrize("file", in_package("engines/"))
-def test_an_engine_knows_protocols_config_and_pure_functions_only(file: str) -> None:
-    found = imports(file)
-    assert not of_package(found, "schedules", "ray", "hydra", "omegaconf", "mlflow")
-    allowed = of_package(
-        found,
+def test_an_engine_knows_protocols_config_and_pure_functions_only() -> None:
+    known = (
         "harness.protocols",
         "harness.config",
         "harness.rl",
         "harness.cost_model",
         "harness.transfer_queue.Ragged",
     )
-    assert of_package(found, "harness") - {"harness.transfer_queue"} == allowed
+
+    def unknown(file: str) -> set[str]:
+        found = imports(file)
+        beyond = of_package(found, "harness") - of_package(found, *known) - {"harness.transfer_queue"}
+        return beyond | of_package(found, "schedules", "ray", "hydra", "omegaconf", "mlflow")
+
+    assert offenders(in_package("engines/"), unknown) == {}
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if PurePosixPath(file).name not in ("__init__.py", "__main__.py")]
-)
-def test_imports_point_downwards_in_the_table_of_folders(file: str) -> None:
-    own = LAYERS.index(layer_of(file.removesuffix(".py").replace("/", ".")))
-    upwards = [name for name in imports(file) if name in MODULES and LAYERS.index(layer_of(name)) < own]
-    assert not upwards
+def test_imports_point_downwards_in_the_table_of_folders() -> None:
+    def upwards(file: str) -> set[str]:
+        own = LAYERS.index(layer_of(file.removesuffix(".py").replace("/", ".")))
+        return {name for name in imports(file) if name in MODULES and LAYERS.index(layer_of(name)) < own}
+
+    inner = [file for file in FILES if PurePosixPath(file).name not in ("__init__.py", "__main__.py")]
+    assert offenders(inner, upwards) == {}
+
+
+def test_no_file_is_loaded_for_its_own_loading() -> None:
+    """Imports in functions and for type checkers only are not followed. The error names the circle."""
+    TopologicalSorter({module: loaded_by(file) for module, file in MODULES.items()}).prepare()
 
 
 def test_the_table_of_folders_names_every_folder_that_has_code() -> None:
@@ -108,40 +142,25 @@ def test_the_table_of_folders_names_every_folder_that_has_code() -> None:
 MAY_NAME_ONE = ("cli", "driver", "studies", "comparison/running", "cost_model/profile", "config/checks")
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        file
-        for file in in_package("harness/")
-        if not file.startswith(tuple(f"harness/{name}/" for name in MAY_NAME_ONE))
-    ],
-)
-def test_what_schedules_share_names_no_schedule(file: str) -> None:
-    assert not [text for text in texts(file) for schedule in SCHEDULES if schedule in text]
+def test_what_schedules_share_names_no_schedule() -> None:
+    may = tuple(f"harness/{name}/" for name in MAY_NAME_ONE)
+    shared = [file for file in in_package("harness/") if not file.startswith(may)]
+    assert offenders(shared, lambda file: {text for text in texts(file) for name in SCHEDULES if name in text}) == {}
 
 
-@pytest.mark.parametrize("file", in_package("harness/comparison/statistics/"))
-def test_statistics_are_functions_of_arrays(file: str) -> None:
-    found = imports(file)
-    assert of_package(found, *PACKAGES) == of_package(found, "harness.comparison.statistics")
-    assert {name.partition(".")[0] for name in found} <= {
-        "harness",
-        "numpy",
-        "scipy",
-        "__future__",
-        *sys.stdlib_module_names,
-    }
+def test_statistics_are_functions_of_arrays() -> None:
+    assert foreign("harness/comparison/statistics/", "harness.comparison.statistics", "numpy", "scipy") == {}
 
 
-@pytest.mark.parametrize("file", list(FILES))
-def test_only_files_that_say_so_import_ray(file: str) -> None:
-    may = Path(file).name.startswith("ray_")
-    assert may or not of_package(imports(file), "ray")
+def test_only_files_that_say_so_import_ray() -> None:
+    others = [file for file in FILES if not PurePosixPath(file).name.startswith("ray_")]
+    assert offenders(others, lambda file: of_package(imports(file), "ray")) == {}
 
 
-@pytest.mark.parametrize("file", in_package("harness/rl/", "harness/weight_sync/"))
-def test_rl_and_weight_sync_run_where_only_torch_is(file: str) -> None:
-    assert not of_package(imports(file), "ray", "hydra", "omegaconf", "mlflow", "pyarrow", "pandas")
+def test_rl_and_weight_sync_run_where_only_torch_is() -> None:
+    beyond = ("ray", "hydra", "omegaconf", "mlflow", "pyarrow", "pandas")
+    files = in_package("harness/rl/", "harness/weight_sync/")
+    assert offenders(files, lambda file: of_package(imports(file), *beyond)) == {}
 
 
 def choices(group: str) -> set[str]:
@@ -154,24 +173,22 @@ def test_every_schedule_engine_and_task_has_a_file_of_settings_and_the_other_way
     assert choices("task") == set(TASKS)
 
 
-CHOICES = [file for group in GROUPS for file in sorted((ROOT / "experiments" / group).glob("*.yaml"))]
+def test_a_file_of_settings_begins_with_what_it_is_and_is_named_as_it_says() -> None:
+    for group in GROUPS:
+        for file in (ROOT / "experiments" / group).glob("*.yaml"):
+            lines = file.read_text(encoding="utf-8").splitlines()
+            assert lines[0].startswith("# "), f"{file}: make list shows the first line"
+            assert f"name: {file.stem}" in lines, file
 
 
-@pytest.mark.parametrize("file", CHOICES, ids=lambda path: path.stem)
-def test_a_file_of_settings_begins_with_what_it_is_and_is_named_as_it_says(file: Path) -> None:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("# "), "make list shows the first line"
-    assert f"name: {file.stem}" in lines
+def test_a_schedule_is_one_file_of_its_name() -> None:
+    for name, schedule in SCHEDULES.items():
+        assert schedule.__module__ == f"schedules.{name}"
+        assert schedule.__doc__ and len(FILES[f"schedules/{name}.py"].read_text().splitlines()) <= 120, name
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_is_one_file_of_its_name(name: str) -> None:
-    assert SCHEDULES[name].__module__ == f"schedules.{name}"
-    assert SCHEDULES[name].__doc__ and len(FILES[f"schedules/{name}.py"].read_text().splitlines()) <= 120
-
-
-@pytest.mark.parametrize("path", ENGINES.values())
-def test_an_engine_is_named_by_module_and_class_that_exist(path: str) -> None:
-    module, _, name = path.partition(":")
-    file = f"{module.replace('.', '/')}.py"
-    assert name in [node.name for node in tree(file).body if isinstance(node, ast.ClassDef)]
+def test_an_engine_is_named_by_module_and_class_that_exist() -> None:
+    for path in ENGINES.values():
+        module, _, name = path.partition(":")
+        file = f"{module.replace('.', '/')}.py"
+        assert name in [node.name for node in tree(file).body if isinstance(node, ast.ClassDef)], path
