@@ -14,10 +14,10 @@ from harness.config.compose import make_schedule
 from harness.driver.recorder import Recorder
 from schedules import SCHEDULES
 from schedules.capacity import Capacity
-from tests.schedules.test_schedule_invariants import jobs, play
 from tests.support.examples import examples
 from tests.support.invariants import LAGS, Finished, check_dispatch, check_every_sample_once, check_times, lags
 from tests.support.mortal import Event, play_with
+from tests.support.random_jobs import jobs, play
 
 checked = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))
 

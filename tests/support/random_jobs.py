@@ -1,0 +1,142 @@
+"""Random jobs of every schedule on the virtual clock, played to their end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from hypothesis import strategies as st
+
+from harness.config import CostConfig, JobConfig, LengthsConfig, ScheduleConfig
+from harness.config.compose import compose_job
+from harness.driver.session import Session
+from harness.driver.simulate import simulate
+from tests.support.invariants import Finished
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run and the most rows its queue ever held."""
+
+    finished: Finished
+    most_rows: int
+
+
+@cache
+def base(schedule: str) -> JobConfig:
+    return compose_job([f"schedule={schedule}", "backend=virtual", "warmup_iterations=0"])
+
+
+def play(config: JobConfig, seed: int = 0) -> Run:
+    most = [0]
+
+    def watch(session: Session) -> None:
+        queue: Any = session.assembly.queue
+        controller = queue._service._controller
+        create = controller.create
+
+        def created(name: str, rows: Any, group_size: int) -> None:
+            create(name, rows, group_size)
+            most[0] = max(most[0], controller._partitions.rows)
+
+        controller.create = created
+
+    recorder = simulate(config, seed, started=watch)
+    recorder.ledger.check()
+    finished = Finished(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    return Run(finished, most[0])
+
+
+PROMPT_TOKENS = 20
+LENGTHS = st.one_of(
+    st.builds(LengthsConfig, kind=st.just("constant"), mean=st.just(100.0), cap=st.just(4000)),
+    st.builds(
+        LengthsConfig,
+        kind=st.just("lognormal"),
+        mean=st.just(100.0),
+        sigma=st.sampled_from([0.3, 1.0, 2.0]),
+        cap=st.sampled_from([400, 4000]),
+    ),
+)
+OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "colocate_sync": st.just({}),
+    "separated_sync": st.fixed_dictionaries({"streaming": st.booleans()}),
+    "one_step_off": st.just({}),
+    "delayed_update": st.just({}),
+    "half_step": st.fixed_dictionaries({"cohorts": st.integers(2, 3), "partial": st.booleans()}),
+    "k_step_off": st.fixed_dictionaries({"k": st.integers(1, 3)}),
+    "fully_async": st.fixed_dictionaries(
+        {
+            "max_staleness": st.sampled_from([0, 0.25, 0.5, 1, 1.5, 2, 4]),
+            "partial": st.booleans(),
+            "order": st.sampled_from(["fifo", "completion"]),
+            "on_stale": st.sampled_from(["drop", "wait"]),
+        }
+    ),
+}
+
+
+@st.composite
+def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
+    """Engines, batches, groups, lengths, room for contexts, rollout against training from 1:5 to 5:1, transfers of 0 to
+    several iterations."""
+    config = base(schedule)
+    options = draw(OPTIONS[schedule])
+    engines = draw(st.integers(options.get("cohorts", 1), 5))
+    trainers = draw(st.sampled_from([1, 2]))
+    micro = draw(st.sampled_from([1, 2]))
+    batch = micro * trainers * draw(st.integers(1, 4))
+    group = draw(st.integers(2, 4))
+    tokens = batch * group * 120.0  # of a batch, about
+    speed = draw(st.sampled_from([0.2, 0.5, 1.0, 2.0, 5.0]))  # seconds to generate a batch; training one takes 1
+    transfer = draw(st.sampled_from([0.0, 0.05, 0.5, 3.0]))
+    per_token = speed * engines / tokens
+    lengths = draw(LENGTHS)
+    longest = PROMPT_TOKENS + lengths.cap
+    cost = CostConfig(
+        name="drawn",
+        decode_step_s=draw(st.sampled_from([0.2, 1.0])) * per_token,
+        decode_step_s_per_sample=per_token,
+        prefill_s_per_token=draw(st.sampled_from([0.0, 0.1])) * per_token,
+        log_prob_s_per_token=0.1 * trainers / tokens,
+        train_s_per_token=0.8 * trainers / tokens,
+        train_step_s=0.02,
+        call_s=draw(st.sampled_from([0.0, 0.01])),
+        weight_bytes=1.0,
+        network_bytes_per_s=1.0 / max(transfer, 1e-9),
+        host_bytes_per_s=10.0 / max(transfer, 1e-9),
+        sync_s=draw(st.sampled_from([0.0, 0.01])),
+        offload_s=0.01,
+        reload_s=0.01,
+        prompt_tokens=PROMPT_TOKENS,
+        lengths=lengths,
+        decode_weights_s=draw(st.sampled_from([0.0, 3.0])) * per_token,
+        decode_s_per_cached_token=draw(st.sampled_from([0.0, 0.002])) * per_token,
+        kv_tokens=draw(st.sampled_from([None, longest, 2 * longest])),
+        reward_s_per_sample=draw(st.sampled_from([0.0, 0.1])) / (batch * group),
+    )
+    if schedule == "colocate_sync":
+        split: dict[str, int | str] = {
+            "actor": trainers,
+            "rollout": "actor",
+            "actor_fwd": "actor",
+            "reference": "actor",
+        }
+    else:
+        split = {
+            "rollout": engines,
+            "actor": trainers,
+            "actor_fwd": "actor",
+            "reference": draw(st.sampled_from(["actor", 1])),
+        }
+    algorithm = replace(config.algorithm, batch_groups=batch, group_size=group, micro_batch_groups=micro)
+    return replace(
+        config,
+        iterations=draw(st.integers(1, 6)),
+        schedule=ScheduleConfig(name=schedule, split=split, options=options),
+        algorithm=algorithm,
+        cost=cost,
+        engine=replace(config.engine, slots=draw(st.sampled_from([group, 2 * group, 16 * group]))),
+        cluster=replace(config.cluster, devices=16),
+    )
