@@ -13,9 +13,7 @@ from harness.driver.job import PromptSource, PublishedWeights, RunningJob, Stage
 from harness.driver.pool import Observer
 from harness.driver.rollout_pool import RolloutPool
 from harness.protocols import Clock
-from harness.runtime.handles import Handle
-from harness.runtime.runtime import Runtime
-from harness.runtime.stall import collect_waits
+from harness.runtime.runtime import Handle, Runtime, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Task, extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue

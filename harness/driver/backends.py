@@ -12,9 +12,8 @@ from harness.config.checks.job import Plan
 from harness.driver.assemble import Kit
 from harness.driver.readings import Measured, Reading, Simulated
 from harness.protocols import Clock
-from harness.runtime.clock import RealClock
-from harness.runtime.runtime import Runtime
-from harness.runtime.virtual_loop import VirtualClock, VirtualLoop
+from harness.runtime.runtime import RealClock, Runtime
+from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop
 from harness.tasks import extra_metrics, make_task
 from schedules import Schedule
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.config import AlgorithmConfig, JobConfig, ModelConfig
 from harness.protocols import Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from harness.tasks import make_task, max_tokens
 from harness.transfer_queue import TransferQueue
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader

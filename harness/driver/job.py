@@ -15,7 +15,7 @@ import numpy as np
 from harness.driver.pool import Observer, Pool
 from harness.driver.rollout_pool import RolloutPool
 from harness.protocols import Clock
-from harness.runtime.handles import Handle, call_all
+from harness.runtime.runtime import Handle, call_all
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
 from harness.transfer_queue.control.metrics import queue_metrics

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from harness.metrics.ledger import DropReason
 from harness.protocols import Span
-from harness.runtime.handles import Handle, call_all
+from harness.runtime.runtime import Handle, call_all
 from harness.workers.actor import TrainReport
 
 EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]

@@ -21,8 +21,7 @@ from harness.driver.build import (
     build_reward,
     build_rollout,
 )
-from harness.runtime.handles import Handle
-from harness.runtime.runtime import Runtime
+from harness.runtime.runtime import Handle, Runtime
 from harness.tasks import Task, make_task
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.transports import GroupTransport, WeightTransport

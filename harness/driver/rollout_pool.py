@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from harness.driver.pool import Observer, Pool
-from harness.runtime.handles import Handle, death_in
+from harness.runtime.runtime import Handle, death_in
 from harness.weight_sync.membership import Fleet
 
 

@@ -24,8 +24,8 @@ from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
 from harness.metrics.run_files import WEIGHTS, RunDirectory
 from harness.metrics.system import LoadWatch
-from harness.runtime.handles import Handle, call_all
 from harness.runtime.interrupts import run_in
+from harness.runtime.runtime import Handle, call_all
 from harness.tasks import make_task
 
 if TYPE_CHECKING:

@@ -12,11 +12,8 @@ from harness.driver.backends import OPEN, Backend, Wanted, reading_of
 from harness.driver.recorder import Recorder, places
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
-from harness.runtime.clock import RealClock
-from harness.runtime.handles import Handle, WorkerDied, call_all
-from harness.runtime.stall import watch_progress
-from harness.runtime.virtual_loop import VirtualLoop
-from harness.runtime.virtual_runtime import infrequent_gc
+from harness.runtime.runtime import Handle, RealClock, WorkerDied, call_all, watch_progress
+from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
 from harness.weight_sync.membership import LostEngine
 
 

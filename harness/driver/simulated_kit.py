@@ -15,9 +15,7 @@ from harness.cost_model.cost import transfer_times
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.build_simulated import SimulatedRecipe, build_simulated
 from harness.protocols import Clock
-from harness.runtime.clock import RealClock
-from harness.runtime.handles import Handle
-from harness.runtime.runtime import Runtime
+from harness.runtime.runtime import Handle, RealClock, Runtime
 from harness.tasks import Task
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import TransferQueue

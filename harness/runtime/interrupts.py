@@ -1,8 +1,8 @@
 """Ctrl-C, but not in the middle of an import.
 
-The import system takes and gives back locks, some of it where exceptions are dropped: a KeyboardInterrupt there is
-lost, or leaves a lock taken that another thread waits for, for ever. MLflow is loaded beside the start of the roles, so
-there is such a thread.
+The import system takes and releases locks, partly where exceptions are swallowed: a KeyboardInterrupt there is lost, or
+leaves a lock held that another thread waits for, for ever. MLflow is loaded beside the start of the roles, so there is
+such a thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AGAIN_S = 0.05
 def spare_imports() -> None:
     """From now on an interrupt of the main thread waits until it imports nothing; a second SIGINT does not wait.
 
-    Takes SIGALRM for itself. Where SIGINT is ignored, or somebody else's, it stays so.
+    Uses SIGALRM. Where SIGINT is ignored, or has a handler of its own, nothing changes.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
@@ -50,7 +50,7 @@ class _Interrupt:
 
 
 def run_in(runner: asyncio.Runner, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """`runner.run(work)`, which an interrupt cancels: asyncio sees to that only under Python's own handler."""
+    """`runner.run(work)`, which an interrupt cancels: asyncio does that only under Python's own handler."""
     handler = signal.getsignal(signal.SIGINT)
     if not isinstance(handler, _Interrupt):
         return runner.run(work)

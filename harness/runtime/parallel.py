@@ -1,4 +1,4 @@
-"""Calls in processes of their own, which end with the process that asked for them, however it ends."""
+"""Calls in parallel processes, which end with the process that made the calls, however it ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def parallel_as_completed(
     timeout_s: float,
     what: str,
 ) -> Iterator[tuple[int, _Result]]:
-    """(number of the argument, its result) as results come; the first arguments are begun first.
+    """(index of the argument, its result) as results come; the first arguments are started first.
 
-    With one process, or one argument, all is done in this one. Raises what `work` raises, and TimeoutError, naming
+    With one process, or one argument, all is done in this process. Raises what `work` raises, and TimeoutError, naming
     `what` was waited for, where all of it takes longer than timeout_s.
     """
     if processes < 2 or len(arguments) < 2:

@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.config.placement import HOST_ROLES, Placement
-from harness.runtime.handles import WorkerDied
+from harness.runtime.runtime import WorkerDied
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.process import QueueProcess
@@ -34,7 +34,7 @@ class RoleHost:
         return await getattr(self.role, method)(*arguments)
 
     async def answer(self) -> int:
-        """To be asked whether this process is there: its number."""
+        """The process id, from a process that is there."""
         return os.getpid()
 
 
@@ -51,13 +51,12 @@ class RemoteRole:
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            told = str(error).partition("\n")[0].rstrip(".")  # the rest is of Ray, and in the cause
-            raise WorkerDied(f"{self.name} died during {method}: {told}") from error
+            reason = str(error).partition("\n")[0].rstrip(".")  # the rest is about Ray, and in the cause
+            raise WorkerDied(f"{self.name} died during {method}: {reason}") from error
         except TimeoutError as error:
             raise TimeoutError(f"{self.name} did not answer {method} within {self._timeout_s} s: {error}") from error
 
     async def is_dead(self, within_s: float = 5.0) -> bool:
-        """Whether the process is gone. One that is merely busy for `within_s` counts as alive."""
         try:
             async with asyncio.timeout(within_s):
                 await self._actor.answer.remote()

@@ -1,12 +1,47 @@
-"""Where the workers of a job run: what assembling one asks of a runtime."""
+"""What a job needs of whatever runs its workers: handles, the clock, and why a worker's loops wait.
+
+`virtual_runtime` runs them in this process in virtual time, `ray_runtime` as Ray actors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from harness.runtime.handles import Handle
-from harness.transfer_queue import QueueSpec, TransferQueue
+from harness.protocols import Clock, EngineDied
+
+if TYPE_CHECKING:
+    from harness.transfer_queue import QueueSpec, TransferQueue
+
+_CHECKS = 20  # of progress within a stall's timeout: the error comes at most 1/20 late
+_ANSWER_S = 5.0  # a loop that waits answers at once; a worker that takes longer is computing
+
+
+class WorkerDied(RuntimeError):
+    """The process of a worker is gone. The message names it, and what it was doing."""
+
+
+class Stalled(TimeoutError):
+    """Nothing happened for too long."""
+
+
+class Handle(Protocol):
+    """One worker of a role."""
+
+    name: str
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call the role's coroutine method there. Its exceptions arrive as themselves. Raises WorkerDied where
+        it ends without an answer."""
+
+    async def is_dead(self, within_s: float = 5.0) -> bool:
+        """Whether the worker is gone. One that is merely busy for `within_s` counts as alive."""
+
+    async def end(self) -> None:
+        """End the worker, whatever it is doing. Returns when it is gone."""
 
 
 class Runtime(Protocol):
@@ -20,3 +55,101 @@ class Runtime(Protocol):
 
     def start(self, role: str, number: int, build: Callable[..., Any], **arguments: Any) -> Handle:
         """Start worker `number` of a role on its device; `build(number=number, **arguments)` makes it there."""
+
+
+async def call_all(handles: Sequence[Handle], method: str, *arguments: Any) -> list[Any]:
+    """The same call on every worker at once; the first failure cancels the rest."""
+    async with asyncio.TaskGroup() as tasks:
+        calls = [tasks.create_task(handle.call(method, *arguments)) for handle in handles]
+    return [call.result() for call in calls]
+
+
+def death_in(error: BaseException) -> Exception | None:
+    """The death of a worker, or of its engine, if this error consists of nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        deaths = [death_in(part) for part in error.exceptions]
+        return deaths[0] if None not in deaths else None
+    return error if isinstance(error, WorkerDied | EngineDied) else None
+
+
+class RealClock:
+    """Seconds since `origin`, a reading of time.monotonic.
+
+    All processes of one host share that clock, so one origin gives them one time axis.
+    """
+
+    @classmethod
+    def starting_now(cls) -> RealClock:
+        return cls(time.monotonic())
+
+    def __init__(self, origin: float) -> None:
+        self.origin = origin
+
+    def now(self) -> float:
+        return time.monotonic() - self.origin
+
+    def restart(self) -> None:
+        """Now is 0."""
+        self.origin = time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+# -- stalls: a run in which nothing happens is an error, and says what every loop waits for
+
+
+class Waits:
+    """What each loop of `owner` waits for at the moment."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self._waits: dict[int, str] = {}
+        self._count = 0
+
+    @contextmanager
+    def __call__(self, loop: str, what: str) -> Iterator[None]:
+        """Around one wait: `loop` (its name within the owner) waits for `what`."""
+        self._count += 1
+        number = self._count
+        self._waits[number] = f"{self.owner}.{loop} waits for {what}"
+        try:
+            yield
+        finally:
+            del self._waits[number]
+
+    def lines(self) -> list[str]:
+        """One line per waiting loop, the longest wait first."""
+        return list(self._waits.values())
+
+
+async def watch_progress(
+    progress: Callable[[], float], waiting: Callable[[], Awaitable[Sequence[str]]], timeout_s: float, clock: Clock
+) -> NoReturn:
+    """Raises Stalled, with what is `waiting`, once `progress` has not changed for `timeout_s`. Runs beside the job, and
+    is cancelled when that ends."""
+    seen, since = progress(), clock.now()
+    while True:
+        await clock.sleep(timeout_s / _CHECKS)
+        if (figure := progress()) != seen:
+            seen, since = figure, clock.now()
+        elif clock.now() - since >= timeout_s:
+            lines = "; ".join(await waiting()) or "no loop, as far as they report"
+            raise Stalled(f"nothing happened for {timeout_s:g} s; waiting: {lines}")
+
+
+async def collect_waits(workers: Sequence[Handle], answer_s: float = _ANSWER_S) -> list[str]:
+    """What the loops of these workers wait for, a line each. One that computes cannot answer: the line says so."""
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(_waits_of(worker, answer_s)) for worker in workers]
+    return [line for task in asked for line in task.result()]
+
+
+async def _waits_of(worker: Handle, answer_s: float) -> list[str]:
+    try:
+        async with asyncio.timeout(answer_s):
+            return list(await worker.call("waiting"))
+    except TimeoutError:
+        return [f"{worker.name} does not answer (computing, or dead)"]
+    except WorkerDied:
+        return [f"{worker.name} is dead"]

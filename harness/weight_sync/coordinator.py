@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 
 from harness.protocols import Span
-from harness.runtime.handles import Handle, WorkerDied, call_all, death_in
-from harness.runtime.waits import Waits
+from harness.runtime.runtime import Handle, Waits, WorkerDied, call_all, death_in
 from harness.weight_sync.membership import Fleet, LostEngine
 from harness.weight_sync.plan import TransferError, TransferPlan
 from harness.weight_sync.transports import TransferOutcome, WeightTransport, call_each

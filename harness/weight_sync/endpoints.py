@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.protocols import Clock, Span, TrainEngine
-from harness.runtime.waits import Waits
+from harness.runtime.runtime import Waits
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.ipc import CudaSlots, SharedOffer, share_slots

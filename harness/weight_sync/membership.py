@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from harness.runtime.handles import Handle, WorkerDied, death_in
+from harness.runtime.runtime import Handle, WorkerDied, death_in
 
 Kind = Literal["engine", "scorer"]
 Health = Literal["well", "silent", "lost", "leaving", "away", "joining"]

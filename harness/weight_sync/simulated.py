@@ -9,7 +9,7 @@ import torch
 
 from harness.cost_model.cost import TransferTimes
 from harness.protocols import Clock
-from harness.runtime.handles import Handle
+from harness.runtime.runtime import Handle
 from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
 from harness.weight_sync.host_staged import require_sent, require_staged
 from harness.weight_sync.plan import TransferPlan

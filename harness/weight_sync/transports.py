@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from harness.protocols import Span
-from harness.runtime.handles import Handle, WorkerDied
+from harness.runtime.runtime import Handle, WorkerDied
 from harness.weight_sync.endpoints import WeightOffer
 from harness.weight_sync.ipc import SharedOffer
 from harness.weight_sync.plan import TransferError, TransferPlan

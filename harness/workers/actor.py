@@ -11,7 +11,7 @@ import torch
 
 from harness.protocols import Clock, Span, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
-from harness.runtime.waits import Waits
+from harness.runtime.runtime import Waits
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.plan import gathered

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from harness.protocols import Clock, Completion, Request, RolloutEngine, Span
-from harness.runtime.waits import Waits
+from harness.runtime.runtime import Waits
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.dataflow import partition_name

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from harness.protocols import Clock, Span
-from harness.runtime.waits import Waits
+from harness.runtime.runtime import Waits
 from harness.transfer_queue import Batch, Column, TransferQueue
 from harness.workers.dataflow import iteration_of, partition_name
 

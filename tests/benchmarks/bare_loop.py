@@ -37,7 +37,7 @@ from harness.config.compose import compose_job
 from harness.driver.initial_weights import initial_model
 from harness.protocols import Completion, Request, Sampling, TrainBatch
 from harness.rl.advantages import group_advantages
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import Problem
 from harness.transfer_queue import Ragged

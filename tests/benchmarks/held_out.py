@@ -10,7 +10,7 @@ from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import JobConfig
 from harness.protocols import Request, Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from harness.tasks import make_task, max_tokens
 
 SEED = 1_000_003  # of the problems and of the draws

@@ -22,7 +22,7 @@ from harness.cost_model.layout import Layout
 from harness.cost_model.lengths import Lengths
 from harness.cost_model.roofline import roofline
 from harness.protocols import Completion, PauseMode, Request
-from harness.runtime.virtual_loop import VirtualClock, run_virtual
+from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 
 ENGINES, SLOTS, GROUP = 8, 64, 8
 UPDATE_AT_S, END_S = 200.0, 500.0

@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from tests.contract.engine_under_test import Capability, EngineUnderTest, Setting
 from tests.contract.reference import TOLERANCE, VOCABULARY, log_probs_of, make_model, reference_model, weights_of
 

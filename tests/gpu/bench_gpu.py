@@ -27,7 +27,7 @@ from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import AlgorithmConfig, ModelConfig
 from harness.protocols import Request, Sampling, TrainBatch
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 from harness.weight_sync.ipc import share_slots
 from harness.weight_sync.plan import plan_transfer

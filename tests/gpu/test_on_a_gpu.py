@@ -19,7 +19,7 @@ from harness.config import AlgorithmConfig, ModelConfig
 from harness.protocols import Completion, Request, Sampling, TrainBatch
 from harness.rl.log_probs import token_log_probs
 from harness.rl.losses import CORRECTIONS, k3
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 from harness.weight_sync.collective import CollectiveOffer, CollectiveReceiver, CollectiveSender
 from harness.weight_sync.host_staged import HostStagedOffer

@@ -16,7 +16,7 @@ from engines.torch.model import build_model
 from engines.vllm.rollout import VLLMRollout
 from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 
 pytestmark = [
     pytest.mark.gpu,

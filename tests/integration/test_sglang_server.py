@@ -21,7 +21,7 @@ from engines.sglang.server import LocalServer
 from engines.torch.model import build_model
 from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from schedules import SCHEDULES
 from tests.integration.conftest import FIRST_TIMEOUT_S, ROOT, SMALL, BenchAll
 from tests.support.invariants import check_run, read_run
@@ -90,7 +90,7 @@ from engines.torch.model import build_model
 from engines.sglang.rollout import SGLangRollout
 from harness.config import ModelConfig
 from harness.protocols import Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 engine = SGLangRollout(build_model({MODEL!r}), sampling=Sampling(4), slots=4, seed=0, clock=RealClock.starting_now())
 print(*engine.process_ids, flush=True)
 sys.stdin.read()

@@ -24,7 +24,7 @@ from harness.config import ModelConfig
 from harness.config.compose import choices
 from harness.protocols import Completion, Request, Sampling
 from harness.report.summary import summarize
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from tests.integration.conftest import FIRST_TIMEOUT_S, SMALL, BenchAll
 from tests.support.invariants import check_run, read_run
 

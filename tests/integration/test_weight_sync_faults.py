@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from harness.runtime.handles import WorkerDied
+from harness.runtime.runtime import WorkerDied
 from harness.weight_sync.coordinator import Coordinator, LostEngine, RetryPolicy
 from harness.weight_sync.membership import Fleet, OnLost
 from harness.weight_sync.transports import GroupTransport

@@ -12,12 +12,12 @@ from harness.config import JobConfig
 from harness.driver.recorder import Recorder
 from harness.driver.session import Session
 from harness.driver.simulate import simulate
-from harness.runtime.handles import Handle, WorkerDied
+from harness.runtime.runtime import Handle, WorkerDied
 from harness.weight_sync.membership import Fleet, MembershipConflict
 
 
 class Mortal:
-    """`harness.runtime.handles.Handle` on a role in this process, which stops in the middle of all it does."""
+    """`harness.runtime.runtime.Handle` on a role in this process, which stops in the middle of all it does."""
 
     def __init__(self, handle: Handle) -> None:
         self.name, self._handle = handle.name, handle

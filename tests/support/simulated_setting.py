@@ -11,7 +11,7 @@ from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Completion, Request, RolloutEngine
-from harness.runtime.virtual_loop import VirtualClock
+from harness.runtime.virtual_runtime import VirtualClock
 
 COST = CostConfig(
     name="test",

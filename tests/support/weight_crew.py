@@ -18,7 +18,7 @@ import torch
 
 from engines.torch.model import build_model
 from harness.protocols import Request
-from harness.runtime.handles import WorkerDied
+from harness.runtime.runtime import WorkerDied
 from harness.weight_sync import collective, host_staged, ipc
 from harness.weight_sync.plan import digests
 from harness.workers.actor import ActorRole
@@ -129,7 +129,7 @@ def expected(version: int) -> tuple[list[int], set[int]]:
 
 @dataclass
 class ProcessHandle:
-    """`harness.runtime.handles.Handle` on a process."""
+    """`harness.runtime.runtime.Handle` on a process."""
 
     name: str
     process: BaseProcess

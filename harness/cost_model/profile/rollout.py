@@ -15,7 +15,7 @@ from harness.cost_model.profile.grid import Sizes
 from harness.cost_model.profile.rows import Row
 from harness.cost_model.profile.stopwatch import Stopwatch
 from harness.protocols import Request, Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM

@@ -21,7 +21,7 @@ from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from tests.support.sglang_server import TOKEN, WAIT_S, SGLangServer, serving, token_at
 
 MODEL = ModelConfig("tiny", 32, 1, 2, 1, 16, 64, 32, True, 64)

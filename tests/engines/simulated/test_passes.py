@@ -11,7 +11,7 @@ import pytest
 from engines.simulated.devices import SharedDevice
 from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
 from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
-from harness.runtime.virtual_loop import VirtualClock, run_virtual
+from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from harness.transfer_queue import Ragged
 from tests.support.simulated_setting import COST, now
 

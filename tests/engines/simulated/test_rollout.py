@@ -12,8 +12,8 @@ import pytest
 
 from engines.simulated.rollout import SimulatedRollout
 from harness.protocols import Completion, Request
-from harness.runtime.clock import RealClock
-from harness.runtime.virtual_loop import VirtualClock, VirtualLoop, run_virtual
+from harness.runtime.runtime import RealClock
+from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, run_virtual
 from tests.support.simulated_setting import COST, Given, drain, make_engine, now, requests, runs
 
 

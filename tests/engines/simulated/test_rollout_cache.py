@@ -13,7 +13,7 @@ from engines.simulated.decoding import Decoding
 from engines.simulated.samples import SimulatedSample
 from harness.cost_model.step_time import DecodeCost
 from harness.protocols import Completion
-from harness.runtime.virtual_loop import run_virtual
+from harness.runtime.virtual_runtime import run_virtual
 from tests.support.examples import examples
 from tests.support.simulated_setting import COST, drain, make_engine, now, requests, runs
 

@@ -15,7 +15,7 @@ from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Completion, Request
-from harness.runtime.virtual_loop import VirtualClock, run_virtual
+from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from tests.support.examples import examples
 from tests.support.simulated_setting import COST, requests, runs
 from tests.support.token_by_token import Sample, TokenByToken

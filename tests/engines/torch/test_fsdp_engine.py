@@ -10,7 +10,7 @@ from engines.torch.rollout import TorchRollout
 from harness.config import TrainingConfig
 from harness.protocols import Sampling, TrainEngine
 from harness.rl.losses import CORRECTIONS
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from harness.weight_sync.plan import pack, plan_transfer, unpack
 from tests.support.fsdp_samples import (
     FREE,

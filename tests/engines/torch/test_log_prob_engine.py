@@ -9,7 +9,7 @@ from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
 from harness.protocols import Completion, LogProbEngine, Request, Sampling
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)

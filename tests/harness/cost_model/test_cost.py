@@ -22,9 +22,8 @@ from harness.cost_model.cost import (
     reload_s,
     transfer_times,
 )
-from harness.runtime.clock import RealClock
-from harness.runtime.virtual_loop import VirtualClock, run_virtual
-from harness.runtime.virtual_runtime import LocalRole
+from harness.runtime.runtime import RealClock
+from harness.runtime.virtual_runtime import LocalRole, VirtualClock, run_virtual
 from harness.tasks import Task
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import Ragged

@@ -17,7 +17,7 @@ from harness.metrics.ledger import LedgerError
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.runtime.clock import RealClock
+from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 from harness.workers.actor import TrainedRows, TrainReport
 

@@ -22,10 +22,8 @@ from harness.driver.session import Session
 from harness.driver.simulate import simulate
 from harness.driver.simulated_kit import VirtualKit
 from harness.metrics.run_files import load_manifest, load_metrics
-from harness.runtime.clock import RealClock
-from harness.runtime.stall import Stalled
-from harness.runtime.virtual_loop import Deadlock
-from harness.runtime.virtual_runtime import LocalRole, VirtualRuntime
+from harness.runtime.runtime import RealClock, Stalled
+from harness.runtime.virtual_runtime import Deadlock, LocalRole, VirtualRuntime
 from schedules import SCHEDULES, FullyAsync
 from schedules.protocol import Job
 from tests.support.invariants import Finished, check_run, read_run

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.runtime.stall import Stalled, collect_waits, watch_progress
-from harness.runtime.waits import Waits
+from harness.runtime.runtime import Stalled, Waits, collect_waits, watch_progress
 
 
 class HandClock:
@@ -70,7 +69,7 @@ async def test_a_stall_in_which_nobody_waits_says_so() -> None:
     async def nobody() -> list[str]:
         return []
 
-    with pytest.raises(Stalled, match="waiting: nobody"):
+    with pytest.raises(Stalled, match="waiting: no loop"):
         await watch_progress(lambda: 0, nobody, 5.0, HandClock())
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.protocols import Span
-from harness.runtime.handles import WorkerDied
+from harness.runtime.runtime import WorkerDied
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.coordinator import Coordinator, LostEngine, RetryPolicy
 from harness.weight_sync.membership import Fleet, OnLost

@@ -8,8 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from harness.runtime.clock import RealClock
-from harness.runtime.handles import WorkerDied
+from harness.runtime.runtime import RealClock, WorkerDied
 from harness.weight_sync.membership import Fleet, LostEngine, Membership, OnLost
 from harness.weight_sync.service import (
     LOOPBACK,

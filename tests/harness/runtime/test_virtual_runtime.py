@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from harness.protocols import Clock
-from harness.runtime.virtual_loop import Deadlock, VirtualClock, VirtualLoop, run_virtual
-from harness.runtime.virtual_runtime import LocalRole, VirtualRuntime
+from harness.runtime.virtual_runtime import Deadlock, LocalRole, VirtualClock, VirtualLoop, VirtualRuntime, run_virtual
 from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 
 
