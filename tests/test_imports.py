@@ -56,5 +56,10 @@ def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
     assert brought_along(light, (*HEAVY, "mlflow")) == []
 
 
+def test_the_package_itself_loads_nothing_and_its_functions_neither_torch_nor_ray() -> None:
+    assert brought_along("harness", ("numpy", "pandas", "pyarrow", "rich", "pydantic", *GPU_MACHINE, *HEAVY)) == []
+    assert brought_along("harness.api", ("mlflow", "hydra", "pandas", *HEAVY)) == []
+
+
 def test_a_package_that_is_brought_along_would_be_noticed() -> None:
     assert brought_along("engines.torch.padding", HEAVY) == ["torch"]

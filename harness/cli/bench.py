@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from rich.console import Console
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Run one configuration over its seeds, and say what came out."""
+    """Run one configuration over its seeds, and say what came out. CADENCE_FOLDERS names a file that gets the folders
+    of the runs, a line each."""
     from harness.config.checks.job import plan_job
     from harness.config.compose import compose_job, make_schedule
     from harness.config.machine import this_machine
@@ -39,4 +41,6 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         else:
             folders.append(run_seed(config, plan, seed, results, console))
     print_summary(folders, console)
+    if "CADENCE_FOLDERS" in os.environ:
+        Path(os.environ["CADENCE_FOLDERS"]).write_text("\n".join(map(str, folders)), encoding="utf-8")
     return 0

@@ -1,0 +1,173 @@
+"""Runs from Python: `harness.run` makes runs, `harness.load` reads finished ones; both give pandas tables.
+
+A run is made by a process of its own, `python -m harness bench`: it does the same in a script and in a notebook cell,
+whose event loop, `__main__` and Ray it leaves alone, and its manifest has a command that makes it again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.comparison.running.child import Child
+from harness.config import ConfigError
+from harness.config.flat import flatten
+from harness.metrics.manifest import identity_of
+from harness.metrics.run_files import (
+    finished_runs,
+    is_done,
+    load_config,
+    load_ledger,
+    load_manifest,
+    load_metrics,
+    load_samples,
+)
+from harness.metrics.samples import FATES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_POLL_S = 0.2
+_TAIL = 40  # lines of output that the error of a failed run has
+_PLAIN = re.compile(r"[\w/.:%+@-]+")  # strings that need no quotes in a setting
+
+
+@dataclass(frozen=True)
+class Results:
+    """Finished runs. Tables are read when they are first asked for; all but `runs` begin with the columns `experiment`,
+    `cell`, `schedule` and `seed`."""
+
+    paths: tuple[Path, ...]
+    """The folder of each run."""
+
+    @property
+    def path(self) -> Path:
+        """The folder of the only run. Raises ValueError where there are several."""
+        if len(self.paths) != 1:
+            raise ValueError(f"{len(self.paths)} runs have {len(self.paths)} folders: see paths")
+        return self.paths[0]
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """metrics.jsonl: a row per run and iteration."""
+        return _table([label | line for label, path in self._labelled() for line in load_metrics(path)])
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        """samples.parquet: a row per run and sample ever admitted."""
+        import pyarrow as pa
+
+        tables = []
+        for label, path in self._labelled():
+            table = load_samples(path)
+            for place, (name, value) in enumerate(label.items()):
+                table = table.add_column(place, name, pa.array([value] * table.num_rows))
+            tables.append(table)
+        return pa.concat_tables(tables, promote_options="default").to_pandas()
+
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """ledger.json: a row per run, how many samples were admitted and what became of them."""
+        counts = ("admitted", *FATES)
+        return _table([label | {name: load_ledger(path)[name] for name in counts} for label, path in self._labelled()])
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row per run: which it is, its folder, and every setting by its path, such as `schedule.max_staleness`."""
+        identities = [asdict(identity_of(load_manifest(path))) | {"path": path} for path in self.paths]
+        settings = [flatten(load_config(path)) for path in self.paths]
+        return _table([one | flat | one for one, flat in zip(identities, settings, strict=True)])
+
+    def _labelled(self) -> list[tuple[dict[str, Any], Path]]:
+        names = ("experiment", "cell", "schedule", "seed")
+        return [({name: load_manifest(path)[name] for name in names}, path) for path in self.paths]
+
+
+def run(*settings: str, results: str | Path | None = None, quiet: bool = False, **named: Any) -> Results:
+    """Run a job over its seeds, and return its runs. Blocks until they are done; a seed that is done already is not run
+    again unless `force=True`.
+
+    settings, named: as on the command line, `run("schedule.max_staleness=1", schedule="fully_async", seeds=3)`; what
+    has a dot in its name may also be given as `**{"schedule.max_staleness": 1}`. results: the results folder,
+    CADENCE_RESULTS or `results` by default. quiet: do not print what the run says meanwhile.
+
+    Raises ConfigError for a setting that cannot work, RuntimeError with the last lines of its output where a run fails.
+    An interrupt ends the run, and leaves no process.
+    """
+    given = [*settings, *(f"{name}={_written(name, value)}" for name, value in named.items())]
+    command = [sys.executable, "-m", "harness", "bench", *given]
+    with tempfile.TemporaryDirectory(prefix="cadence-run-") as temporary:
+        folders = Path(temporary) / "folders"
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CADENCE_FOLDERS": str(folders)}
+        if results is not None:
+            environment["CADENCE_RESULTS"] = str(results)
+        child = Child("the run", command, Path(temporary) / "output", environment)
+        try:
+            code = _wait(child, quiet)
+        finally:
+            child.end()
+        if code:
+            child.clear()
+            raise _failure(code, given, child.log.read_text(encoding="utf-8", errors="replace").splitlines())
+        return Results(tuple(Path(line).resolve() for line in folders.read_text(encoding="utf-8").splitlines()))
+
+
+def load(path: str | Path) -> Results:
+    """All finished runs in a folder: of one run, of a cell, of an experiment, or the whole results folder. Raises
+    FileNotFoundError where there is none."""
+    path = Path(path).resolve()
+    found = [path] if is_done(path) else finished_runs(path)
+    if not found:
+        raise FileNotFoundError(f"{path} holds no finished run: no folder seed=<n> with DONE in it")
+    return Results(tuple(found))
+
+
+def _wait(child: Child, quiet: bool) -> int:
+    """Until it ends; prints its output meanwhile. Returns its exit code."""
+    with child.log.open(encoding="utf-8", errors="replace") as output:
+        while True:
+            code = child.ended()
+            if not quiet and (text := output.read()):
+                print(text, end="", flush=True)
+            if code is not None:
+                return code
+            time.sleep(_POLL_S)
+
+
+def _failure(code: int, settings: Sequence[str], output: Sequence[str]) -> Exception:
+    if code == 2 and output:
+        return ConfigError(output[-1])
+    last = "\n".join(output[-_TAIL:])
+    return RuntimeError(f"python -m harness bench {shlex.join(settings)} ended with exit code {code}:\n{last}")
+
+
+def _written(name: str, value: Any) -> str:
+    """A value as the command line has it. What has no dot in its name is a choice of a group, a number or a switch."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_written('.', each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple | range):
+        return "[" + ",".join(_written(".", each) for each in value) + "]"
+    text = str(value)
+    if "." not in name or not isinstance(value, str | Path) or _PLAIN.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows)
