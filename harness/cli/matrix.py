@@ -8,12 +8,12 @@ from typing import get_args
 
 from rich.console import Console
 
-from harness.cli.compare import carry_out
-from harness.cli.comparison_order import Order, order_of, own_and_settings
+from harness.cli.arguments import comparison_arguments
 from harness.comparison.correction_matrix import matrix_of, write_matrix
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
-from harness.comparison.running.cells import WantedCell
-from harness.comparison.running.running import Command, bench_command
+from harness.comparison.running.cells import CellRequest
+from harness.comparison.running.execution import Command, bench_command
+from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
 from harness.config.job import Correction
@@ -47,11 +47,11 @@ def run(arguments: Sequence[str], results: Path, console: Console, command: Comm
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """
     machine, results = this_machine(), results.resolve()
-    order = matrix_order(arguments, machine)
-    code = carry_out(order, machine, results, console, command)
-    folder = results / order.experiment
+    request = matrix_request(arguments, machine)
+    code = run_comparison(request, machine, results, console, command)
+    folder = results / request.experiment
     campaign = read_campaign(folder)
-    if order.dry or campaign is None or not common_seeds(folder, campaign):
+    if request.dry or campaign is None or not common_seeds(folder, campaign):
         return code
     matrix = matrix_of(comparison_of(folder, campaign))
     for path in (*write_matrix(folder, matrix), draw_matrix(folder, matrix)):
@@ -59,34 +59,34 @@ def run(arguments: Sequence[str], results: Path, console: Console, command: Comm
     return code
 
 
-def matrix_order(arguments: Sequence[str], machine: Machine) -> Order:
+def matrix_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequest:
     """A cell for each schedule, at each staleness where that is an option of it, under each correction; the least stale
     first. Raises ConfigError for what cannot be read."""
-    own, settings = own_and_settings(arguments, "schedules", "staleness", "corrections", "dry")
+    own, settings = comparison_arguments(arguments, "schedules", "staleness", "corrections")
     settings = [*_SHARED, *settings]
     corrections = _listed("corrections", own.get("corrections", ",".join(_CORRECTIONS)), _CORRECTIONS)
     names = _listed("schedules", own.get("schedules", _SCHEDULES), tuple(SCHEDULES))
     rows = [row for name in names for row in _rows(name, own.get("staleness", _STALENESS))]
-    wanted = [
-        WantedCell(f"{row.label}, {correction}", (*row.settings, f"algorithm.correction={correction}", *settings))
+    cells = [
+        CellRequest(f"{row.label}, {correction}", (*row.settings, f"algorithm.correction={correction}", *settings))
         for row in sorted(rows, key=lambda row: _eta(row, settings))
         for correction in corrections
     ]
-    return order_of("matrix", AXES, wanted, settings, own, machine)
+    return comparison_request("matrix", AXES, cells, settings, machine, dry=own.get("dry") == "true")
 
 
-def _rows(schedule: str, staleness: str) -> list[WantedCell]:
+def _rows(schedule: str, staleness: str) -> list[CellRequest]:
     chosen = f"schedule={schedule}"
     if _STALENESS_OPTION not in compose_job([chosen]).schedule.options:
-        return [WantedCell(schedule, (chosen,))]
+        return [CellRequest(schedule, (chosen,))]
     values = [value.strip() for value in staleness.split(",")]
     return [
-        WantedCell(f"{schedule} {value}", (chosen, f"schedule.{_STALENESS_OPTION}={value}"))
+        CellRequest(f"{schedule} {value}", (chosen, f"schedule.{_STALENESS_OPTION}={value}"))
         for value in dict.fromkeys(values)
     ]
 
 
-def _eta(row: WantedCell, settings: Sequence[str]) -> float:
+def _eta(row: CellRequest, settings: Sequence[str]) -> float:
     return make_schedule(compose_job((*row.settings, *settings))).eta
 
 

@@ -7,13 +7,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.compare import carry_out
-from harness.cli.comparison_order import sweep_order
-from harness.comparison.running.running import Command, bench_command
-from harness.config.machine import this_machine
+from harness.cli.arguments import comparison_arguments
+from harness.comparison.running.cells import swept_cells
+from harness.comparison.running.execution import Command, bench_command
+from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
+from harness.config import ConfigError
+from harness.config.machine import Machine, this_machine
 
 
 def run(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
     """Compare along settings that have several values, `name=value,value`; `dry=true`. Returns the exit code."""
     machine = this_machine()
-    return carry_out(sweep_order(arguments, machine), machine, results, console, command)
+    return run_comparison(sweep_request(arguments, machine), machine, results, console, command)
+
+
+def sweep_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequest:
+    """A cell per combination of values. Raises ConfigError for what cannot be read, and where no setting has two."""
+    own, settings = comparison_arguments(arguments)
+    if any(setting.startswith("schedules=") for setting in settings):
+        raise ConfigError('SCHEDULES is for `make compare`; sweep them as ARGS="schedule=colocate_sync,fully_async"')
+    axes, cells = swept_cells(settings)
+    if not axes:
+        raise ConfigError('nothing to sweep; give a setting several values: ARGS="schedule.max_staleness=0,1,2,4,8"')
+    shared = [setting for setting in settings if setting.partition("=")[0].lstrip("+~") not in axes]
+    return comparison_request("sweep", axes, cells, shared, machine, dry=own.get("dry") == "true")

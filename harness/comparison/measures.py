@@ -257,7 +257,7 @@ def smoothing(run: Run) -> int:
 
 
 def at_end(key: str) -> Callable[[Run], float]:
-    """The mean of a metric over the last tenth (at least one) of the iterations that have it, each weighing the same."""
+    """The mean of a metric over the last tenth (at least one) of the iterations that have it, all weighing the same."""
 
     def of(run: Run) -> float:
         values = [iteration[key] for iteration in run.metrics if key in iteration]

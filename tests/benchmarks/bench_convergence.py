@@ -30,9 +30,9 @@ from matplotlib.ticker import StrMethodFormatter
 from rich.console import Console
 
 from harness.cli.main import RESULTS
-from harness.comparison.running.cells import WantedCell, lay_out
-from harness.comparison.running.outlook import print_failures
-from harness.comparison.running.running import Runs, run_cells
+from harness.comparison.running.cells import CellRequest, resolve_cell
+from harness.comparison.running.execution import Runs, run_cells
+from harness.comparison.running.preview import print_failures
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.machine import this_machine
@@ -130,7 +130,7 @@ def run_all(cells: Sequence[list[Run]]) -> None:
     """Every run that is not done, one after another, each in a process of its own."""
     machine, console = this_machine(), Console()
     for seeds, some in groupby(cells, key=lambda runs: tuple(run.seed for run in runs)):
-        laid_out = tuple(lay_out(WantedCell(runs[0].name, runs[0].settings), machine) for runs in some)
+        laid_out = tuple(resolve_cell(CellRequest(runs[0].name, runs[0].settings), machine) for runs in some)
         print_failures(run_cells(Runs(laid_out, seeds, RESULTS), console).failed, console)
 
 

@@ -1,4 +1,4 @@
-"""The cells of a comparison: settings as the user gave them, and the complete job that each of them stands for."""
+"""The cells of a comparison: settings as given, the devices they share, and the complete job that each stands for."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ _NO_AXIS = {
     "smoke": "a smoke run is no result",
     "backend": "measured and simulated times cannot be compared",
 }
+_MOST_DEVICES = 8  # no schedule needs more to run at all
+_MICRO_BATCH = "algorithm.micro_batch_groups"
+_BUDGET = ("cluster.devices", _MICRO_BATCH, "schedule.split")
 
 
 @dataclass(frozen=True)
-class WantedCell:
-    """What one cell is asked to be. label: what tells it from the others."""
+class CellRequest:
+    """Settings that ask for one cell. label: what tells it from the others."""
 
     label: str
     settings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class JobCell:
-    """A cell that can run. settings: complete, so that its runs need no planner and no look at the machine; they end
-    in whatever the runs decide. planned: by the planner, just now."""
+class ResolvedCell:
+    """A cell that can run. settings: complete, so that its runs need no planner and no look at the machine. planned:
+    by the planner, just now."""
 
     label: str
     settings: tuple[str, ...]
@@ -75,13 +78,13 @@ class JobCell:
         pools = []
         for roles, devices in self.plan.placement.pools.items():
             purpose = _purpose(roles)
-            told = " ".join(f"{how}{many}" for how, many in parallel[purpose].items() if many > 1)
-            pools.append(f"{purpose} {len(devices)}" + (f" ({told})" if told else ""))
+            layout = " ".join(f"{how}{many}" for how, many in parallel[purpose].items() if many > 1)
+            pools.append(f"{purpose} {len(devices)}" + (f" ({layout})" if layout else ""))
         return ", ".join(pools)
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedCell:
     """A cell that cannot run, and why."""
 
     label: str
@@ -96,7 +99,7 @@ def _purpose(roles: str) -> str:
     return "rollout" if "rollout" in named else "scoring"
 
 
-def schedule_cells(schedules: str, settings: Sequence[str]) -> list[WantedCell]:
+def schedule_cells(schedules: str, settings: Sequence[str]) -> list[CellRequest]:
     """A cell per schedule. schedules: `all`, or names with commas between them."""
     names = list(SCHEDULES) if schedules == "all" else [name.strip() for name in schedules.split(",")]
     for name in names:
@@ -104,10 +107,10 @@ def schedule_cells(schedules: str, settings: Sequence[str]) -> list[WantedCell]:
             raise ConfigError(f"schedules={name} is unknown; choose `all`, or some of {','.join(SCHEDULES)}")
     if len(set(names)) < len(names):
         raise ConfigError(f"schedules={schedules} names one of them twice; name each once")
-    return [WantedCell(name, (f"schedule={name}", *settings)) for name in names]
+    return [CellRequest(name, (f"schedule={name}", *settings)) for name in names]
 
 
-def swept_cells(settings: Sequence[str]) -> tuple[tuple[str, ...], list[WantedCell]]:
+def swept_cells(settings: Sequence[str]) -> tuple[tuple[str, ...], list[CellRequest]]:
     """The settings with several values, and a cell for each combination of these.
 
     `a=1,2` has two values; `a=[1,2]` has one, a list; `a=[1,2],[3]` has two lists; `a="1,2"` in quotes has one, a text.
@@ -124,7 +127,7 @@ def swept_cells(settings: Sequence[str]) -> tuple[tuple[str, ...], list[WantedCe
             raise ConfigError(f"{setting} has one value twice; give each once")
         else:
             swept[name] = [f"{setting.partition('=')[0]}={value}" for value in values]
-    cells = [WantedCell(_label(chosen), (*fixed, *chosen)) for chosen in product(*swept.values())]
+    cells = [CellRequest(_label(chosen), (*fixed, *chosen)) for chosen in product(*swept.values())]
     return tuple(swept), cells
 
 
@@ -142,48 +145,48 @@ def _label(chosen: Sequence[str]) -> str:
     """`max_staleness=2, correction=tis`: the last part of each name says enough, where no two are the same."""
     names = [setting.partition("=")[0].lstrip("+~") for setting in chosen]
     short = [name.rpartition(".")[2] for name in names]
-    told = short if len(set(short)) == len(short) else names
-    return ", ".join(f"{name}={setting.partition('=')[2]}" for name, setting in zip(told, chosen, strict=True))
+    shown = short if len(set(short)) == len(short) else names
+    return ", ".join(f"{name}={setting.partition('=')[2]}" for name, setting in zip(shown, chosen, strict=True))
 
 
-def lay_out(wanted: WantedCell, machine: Machine) -> JobCell:
+def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
     """The job that a cell stands for on this machine. Raises ConfigError where it cannot run.
 
-    Its settings name what `make bench` would have found out for itself: the backend, and the plan of a simulated job.
+    Its settings name what `make bench` would find out for itself: the backend, and the plan of a simulated job.
     """
-    asked = compose_job(wanted.settings)
-    planned = with_plan(asked, wanted.settings, machine)
+    asked = compose_job(request.settings)
+    planned = with_plan(asked, request.settings, machine)
     plan = plan_job(planned.config, make_schedule(planned.config), machine)
     config = replace(planned.config, backend=plan.backend)
     if plan.backend != "real":
         check_given(config)
     found = [f"{name}={written(value)}" for name, value in _changed(plain(asked), plain(config)).items()]
-    return JobCell(wanted.label, (*wanted.settings, *found), config, plan, planned.config != asked)
+    return ResolvedCell(request.label, (*request.settings, *found), config, plan, planned.config != asked)
 
 
-def lay_out_all(
-    wanted: Sequence[WantedCell], known: Mapping[str, Sequence[str]], machine: Machine
-) -> tuple[list[JobCell], list[LeftOut]]:
+def resolve_cells(
+    requests: Sequence[CellRequest], known: Mapping[str, Sequence[str]], machine: Machine
+) -> tuple[list[ResolvedCell], list[SkippedCell]]:
     """Every cell that can run, and those that cannot.
 
     known: complete settings by label, where an earlier call found them: then nothing is planned anew. Raises
     ConfigError where no cell can run, where two would be the same, or where some would be simulated, others measured.
     """
-    cells: list[JobCell] = []
-    left_out: list[LeftOut] = []
+    cells: list[ResolvedCell] = []
+    skipped: list[SkippedCell] = []
     errors: list[ConfigError] = []
-    for cell in wanted:
+    for request in requests:
+        settings = known.get(request.label, request.settings)
         try:
-            before = known.get(cell.label)
-            cells.append(lay_out(cell if before is None else WantedCell(cell.label, tuple(before)), machine))
+            cells.append(resolve_cell(CellRequest(request.label, tuple(settings)), machine))
         except ConfigError as error:
             errors.append(error)
-            left_out.append(LeftOut(cell.label, str(error)))
+            skipped.append(SkippedCell(request.label, str(error)))
     if not cells:
         raise errors[0]
     _refuse_same(cells)
     _refuse_mixed(cells)
-    return cells, left_out
+    return cells, skipped
 
 
 def _changed(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +194,7 @@ def _changed(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in flatten(found).items() if name not in before or before[name] != value}
 
 
-def _refuse_same(cells: Sequence[JobCell]) -> None:
+def _refuse_same(cells: Sequence[ResolvedCell]) -> None:
     by_name: dict[str, str] = {}
     for cell in cells:
         if cell.name in by_name:
@@ -199,7 +202,7 @@ def _refuse_same(cells: Sequence[JobCell]) -> None:
         by_name[cell.name] = cell.label
 
 
-def _refuse_mixed(cells: Sequence[JobCell]) -> None:
+def _refuse_mixed(cells: Sequence[ResolvedCell]) -> None:
     backends = {cell.plan.backend: cell for cell in reversed(cells)}
     if len(backends) > 1:
         one, other = list(backends.values())[:2]
@@ -207,3 +210,57 @@ def _refuse_mixed(cells: Sequence[JobCell]) -> None:
             f"{one.label} would be {one.plan.backend} and {other.label} {other.plan.backend}: measured and simulated "
             "times cannot be compared; set BACKEND=virtual, or BACKEND=real to leave out what cannot run here"
         )
+
+
+def device_budget(requests: Sequence[CellRequest], machine: Machine) -> list[str]:
+    """Settings of devices and of micro-batches under which most cells run for real: the fewest devices, then the
+    largest micro-batches. Empty where the settings as they are do, where the user chose, or nothing runs for real.
+
+    Micro-batches matter because each rank trains on whole ones, and a schedule that shares all devices has more ranks.
+    """
+    names = {setting.partition("=")[0] for request in requests for setting in request.settings}
+    if any(name.startswith(_BUDGET) or name == "cluster" for name in names):
+        return []
+    jobs = _composed(requests)
+    if not jobs:
+        return []
+    first = jobs[0]
+    here = machine.gpus or machine.cores // first.cluster.threads_per_device
+    most = max(first.cluster.devices, _MOST_DEVICES if first.cluster.oversubscribe else min(_MOST_DEVICES, here))
+    budgets = [
+        (devices, groups)
+        for devices in range(first.cluster.devices, most + 1)
+        for groups in range(first.algorithm.micro_batch_groups, 0, -1)
+        if first.algorithm.batch_groups % groups == 0
+    ]
+    able = {budget: sum(_runs(_on(job, *budget), machine) for job in jobs) for budget in budgets}
+    devices, groups = max(budgets, key=lambda budget: able[budget])  # the first of those that are as good
+    found = {"cluster.devices": devices, _MICRO_BATCH: groups}
+    asked = {"cluster.devices": first.cluster.devices, _MICRO_BATCH: first.algorithm.micro_batch_groups}
+    return [f"{name}={value}" for name, value in found.items() if value != asked[name]]
+
+
+def _composed(requests: Sequence[CellRequest]) -> list[JobConfig]:
+    """What can be composed at all: the others are refused elsewhere."""
+    jobs = []
+    for request in requests:
+        try:
+            jobs.append(compose_job(request.settings))
+        except ConfigError:
+            continue
+    return jobs
+
+
+def _on(job: JobConfig, devices: int, groups: int) -> JobConfig:
+    return replace(
+        job,
+        cluster=replace(job.cluster, devices=devices),
+        algorithm=replace(job.algorithm, micro_batch_groups=groups),
+    )
+
+
+def _runs(job: JobConfig, machine: Machine) -> bool:
+    try:
+        return plan_job(job, make_schedule(job), machine).backend == "real"
+    except ConfigError:
+        return False

@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
-from harness.comparison.running.cells import JobCell, WantedCell, lay_out
-from harness.comparison.running.running import Command, Outcome, Runs, bench_command, run_cells
+from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
+from harness.comparison.running.execution import Command, RunOutcomes, Runs, bench_command, run_cells
 from harness.config.machine import Machine
 from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import load_samples
@@ -29,7 +29,7 @@ CELLS = {
     "separated_sync, streaming": ("schedule=separated_sync", "schedule.streaming=true", "cluster.devices=2"),
     "fully_async, max_staleness=0": ("schedule=fully_async", "schedule.max_staleness=0", "cluster.devices=2"),
 }
-"""The first is what the others are held against."""
+"""The first is the baseline of the others."""
 
 _SMALL = (
     "backend=real",
@@ -66,12 +66,12 @@ class GateJob:
         return {"settings": list(self.settings), "sources": sources_digest(), "torch": version("torch")}
 
     @property
-    def cells(self) -> list[WantedCell]:
+    def cells(self) -> list[CellRequest]:
         shared = (*self.settings, f"experiment={self.experiment}{GATE_RUNS}")
-        return [WantedCell(f"gate: {label}", (*shared, *its)) for label, its in CELLS.items()]
+        return [CellRequest(f"gate: {label}", (*shared, *settings)) for label, settings in CELLS.items()]
 
 
-def gate_job(cell: JobCell, given: Sequence[str]) -> GateJob:
+def gate_job(cell: ResolvedCell, given: Sequence[str]) -> GateJob:
     """The gate of a comparison. cell: one of its cells; given: what its user set for all.
 
     Where the comparison is simulated, or runs on GPUs, whose sums depend on the batch, the gate runs `tiny` on the CPU.
@@ -101,7 +101,7 @@ def run_gate(job: GateJob, results: Path, machine: Machine, console: Console, co
     known = passed_before(job, results)
     if known is not None:
         return known
-    cells = [lay_out(wanted, machine) for wanted in job.cells]
+    cells = [resolve_cell(request, machine) for request in job.cells]
     gate = _judged(job, cells, run_cells(Runs(tuple(cells), (0,), results, force=True), console, command), results)
     folder = results / job.experiment
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,18 +109,18 @@ def run_gate(job: GateJob, results: Path, machine: Machine, console: Console, co
     return gate
 
 
-def _judged(job: GateJob, cells: Sequence[JobCell], outcome: Outcome, results: Path) -> Gate:
+def _judged(job: GateJob, cells: Sequence[ResolvedCell], outcome: RunOutcomes, results: Path) -> Gate:
     baseline, *others = [cell.folder(0, results) for cell in cells]
     name, *names = CELLS
     failure, samples = "", 0
     pairs: tuple[Pair, ...] = ()
     if outcome.failed:
         first = outcome.failed[0]
-        failure = f"{first.label} {first.how}: {first.log}\n{first.words}"
+        failure = f"{first.label} {first.how}: {first.log}\n{first.log_tail}"
     else:
         pairs = tuple(
-            Pair(its, str(folder.relative_to(results)), tuple(differences(baseline, folder)))
-            for its, folder in zip(names, others, strict=True)
+            Pair(label, str(folder.relative_to(results)), tuple(differences(baseline, folder)))
+            for label, folder in zip(names, others, strict=True)
         )
         samples = load_samples(baseline).num_rows
     return Gate(

@@ -1,4 +1,4 @@
-"""Cells from settings: lists with commas, schedules by name, one ground for all of them, folders that do not mix."""
+"""Cells from settings: lists with commas, schedules by name, one device budget, folders that do not mix."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import pytest
 from rich.console import Console
 
 from harness.cli import compare, sweep
-from harness.cli.comparison_order import Order, compare_order, sweep_order
+from harness.cli.compare import compare_request
+from harness.cli.sweep import sweep_request
 from harness.comparison.experiment import read_campaign
-from harness.comparison.running.cells import WantedCell, lay_out, lay_out_all, schedule_cells, swept_cells
-from harness.comparison.running.running import Outcome, Runs
+from harness.comparison.running import pipeline
+from harness.comparison.running.cells import CellRequest, resolve_cell, resolve_cells, schedule_cells, swept_cells
+from harness.comparison.running.execution import RunOutcomes, Runs
+from harness.comparison.running.pipeline import ComparisonRequest
 from harness.config import ConfigError
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
@@ -85,14 +88,14 @@ def test_schedules_are_all_or_those_that_are_named() -> None:
         schedule_cells("one_step_off,one_step_off", [])
 
 
-def laid_out(order: Order, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    cells, left_out = lay_out_all(order.wanted, {}, machine)
+def resolved(request: ComparisonRequest, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    cells, left_out = resolve_cells(request.cells, {}, machine)
     assert len({cell.config.cluster.devices for cell in cells}) == 1
     return [cell.label for cell in cells], {cell.label: cell.why for cell in left_out}
 
 
 def test_two_cores_are_enough_for_all_but_one_which_is_named_with_what_it_needs() -> None:
-    cells, left_out = laid_out(compare_order(["model=tiny"], LAPTOP), LAPTOP)
+    cells, left_out = resolved(compare_request(["model=tiny"], LAPTOP), LAPTOP)
     assert cells == [name for name in SCHEDULES if name != "half_step"]
     assert "needs 2 rollout engines, its split gives 1 of 2 devices; set DEVICES=4" in left_out["half_step"]
 
@@ -101,38 +104,40 @@ def test_two_cores_are_enough_for_all_but_one_which_is_named_with_what_it_needs(
     ("arguments", "machine"),
     [([], Machine(cores=4, gpus=0, gpu_bytes=0)), (["cluster.oversubscribe=true"], LAPTOP)],
 )
-def test_where_there_are_four_devices_all_schedules_share_one_ground(arguments: list[str], machine: Machine) -> None:
-    order = compare_order(arguments, machine)
-    assert order.shared[-2:] == ("cluster.devices=4", "algorithm.micro_batch_groups=4")
-    assert laid_out(order, machine) == (list(SCHEDULES), {})
+def test_where_there_are_four_devices_all_schedules_share_one_device_budget(
+    arguments: list[str], machine: Machine
+) -> None:
+    request = compare_request(arguments, machine)
+    assert request.shared[-2:] == ("cluster.devices=4", "algorithm.micro_batch_groups=4")
+    assert resolved(request, machine) == (list(SCHEDULES), {})
 
 
 def test_devices_that_the_user_chose_are_left() -> None:
-    order = compare_order(["cluster.devices=3", "cluster.oversubscribe=true"], LAPTOP)
-    assert [setting for setting in order.shared if "devices" in setting] == ["cluster.devices=3"]
+    request = compare_request(["cluster.devices=3", "cluster.oversubscribe=true"], LAPTOP)
+    assert [setting for setting in request.shared if "devices" in setting] == ["cluster.devices=3"]
 
 
-def test_a_laid_out_cell_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resolved_cell_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runs plan nothing and choose nothing: the same folder, on any machine."""
     monkeypatch.setattr("harness.studies.planner.automatic.EFFORT", Effort(samples=1, trials=1))
     monkeypatch.setattr("harness.studies.planner.trial._LEAST_SAMPLES", 1)
     large = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "cost.lengths.mean=64")
     for settings in (("schedule=fully_async", *large), ("schedule=one_step_off",)):
-        cell = lay_out(WantedCell("a cell", settings), LAPTOP)
-        again = lay_out(WantedCell("a cell", cell.settings), Machine(cores=64, gpus=8, gpu_bytes=80 << 30))
+        cell = resolve_cell(CellRequest("a cell", settings), LAPTOP)
+        again = resolve_cell(CellRequest("a cell", cell.settings), Machine(cores=64, gpus=8, gpu_bytes=80 << 30))
         assert cell.name == again.name == cell_name(compose_job(cell.settings))
         assert again.settings == cell.settings and not again.planned
 
 
 def test_a_setting_that_is_wrong_in_every_cell_is_an_error_of_its_own() -> None:
     with pytest.raises(ConfigError, match="^iterations=0 is too small"):
-        lay_out_all(schedule_cells("all", ["iterations=0"]), {}, LAPTOP)
+        resolve_cells(schedule_cells("all", ["iterations=0"]), {}, LAPTOP)
     with pytest.raises(ConfigError, match="one and other are the same job"):
-        lay_out_all([WantedCell(label, ("schedule=one_step_off",)) for label in ("one", "other")], {}, LAPTOP)
+        resolve_cells([CellRequest(label, ("schedule=one_step_off",)) for label in ("one", "other")], {}, LAPTOP)
 
 
 def experiment(arguments: Sequence[str]) -> str:
-    return compare_order(["cluster.devices=2", *arguments], LAPTOP).experiment
+    return compare_request(["cluster.devices=2", *arguments], LAPTOP).experiment
 
 
 def test_only_what_may_be_compared_shares_a_folder() -> None:
@@ -142,20 +147,20 @@ def test_only_what_may_be_compared_shares_a_folder() -> None:
     assert all(experiment(arguments) == name for arguments in same)
     other = (["iterations=6"], ["task=copy"], ["algorithm.learning_rate=0.1"], ["cluster.devices=3"])
     assert len({name, *map(experiment, other)}) == 1 + len(other)
-    swept = sweep_order(["schedule.max_staleness=0,1", "cluster.devices=2"], LAPTOP).experiment
+    swept = sweep_request(["schedule.max_staleness=0,1", "cluster.devices=2"], LAPTOP).experiment
     assert swept.startswith("sweep-max_staleness-tiny-reverse-")
 
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_cells(runs: Runs, *_: object) -> Outcome:
-        return Outcome(tuple((cell.label, seed) for cell, seed in runs.all), ())
+    def run_cells(runs: Runs, *_: object) -> RunOutcomes:
+        return RunOutcomes(tuple((cell.label, seed) for cell, seed in runs.all), ())
 
     for command in (compare, sweep):
         monkeypatch.setattr(command, "this_machine", lambda: LAPTOP)
-    monkeypatch.setattr(compare, "run_gate", lambda *_: None)
-    monkeypatch.setattr(compare, "run_cells", run_cells)
-    monkeypatch.setattr(compare, "conclude", lambda *_: True)
+    monkeypatch.setattr(pipeline, "run_gate", lambda *_: None)
+    monkeypatch.setattr(pipeline, "run_cells", run_cells)
+    monkeypatch.setattr(pipeline, "conclude", lambda *_: True)
 
 
 @pytest.mark.usefixtures("nothing_runs")

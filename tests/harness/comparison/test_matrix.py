@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.matrix import AXES, matrix_order
+from harness.cli.matrix import AXES, matrix_request
 from harness.comparison.comparison import compare
 from harness.comparison.correction_matrix import as_csv, as_markdown, matrix_of, write_matrix
 from harness.config import ConfigError
@@ -21,27 +21,27 @@ TWO_CORES = Machine(cores=2, gpus=0, gpu_bytes=0)
 
 
 def test_the_matrix_has_every_schedule_at_every_staleness_under_every_correction() -> None:
-    order = matrix_order([], TWO_CORES)
-    labels = [cell.label for cell in order.wanted]
+    request = matrix_request([], TWO_CORES)
+    labels = [cell.label for cell in request.cells]
     corrections = ("none", "clip", "decoupled", "tis", "mis")
     assert len(labels) == len(set(labels)) == 6 * len(corrections)
     assert labels[:5] == [f"fully_async 0, {correction}" for correction in corrections], "on-policy is the baseline"
     rows = list(dict.fromkeys(label.rpartition(", ")[0] for label in labels))
     assert rows == ["fully_async 0", "half_step", "fully_async 1", "one_step_off", "fully_async 2", "fully_async 4"]
-    jobs = [compose_job(cell.settings) for cell in order.wanted[::7]]
-    assert order.seeds == (0, 1, 2) and {job.cluster.devices for job in jobs} == {3}
+    jobs = [compose_job(cell.settings) for cell in request.cells[::7]]
+    assert request.seeds == (0, 1, 2) and {job.cluster.devices for job in jobs} == {3}
     assert all(job.algorithm.recompute_log_probs for job in jobs), "decoupled needs them, so all have them"
     assert len({job.experiment for job in jobs}) == 1
 
 
 def test_what_is_asked_for_is_what_is_run() -> None:
     asked = ["schedules=fully_async", "staleness=0.5,3", "corrections=tis,clip", "seeds=2", "dry=true", "iterations=6"]
-    order = matrix_order(asked, TWO_CORES)
-    assert [cell.label for cell in order.wanted] == [
+    request = matrix_request(asked, TWO_CORES)
+    assert [cell.label for cell in request.cells] == [
         f"fully_async {staleness}, {correction}" for staleness in ("0.5", "3") for correction in ("tis", "clip")
     ]
-    assert order.dry and order.axes == AXES and order.seeds == (0, 1)
-    job = compose_job(order.wanted[0].settings)
+    assert request.dry and request.axes == AXES and request.seeds == (0, 1)
+    job = compose_job(request.cells[0].settings)
     assert (job.iterations, job.algorithm.correction) == (6, "tis")
     assert job.schedule.options["max_staleness"] == 0.5
 
@@ -49,7 +49,7 @@ def test_what_is_asked_for_is_what_is_run() -> None:
 @pytest.mark.parametrize("asked", ["schedules=magic", "corrections=none,magic"])
 def test_names_that_are_none_are_refused(asked: str) -> None:
     with pytest.raises(ConfigError, match=r"=magic is unknown; choose some of .*(half_step|decoupled)"):
-        matrix_order([asked], TWO_CORES)
+        matrix_request([asked], TWO_CORES)
 
 
 @pytest.fixture(scope="module")

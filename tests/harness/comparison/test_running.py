@@ -14,9 +14,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from harness.comparison.running import child, running
-from harness.comparison.running.cells import JobCell, WantedCell, lay_out
-from harness.comparison.running.running import Command, Outcome, Runs, run_cells
+from harness.comparison.running import execution, process
+from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
+from harness.comparison.running.execution import Command, RunOutcomes, Runs, run_cells
 from harness.config.machine import Machine
 
 PLAYED = """
@@ -47,30 +47,30 @@ if what == "done":
 
 
 @pytest.fixture(scope="module")
-def cells() -> tuple[JobCell, ...]:
+def cells() -> tuple[ResolvedCell, ...]:
     """Two that would run for real, so that they run one after another."""
     machine = Machine(cores=2, gpus=0, gpu_bytes=0)
     names = ("one_step_off", "fully_async")
-    return tuple(lay_out(WantedCell(name, (f"schedule={name}", "backend=real")), machine) for name in names)
+    return tuple(resolve_cell(CellRequest(name, (f"schedule={name}", "backend=real")), machine) for name in names)
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_LOOK_S", 0.01)
+    monkeypatch.setattr(execution, "_POLL_S", 0.01)
 
 
 class Played:
     """What runs do, by label and seed, and what was begun in which order."""
 
-    def __init__(self, folder: Path, cells: tuple[JobCell, ...], **does: str) -> None:
+    def __init__(self, folder: Path, cells: tuple[ResolvedCell, ...], **does: str) -> None:
         self.results, self.log, self.cells, self.does = folder / "results", folder / "log", cells, does
         self.said = io.StringIO()
 
-    def command(self, cell: JobCell, seed: int) -> list[str]:
+    def command(self, cell: ResolvedCell, seed: int) -> list[str]:
         what = self.does.get(f"{cell.label}_{seed}", "done")
         return [sys.executable, "-S", "-c", PLAYED, str(cell.folder(seed, self.results)), what, str(self.log)]
 
-    def run(self, seeds: int = 2, force: bool = False) -> Outcome:
+    def run(self, seeds: int = 2, force: bool = False) -> RunOutcomes:
         command: Command = self.command
         self.log.write_text("")
         runs = Runs(self.cells, tuple(range(seeds)), self.results, force)
@@ -94,16 +94,16 @@ ALL = [("one_step_off", 0), ("fully_async", 0), ("one_step_off", 1), ("fully_asy
 ORDER = [f"{label} {seed}" for label, seed in ALL]
 
 
-def test_the_first_seed_of_all_cells_comes_before_the_second(tmp_path: Path, cells: tuple[JobCell, ...]) -> None:
+def test_the_first_seed_of_all_cells_comes_before_the_second(tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
     played = Played(tmp_path, cells)
-    assert played.run() == Outcome(tuple(ALL), ())
+    assert played.run() == RunOutcomes(tuple(ALL), ())
     assert played.begun == ORDER
     lines = played.said.getvalue().splitlines()
     assert lines[0].startswith("[1/4] one_step_off seed 0: done in ") and lines[0].endswith(" left")
     assert lines[3].startswith("[4/4] fully_async seed 1: done in ") and "left" not in lines[3]
 
 
-def test_what_is_done_is_not_run_again_unless_forced(tmp_path: Path, cells: tuple[JobCell, ...]) -> None:
+def test_what_is_done_is_not_run_again_unless_forced(tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
     played = Played(tmp_path, cells)
     played.run()
     shutil.rmtree(cells[1].folder(0, played.results))
@@ -113,7 +113,7 @@ def test_what_is_done_is_not_run_again_unless_forced(tmp_path: Path, cells: tupl
 
 
 def test_a_run_that_fails_is_named_with_its_last_words_and_stops_no_other(
-    tmp_path: Path, cells: tuple[JobCell, ...]
+    tmp_path: Path, cells: tuple[ResolvedCell, ...]
 ) -> None:
     played = Played(tmp_path, cells, one_step_off_0="fail", fully_async_1="nothing")
     outcome = played.run()
@@ -121,7 +121,7 @@ def test_a_run_that_fails_is_named_with_its_last_words_and_stops_no_other(
     assert outcome.done == (("fully_async", 0), ("one_step_off", 1))
     failed, silent = outcome.failed
     assert (failed.label, failed.seed, failed.how) == ("one_step_off", 0, "FAILED with exit code 3")
-    assert failed.words.endswith("the last words") and failed.log.read_text().startswith("a first line")
+    assert failed.log_tail.endswith("the last words") and failed.log.read_text().startswith("a first line")
     assert failed.log == cells[0].folder(0, played.results).with_name("seed=0.log")
     assert (silent.label, silent.seed, silent.how) == ("fully_async", 1, "FAILED, ended without DONE")
     played.does.clear()
@@ -139,9 +139,9 @@ def patient() -> Iterator[None]:
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "deaf"])
 def test_an_interrupt_ends_the_run_with_all_that_it_started(
-    how: str, tmp_path: Path, cells: tuple[JobCell, ...], monkeypatch: pytest.MonkeyPatch
+    how: str, tmp_path: Path, cells: tuple[ResolvedCell, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "END_S", 1.0 if how == "deaf" else 60.0)
+    monkeypatch.setattr(process, "END_S", 1.0 if how == "deaf" else 60.0)
     played = Played(tmp_path, cells, fully_async_0=how)
     with pytest.raises(KeyboardInterrupt):
         played.run()
@@ -151,15 +151,15 @@ def test_an_interrupt_ends_the_run_with_all_that_it_started(
 
 
 def test_a_run_that_lasts_longer_than_the_limit_is_ended_and_among_the_failed(
-    tmp_path: Path, cells: tuple[JobCell, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cells: tuple[ResolvedCell, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LIMIT_S", 0.5)
+    monkeypatch.setattr(execution, "LIMIT_S", 0.5)
     played = Played(tmp_path, cells[:1], one_step_off_0="hang")
     (failed,) = played.run(seeds=1).failed
     assert failed.how.startswith("FAILED, not done after ")
 
 
-def test_a_run_does_not_outlive_the_campaign_that_is_killed(tmp_path: Path, cells: tuple[JobCell, ...]) -> None:
+def test_a_run_does_not_outlive_the_campaign_that_is_killed(tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
     """The run itself tells its parent's end here: it kills it."""
     played = Played(tmp_path, cells[:1], one_step_off_0="SIGKILL")
     pid = os.fork()

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from harness.comparison.running.cells import JobCell, WantedCell, lay_out_all
-from harness.comparison.running.outlook import print_failures
-from harness.comparison.running.running import Runs, run_cells
+from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cells
+from harness.comparison.running.execution import Runs, run_cells
+from harness.comparison.running.preview import print_failures
 from harness.config import STRICT, ConfigError
 from harness.config.fields import Count, Fraction
 from harness.config.machine import this_machine
@@ -63,11 +63,11 @@ def run(experiment: PaperExperiment, around: Surroundings) -> Result:
     """Run what is not done yet, below results/paper_<name>/, and read it. Raises ConfigError where a run failed."""
     form = experiment.read(Measured)
     job = (*experiment.overrides(), f"experiment=paper_{experiment.name}")
-    cells, left_out = lay_out_all(
-        [WantedCell(cell.label, (*job, *cell.job)) for cell in form.cells], {}, this_machine()
+    cells, skipped = resolve_cells(
+        [CellRequest(cell.label, (*job, *cell.job)) for cell in form.cells], {}, this_machine()
     )
-    if left_out:
-        raise ConfigError(f"{left_out[0].label}: {left_out[0].why}")
+    if skipped:
+        raise ConfigError(f"{skipped[0].label}: {skipped[0].why}")
     runs = Runs(tuple(cells), tuple(range(form.seeds)), around.results)
     around.told(f"running {len(runs.to_do())} of {len(runs.all)} runs")
     outcome = run_cells(runs, around.console)
@@ -129,7 +129,7 @@ def _simulated(cell: Cell) -> Line:
     return Line(f"{SIMULATED}, at full size", cell.label, "measured", None, its.seconds)
 
 
-def _per_seed(form: Measured, read: Mapping[str, Sequence[Metrics]], cells: Sequence[JobCell]) -> Table:
+def _per_seed(form: Measured, read: Mapping[str, Sequence[Metrics]], cells: Sequence[ResolvedCell]) -> Table:
     """Every figure of every run: means alone would hide how far seeds are apart."""
     columns = ["cell", "figure", *(f"seed {seed}" for seed in range(form.seeds)), "standard deviation"]
     rows = []

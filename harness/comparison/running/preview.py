@@ -1,4 +1,4 @@
-"""What is said before runs begin, and of those that failed."""
+"""What is printed before runs begin, and of those that failed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.comparison.running.cells import JobCell, LeftOut
-from harness.comparison.running.estimate import Estimate, told
-from harness.comparison.running.running import Failure, Runs
+from harness.comparison.running.cells import ResolvedCell, SkippedCell
+from harness.comparison.running.execution import FailedRun, Runs, time_text
 from harness.config.machine import Machine
 from harness.driver.progress import print_banner
 
@@ -18,7 +17,7 @@ GATE_S = 75.0
 """About what the runs of an equivalence gate take together, the first warm start included."""
 
 
-def machine_warnings(cells: Sequence[JobCell], machine: Machine) -> list[str]:
+def machine_warnings(cells: Sequence[ResolvedCell], machine: Machine) -> list[str]:
     """What about this machine makes times of these cells doubtful."""
     plan, cluster = cells[0].plan, cells[0].config.cluster
     if plan.backend == "virtual":
@@ -33,9 +32,9 @@ def machine_warnings(cells: Sequence[JobCell], machine: Machine) -> list[str]:
     return warnings
 
 
-def print_outlook(
+def print_preview(
     runs: Runs,
-    left_out: Iterable[LeftOut],
+    skipped: Iterable[SkippedCell],
     warnings: Iterable[str],
     gate_due: bool,
     console: Console,
@@ -47,36 +46,31 @@ def print_outlook(
     if any(cell.planned for cell in runs.cells):
         _say(console, "Splits and layouts are the planner's, one for each cell.", "yellow")
     estimate = runs.estimate()
-    console.print(_table(runs, estimate))
-    for cell in left_out:
-        _say(console, f"{cell.label} is left out: {cell.why}", "yellow")
-    for warning in warnings:
-        _say(console, f"warning: {warning}", "yellow")
-    todo = runs.to_do()
-    left = estimate.left([cell for cell, _ in todo], [], runs.at_once)
-    if gate_due and left is not None:
-        left += GATE_S
-    what = f"{len(todo)} of {len(runs.all)} runs to do" + (", and the equivalence gate" if gate_due else "")
-    _say(console, f"{what}: {told(left)}" if todo or gate_due else "all runs are done already", "bold")
-
-
-def print_failures(failed: Iterable[Failure], console: Console) -> None:
-    """Which runs failed, with the last words of each and where the others are."""
-    for failure in failed:
-        _say(console, f"{failure.label} seed {failure.seed} {failure.how}; its log is {failure.log}", "bold red")
-        _say(console, "\n".join(f"  {line}" for line in failure.words.splitlines()), "red")
-
-
-def _table(runs: Runs, estimate: Estimate) -> Table:
+    pending = runs.to_do()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("cell", "devices", "seeds done", "seeds to run", "a run takes"):
         table.add_column(heading)
-    waiting = runs.to_do()
     for cell in runs.cells:
-        due = [seed for seed in runs.seeds if (cell, seed) in waiting]
+        due = [seed for seed in runs.seeds if (cell, seed) in pending]
         done = [seed for seed in runs.seeds if seed not in due]
-        table.add_row(cell.label, cell.pools, _listed(done), _listed(due), told(estimate.of(cell)))
-    return table
+        table.add_row(cell.label, cell.pools, _listed(done), _listed(due), time_text(estimate.of(cell)))
+    console.print(table)
+    for left_out in skipped:
+        _say(console, f"{left_out.label} is left out: {left_out.why}", "yellow")
+    for warning in warnings:
+        _say(console, f"warning: {warning}", "yellow")
+    left = estimate.left([cell for cell, _ in pending], [], runs.at_once)
+    if gate_due and left is not None:
+        left += GATE_S
+    what = f"{len(pending)} of {len(runs.all)} runs to do" + (", and the equivalence gate" if gate_due else "")
+    _say(console, f"{what}: {time_text(left)}" if pending or gate_due else "all runs are done already", "bold")
+
+
+def print_failures(failed: Iterable[FailedRun], console: Console) -> None:
+    """Which runs failed, with the end of each log and where the rest of it is."""
+    for failure in failed:
+        _say(console, f"{failure.label} seed {failure.seed} {failure.how}; its log is {failure.log}", "bold red")
+        _say(console, "\n".join(f"  {line}" for line in failure.log_tail.splitlines()), "red")
 
 
 def _listed(seeds: Sequence[int]) -> str:

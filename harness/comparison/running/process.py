@@ -19,12 +19,12 @@ END_S = 60.0
 KILL_S = 20.0
 """Longest wait for processes that were killed to be gone."""
 
-_WORDS = 12  # lines of a log that are shown of a run that failed
+_TAIL = 12  # lines of a log that are shown of a run that failed
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-class Child:
+class RunProcess:
     """A command whose output goes to a log. It is a session of its own, so that Ctrl-C reaches it through `end` only,
     and where this process is killed it is interrupted."""
 
@@ -53,10 +53,10 @@ class Child:
         """Its exit code, None while it runs."""
         return self._process.poll()
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The last lines of its log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
-        return "\n".join(lines[-_WORDS:])
+        return "\n".join(lines[-_TAIL:])
 
     def end(self) -> None:
         """Interrupt it, and kill what of it is left after END_S, with all that it started. Raises TimeoutError, naming
@@ -68,7 +68,7 @@ class Child:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            pass  # it has had its time
+            pass  # then it is killed
         finally:
             self._kill(family)
 
@@ -98,6 +98,6 @@ class Child:
 
 
 def _interrupted_with_parent() -> None:
-    """However this process ends, the run does not go on alone. Elsewhere than on Linux it does, to its own end."""
+    """However this process ends, the run does not go on alone; on Linux only."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)

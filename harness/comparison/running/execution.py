@@ -1,0 +1,287 @@
+"""Many runs, one after another: what is done is left, what fails is reported and stops nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import mean
+from types import FrameType, TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from harness.comparison.running.cells import ResolvedCell
+from harness.comparison.running.process import RunProcess
+from harness.metrics.formatting import duration
+from harness.metrics.run_files import is_done, load_manifest, load_metrics
+
+LIMIT_S = 24 * 3600.0
+"""Longest run. Generous: a run that stalls ends itself (cluster.stall_timeout_s and its neighbours)."""
+
+_POLL_S = 0.2
+
+START_S = 12.0
+"""About what a run takes besides its iterations: imports, processes that start, plots. Scaling leaves it out."""
+
+PendingRun = tuple[ResolvedCell, int]
+"""Its cell and its seed."""
+
+Command = Callable[[ResolvedCell, int], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """log_tail: the last lines of its log."""
+
+    label: str
+    seed: int
+    how: str
+    log_tail: str
+    log: Path
+
+
+@dataclass(frozen=True)
+class RunOutcomes:
+    """What became of the runs. done: label and seed, those that were done before included."""
+
+    done: tuple[tuple[str, int], ...]
+    failed: tuple[FailedRun, ...]
+
+
+def bench_command(cell: ResolvedCell, seed: int) -> list[str]:
+    """One seed of a cell, as a process."""
+    return [sys.executable, "-m", "harness", "bench", *cell.settings, f"seeds=[{seed}]"]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Every cell with every seed. force: also those that are done."""
+
+    cells: tuple[ResolvedCell, ...]
+    seeds: tuple[int, ...]
+    results: Path
+    force: bool = False
+
+    @property
+    def all(self) -> list[PendingRun]:
+        """The first seed of every cell, then the second: an early end leaves a whole comparison of fewer seeds."""
+        return [(cell, seed) for seed in self.seeds for cell in self.cells]
+
+    def to_do(self) -> list[PendingRun]:
+        """Those that are not done yet, or are to be done again."""
+        return [(cell, seed) for cell, seed in self.all if self.force or not is_done(cell.folder(seed, self.results))]
+
+    @property
+    def at_once(self) -> int:
+        """Runs side by side: one where time is measured, as many as there are cores where it is simulated."""
+        simulated = all(cell.plan.backend == "virtual" for cell in self.cells)
+        return len(os.sched_getaffinity(0)) if simulated else 1
+
+    def estimate(self) -> Estimate:
+        return Estimate(self.cells, self.seeds, self.results)
+
+
+def run_cells(runs: Runs, console: Console, command: Command = bench_command) -> RunOutcomes:
+    """Run what is not done yet, each run in a process of its own, and none twice.
+
+    A run that fails, or lasts longer than LIMIT_S, is among the failed. SIGINT and SIGTERM raise KeyboardInterrupt once
+    the runs under way have ended.
+    """
+    execution = _Execution(runs, command)
+    with _interruptible(), RunsDisplay(console, total=len(runs.all), done=len(execution.done)) as display:
+        try:
+            while execution.todo or execution.running:
+                execution.step(display)
+                time.sleep(_POLL_S)
+        finally:
+            for run in execution.running:
+                run.process.end()
+    return RunOutcomes(tuple(execution.done), tuple(execution.failed))
+
+
+@dataclass(frozen=True)
+class _Running:
+    cell: ResolvedCell
+    seed: int
+    process: RunProcess
+
+
+class _Execution:
+    def __init__(self, runs: Runs, command: Command) -> None:
+        self._runs, self._command, self._estimate = runs, command, runs.estimate()
+        self.todo = deque(runs.to_do())
+        self.running: list[_Running] = []
+        self.failed: list[FailedRun] = []
+        self.done = [(cell.label, seed) for cell, seed in runs.all if (cell, seed) not in self.todo]
+
+    def step(self, display: RunsDisplay) -> None:
+        """Start what may start, and record what has ended."""
+        while self.todo and len(self.running) < self._runs.at_once:
+            self.running.append(self._start(*self.todo.popleft()))
+        for run in list(self.running):
+            how = _ended(run, self._runs.results)
+            if how is not None:
+                self.running.remove(run)
+                self._record(run, how)
+                line = f"{run.cell.label} seed {run.seed}: {how or 'done'} in {run.process.seconds:.0f} s"
+                display.ended(line, self._left(), well=not how)
+        display.show(
+            [f"{run.cell.label} seed {run.seed}, {run.process.seconds:.0f} s" for run in self.running], self._left()
+        )
+
+    def _start(self, cell: ResolvedCell, seed: int) -> _Running:
+        folder = cell.folder(seed, self._runs.results)
+        log = folder.with_name(f"{folder.name}.log")
+        environment = {"CADENCE_RESULTS": str(self._runs.results)}
+        command = [*self._command(cell, seed), *(["force=true"] if self._runs.force else [])]
+        return _Running(cell, seed, RunProcess(f"{cell.label} seed {seed}", command, log, environment))
+
+    def _record(self, run: _Running, how: str) -> None:
+        if how:
+            self.failed.append(FailedRun(run.cell.label, run.seed, how, run.process.log_tail(), run.process.log))
+        else:
+            self.done.append((run.cell.label, run.seed))
+            self._estimate.took(run.cell, run.process.seconds)
+
+    def _left(self) -> str:
+        running = [(run.cell, run.process.seconds) for run in self.running]
+        return time_text(self._estimate.left([cell for cell, _ in self.todo], running, self._runs.at_once))
+
+
+def _ended(run: _Running, results: Path) -> str | None:
+    """How it failed, empty where it did not; None while it runs."""
+    code = run.process.ended()
+    if code is None and run.process.seconds > LIMIT_S:
+        run.process.end()
+        return f"FAILED, not done after {LIMIT_S / 3600:g} h"
+    if code is None:
+        return None
+    if code:
+        run.process.clear()
+        return f"FAILED with exit code {code}"
+    return "" if is_done(run.cell.folder(run.seed, results)) else "FAILED, ended without DONE"
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a comparison as Ctrl-C does, also where a shell in the background has it ignore the latter: what it
+    starts would inherit that, and could not be interrupted."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Estimate:
+    """Seconds per run of each cell: means over its finished runs, those of the same job elsewhere before there are any.
+
+    A cell of which nothing is known is taken to be like the others.
+    """
+
+    def __init__(self, cells: Sequence[ResolvedCell], seeds: Iterable[int], results: Path) -> None:
+        self._own = {
+            cell.label: [_seconds_of(folder) for seed in seeds if is_done(folder := cell.folder(seed, results))]
+            for cell in cells
+        }
+        self._elsewhere = {cell.label: None if self._own[cell.label] else _elsewhere(cell, results) for cell in cells}
+
+    def took(self, cell: ResolvedCell, seconds: float) -> None:
+        """A run of this cell has ended well."""
+        self._own[cell.label].append(seconds)
+
+    def of(self, cell: ResolvedCell) -> float | None:
+        """Of one run of this cell; None where nothing is known of any."""
+        known = {label: guess for label in self._own if (guess := self._guess(label)) is not None}
+        return known.get(cell.label, mean(known.values()) if known else None)
+
+    def left(
+        self, todo: Iterable[ResolvedCell], running: Iterable[tuple[ResolvedCell, float]], at_once: int
+    ) -> float | None:
+        """Until runs of the cells of `todo` and those that have been `running` for so many seconds are done."""
+        whole = [(cell, 0.0) for cell in todo]
+        guesses = [(self.of(cell), spent) for cell, spent in (*whole, *running)]
+        seconds = [max(0.0, guess - spent) for guess, spent in guesses if guess is not None]
+        return sum(seconds) / at_once if len(seconds) == len(guesses) else None
+
+    def _guess(self, label: str) -> float | None:
+        return mean(self._own[label]) if self._own[label] else self._elsewhere[label]
+
+
+def time_text(seconds: float | None) -> str:
+    return "unknown until a run is done" if seconds is None else duration(seconds)
+
+
+class RunsDisplay:
+    """A bar on a terminal, and a line for every run that ends; drawn by the caller's thread, which forks processes."""
+
+    def __init__(self, console: Console, *, total: int, done: int) -> None:
+        self._console, self._total, self._ended = console, total, done
+        self._bar = Progress(
+            TextColumn("runs"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=total, completed=done)
+
+    def __enter__(self) -> RunsDisplay:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def show(self, running: Sequence[str], left: str) -> None:
+        """What runs now, and how long all that is left will take."""
+        if self._console.is_terminal:
+            self._bar.update(self._task, description=f"{left} left | {', '.join(running)}")
+            self._bar.refresh()
+
+    def ended(self, text: str, left: str, *, well: bool) -> None:
+        """A run is over."""
+        self._ended += 1
+        self._bar.update(self._task, completed=self._ended)
+        more = f"; {left} left" if self._ended < self._total else ""
+        line = f"[{self._ended}/{self._total}] {text}{more}"
+        self._console.print(line, style="" if well else "red", highlight=False, markup=False, soft_wrap=True)
+
+
+def _seconds_of(folder: Path) -> float:
+    """From its manifest to DONE. Imports come before, a few seconds."""
+    ended = datetime.fromisoformat((folder / "DONE").read_text(encoding="utf-8").strip())
+    return (ended - datetime.fromisoformat(load_manifest(folder)["started_at"])).total_seconds()
+
+
+def _elsewhere(cell: ResolvedCell, results: Path) -> float | None:
+    """The latest finished run of this schedule, model, task and backend anywhere, scaled to as many samples."""
+    config = cell.config
+    names = f"*/{config.schedule.name}-{config.model.name}-{config.task.name}-*/seed=*/DONE"
+    for done in sorted(results.glob(names), key=lambda path: path.stat().st_mtime, reverse=True):
+        manifest = load_manifest(done.parent)
+        if manifest["backend"] == cell.plan.backend and not manifest["smoke"]:
+            samples = load_metrics(done.parent)[-1]["samples"]
+            scale = config.iterations * config.algorithm.batch_samples / samples
+            return START_S + max(0.0, _seconds_of(done.parent) - START_S) * scale
+    return None

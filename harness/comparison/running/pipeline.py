@@ -1,0 +1,171 @@
+"""A comparison from request to conclusion: cells, equivalence gate, runs, verdict and report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.comparison.console import print_comparison
+from harness.comparison.experiment import (
+    Campaign,
+    ListedCell,
+    common_seeds,
+    comparison_of,
+    read_campaign,
+    write_campaign,
+)
+from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal
+from harness.comparison.running.cells import CellRequest, ResolvedCell, SkippedCell, device_budget, resolve_cells
+from harness.comparison.running.execution import Command, Runs, run_cells
+from harness.comparison.running.gate import gate_job, passed_before, run_gate
+from harness.comparison.running.preview import machine_warnings, print_failures, print_preview
+from harness.config import ConfigError
+from harness.config.compose import compose_job, plain
+from harness.config.machine import Machine
+from harness.report.page.document import write_report
+
+_OF_RUNS = ("seeds", "force")
+"""Settings that say which runs of a cell are to be made, not what a cell is."""
+
+
+@dataclass(frozen=True)
+class ComparisonRequest:
+    """axes: settings that differ on purpose. shared: what the user set for all cells. Neither has seeds among them.
+
+    force: run again what is done. dry: only show what would run.
+    """
+
+    axes: tuple[str, ...]
+    cells: tuple[CellRequest, ...]
+    shared: tuple[str, ...]
+    experiment: str
+    seeds: tuple[int, ...]
+    force: bool
+    dry: bool
+
+
+def comparison_request(
+    command: str,
+    axes: tuple[str, ...],
+    cells: Sequence[CellRequest],
+    shared: Sequence[str],
+    machine: Machine,
+    *,
+    dry: bool,
+) -> ComparisonRequest:
+    """These cells on devices that most of them can run on, in an experiment of their own unless `shared`, what the user
+    set for all cells, names one."""
+    chosen = compose_job([setting for setting in shared if _name_of(setting) in _OF_RUNS])
+    budget = device_budget(cells, machine)
+    cells = [CellRequest(cell.label, (*_without_runs(cell.settings), *budget)) for cell in cells]
+    named = [setting.partition("=")[2] for setting in shared if _name_of(setting) == "experiment"]
+    experiment = named[-1] if named and named[-1] else _experiment_name(command, axes, cells)
+    return ComparisonRequest(
+        axes=axes,
+        cells=tuple(CellRequest(cell.label, (*cell.settings, f"experiment={experiment}")) for cell in cells),
+        shared=(*_without_runs(shared), *budget),
+        experiment=experiment,
+        seeds=chosen.seed_list,
+        force=chosen.force,
+        dry=dry,
+    )
+
+
+def run_comparison(
+    request: ComparisonRequest, machine: Machine, results: Path, console: Console, command: Command
+) -> int:
+    """Show what will be done; run the gate, then what is not done yet; compare. Returns the exit code: 1 where a run
+    failed, the gate did, or a ledger does not close."""
+    folder = results / request.experiment
+    before = read_campaign(folder)
+    known = {} if before is None else before.settings_of({cell.label: cell.settings for cell in request.cells})
+    with console.status("preparing the cells"):
+        cells, skipped = resolve_cells(request.cells, known, machine)
+    campaign = _campaign(request, cells, skipped, machine_warnings(cells, machine))
+    _refuse_another(before, campaign, folder)
+    gate = gate_job(cells[0], request.shared)
+    runs = Runs(tuple(cells), request.seeds, results, request.force)
+    gate_due = passed_before(gate, results) is None
+    print_preview(runs, skipped, campaign.warnings, gate_due, console)
+    if request.dry:
+        return 0
+    write_campaign(folder, campaign)
+    run_gate(gate, results, machine, console, command)
+    outcomes = run_cells(runs, console, command)
+    print_failures(outcomes.failed, console)
+    if outcomes.failed and not common_seeds(folder, campaign):
+        return 1
+    return 0 if conclude(folder, campaign, console) and not outcomes.failed else 1
+
+
+def conclude(folder: Path, campaign: Campaign, console: Console) -> bool:
+    """Compare what is finished, print it, write its report. Returns whether the gate and every ledger were in order."""
+    comparison = comparison_of(folder, campaign)
+    print_comparison(comparison, console)
+    for path in write_report(comparison, folder):
+        console.print(f"{path}", soft_wrap=True, highlight=False, markup=False)
+    gate, conservation = comparison.gate, comparison.conservation
+    return gate is not None and gate.passed and conservation is not None and conservation.passed
+
+
+def _campaign(
+    request: ComparisonRequest,
+    cells: Sequence[ResolvedCell],
+    skipped: Sequence[SkippedCell],
+    warnings: Sequence[str],
+) -> Campaign:
+    """Raises ConfigError where its cells may not be compared: that is known before any has run."""
+    keys = {cell.label: fairness_key(plain(cell.config), (), request.axes) for cell in cells}
+    refuse_unequal(keys)
+    given = {cell.label: cell.settings for cell in request.cells}
+    return Campaign(
+        axes=request.axes,
+        key=keys[cells[0].label],
+        seeds=request.seeds,
+        cells=tuple(ListedCell(cell.label, cell.name, given[cell.label], cell.settings, cell.pools) for cell in cells),
+        left_out={cell.label: cell.why for cell in skipped},
+        warnings=tuple(warnings),
+    )
+
+
+def _refuse_another(before: Campaign | None, now: Campaign, folder: Path) -> None:
+    """One folder holds one comparison: cells of two would stand in one report."""
+    if before is None:
+        return
+    fix = "give this one a folder of its own, EXPERIMENT=another_name"
+    if before.axes != now.axes:
+        there, here = (", ".join(campaign.axes) for campaign in (before, now))
+        raise ConfigError(f"{folder} holds a comparison along {there}, this one is along {here}; {fix}")
+    differing = first_difference(before.key, now.key)
+    if differing is not None:
+        name, there, here = differing
+        raise ConfigError(f"{folder} holds a comparison with {name}={there}, this one has {name}={here}; {fix}")
+
+
+def _name_of(setting: str) -> str:
+    return setting.partition("=")[0]
+
+
+def _without_runs(settings: Sequence[str]) -> list[str]:
+    return [setting for setting in settings if _name_of(setting) not in _OF_RUNS]
+
+
+def _experiment_name(command: str, axes: Sequence[str], cells: Sequence[CellRequest]) -> str:
+    """`compare-tiny-reverse-3fa2c1`: equal only where cells may be compared, so that no two comparisons mix."""
+    errors = []
+    for cell in cells:
+        try:
+            job = compose_job(cell.settings)
+        except ConfigError as error:
+            errors.append(error)
+            continue
+        key = [*axes, fairness_key(plain(job), (), axes)]
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:6]
+        along = [] if command == "compare" else [axis.rpartition(".")[2] for axis in axes]
+        return "-".join([command, *along, job.model.name, job.task.name, digest])
+    raise errors[0]
