@@ -47,7 +47,7 @@ class Lock:
             raise BlockingIOError(f"{path}: {busy}") from None
 
     def release(self) -> None:
-        """Let the next one in. Releasing twice does nothing."""
+        """Release the lock. Releasing twice does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -50,7 +50,7 @@ METRIC_NAMES = frozenset(
 `custom/<name>` for each extra value of a task's scores."""
 
 AXES = ("iteration", "samples", "seconds")
-"""What plots are drawn against: the iteration, samples trained up to its end, the run's clock at its end."""
+"""What plots are drawn against: the iteration, the samples trained and the seconds on the run's clock at its end."""
 
 _FAMILIES = re.compile(rf"idle/[a-z][a-z0-9_]*|queue(/[a-z][a-z0-9_]*)+|{CUSTOM}{EXTRA_NAME.pattern}")
 

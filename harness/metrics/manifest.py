@@ -38,7 +38,7 @@ PACKAGES = (
 )
 
 HOW_TIMED = {"real": "measured", "virtual": "simulated", "paced": "paced by the cost model"}
-"""What is said of a run's times, by its backend."""
+"""Where a run's times come from, by its backend, as titles and tables have it."""
 
 
 @dataclass(frozen=True)

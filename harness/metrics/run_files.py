@@ -49,7 +49,7 @@ class RunDirectory:
         return is_done(self.path)
 
     def start(self) -> None:
-        """Make the folder, lock it, and remove what an earlier try left in it, finished or not.
+        """Make the folder, lock it, and remove what an earlier attempt left in it, finished or not.
 
         Raises BlockingIOError if another process is running this cell and seed now.
         """
@@ -120,12 +120,12 @@ class RunDirectory:
         self._write_json("ledger.json", ledger.to_json() | happened)
 
     def finish(self) -> None:
-        """Write DONE and let go of the folder. Everything else must be there."""
+        """Write DONE and release the folder. Everything else must be there."""
         write_text(self.path / "DONE", datetime.now(UTC).isoformat(timespec="seconds") + "\n")
         self.close()
 
     def close(self) -> None:
-        """Let go of the folder; without `finish` before, the run stays unfinished."""
+        """Release the folder; without `finish` before, the run stays unfinished."""
         for file in (self._metrics, self._system):
             if file is not None:
                 file.close()
@@ -154,7 +154,7 @@ def load_config(path: Path) -> dict[str, Any]:
     """config.yaml of the run in folder `path`, as nested mappings of plain values."""
     config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
     assert isinstance(config, dict), f"{path / 'config.yaml'} holds no settings"
-    return {str(name): its for name, its in config.items()}
+    return {str(name): value for name, value in config.items()}
 
 
 def finished_runs(folder: Path) -> list[Path]:

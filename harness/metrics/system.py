@@ -46,7 +46,7 @@ class SystemSampler:
     def _sample_until_closed(self) -> None:
         """Consumes nothing, produces samples; ends with the one after `close`."""
         try:
-            psutil.cpu_percent()  # it tells the share since this thread's last call, the first time nothing
+            psutil.cpu_percent()  # measures from this thread's last call on; the first value is meaningless
             while not self._closing.wait(self._seconds):
                 self._take()
             self._take()

@@ -1,4 +1,4 @@
-"""The README's command, to its end, under two schedules: it learns, its staleness is bounded, its books close."""
+"""The README's command, to its end, under two schedules: it learns, its staleness is bounded, its ledger closes."""
 
 from __future__ import annotations
 

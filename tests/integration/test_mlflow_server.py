@@ -51,8 +51,8 @@ class Server:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
-            told = (self.folder / "server.log").read_text()
-            assert self._process.poll() is None and time.monotonic() < deadline, f"mlflow server is not up: {told}"
+            log = (self.folder / "server.log").read_text()
+            assert self._process.poll() is None and time.monotonic() < deadline, f"mlflow server is not up: {log}"
             time.sleep(0.1)
 
     def kill(self) -> None:

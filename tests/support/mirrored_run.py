@@ -47,8 +47,8 @@ def finished_run(
     with RunDirectory(results, identity.experiment, identity.cell, identity.seed) as folder:
         folder.write_config(CONFIG)
         folder.write_manifest(manifest)
-        told = on_lost or folder.mirror_is_incomplete
-        tracker = Tracker(results, identity, CONFIG, manifest, on_lost=told, flush_seconds=3600.0) if mirror else None
+        lost = on_lost or folder.mirror_is_incomplete
+        tracker = Tracker(results, identity, CONFIG, manifest, on_lost=lost, flush_seconds=3600.0) if mirror else None
         for iteration in range(ITERATIONS):
             metrics = {"iteration": iteration, "samples": 8 * iteration, "seconds": 2.0 * iteration}
             metrics["reward/mean"] = iteration / 4

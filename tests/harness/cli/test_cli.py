@@ -31,7 +31,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["schedule=nope"], "schedule=nope is unknown; choose one of colocate_sync, delayed_update, fully_async, "),
         (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
@@ -64,11 +64,11 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
-    settings: list[str], told: str, results: Path, capsys: pytest.CaptureFixture[str]
+    settings: list[str], message: str, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", *settings]) == 2
     out, err = capsys.readouterr()
-    assert err.startswith(told) and err.count("\n") == 1 and err.endswith("\n")
+    assert err.startswith(message) and err.count("\n") == 1 and err.endswith("\n")
     assert not out and not results.exists()
 
 
@@ -121,7 +121,7 @@ def failing_bench(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None
     monkeypatch.setattr("harness.cli.bench.run", fail)
 
 
-def test_an_interrupt_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     failing_bench(monkeypatch, KeyboardInterrupt())
     assert cli.main(["bench"]) == 130
     assert "the same command starts this seed again" in capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_the_first_failure_of_a_run_is_what_is_raised(monkeypatch: pytest.Monkey
     assert caught.value is cause
 
 
-def test_a_folder_that_another_process_writes_is_told_in_one_line(
+def test_a_folder_that_another_process_writes_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing_bench(monkeypatch, BlockingIOError("seed=0: this cell and seed is being run by another process"))

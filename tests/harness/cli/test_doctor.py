@@ -39,7 +39,7 @@ def test_a_machine_that_lacks_nothing_has_no_bad_finding(good: Path) -> None:
     assert list(good.iterdir()) == [], "trying to write leaves nothing"
 
 
-def test_one_core_is_told_with_what_still_runs(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_core_is_noted_with_what_still_runs(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "this_machine", lambda: Machine(cores=1, gpus=0, gpu_bytes=0))
     cores = finding(good, "cores")
     assert cores.grade == "note" and "SCHEDULE=colocate_sync DEVICES=1" in cores.meaning

@@ -217,10 +217,3 @@ def test_gpus_are_those_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytes
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert manifest_module.hardware()["gpus"] == ["NVIDIA H100 80GB, 81559 MiB"]
-
-
-@pytest.mark.parametrize("module", ["harness.metrics.run_files", "harness.metrics.manifest", "harness.report.summary"])
-def test_reading_results_needs_neither_torch_nor_ray_nor_mlflow(module: str) -> None:
-    code = f"import sys, {module}; print(sorted({{'torch', 'ray', 'vllm', 'mlflow'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -63,7 +63,7 @@ def waiting(**changes: Any) -> SampleRecord:
     return sample_record(**(given_ | changes))
 
 
-def test_the_columns_are_those_of_the_design_in_its_order() -> None:
+def test_the_columns_are_those_of_the_documentation_in_its_order() -> None:
     assert SCHEMA.names == COLUMNS and [field.name for field in fields(SampleRecord)] == [*COLUMNS, "custom"]
 
 
@@ -87,26 +87,20 @@ def test_the_parts_of_the_lag_add_up_and_the_mean_lies_between_them(drawn: list[
     assert record.span == len(set(versions))
 
 
-def test_versions_that_decrease_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"decrease: \[3, 2\]"):
-        trained([3, 2], trainer=4)
-
-
-def test_a_token_newer_than_the_trainer_is_refused() -> None:
-    with pytest.raises(ValueError, match="version 5, but the trainer held 4"):
-        trained([4, 5], trainer=4)
-
-
-def test_a_negative_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="negative token version -1"):
-        trained([-1, 0], trainer=4)
-
-
-def test_a_trained_sample_needs_tokens_and_a_trainer_version() -> None:
-    with pytest.raises(ValueError, match="has no token"):
-        trained([], trainer=0)
-    with pytest.raises(ValueError, match="trainer_version"):
-        trained([0], trainer=0, trainer_version=None)
+@pytest.mark.parametrize(
+    ("versions", "changes", "message"),
+    [
+        ([3, 2], {}, r"decrease: \[3, 2\]"),
+        ([4, 5], {}, "version 5, but the trainer held 4"),
+        ([-1, 0], {}, "negative token version -1"),
+        ([], {}, "has no token"),
+        ([0], {"trainer_version": None}, "trainer_version"),
+        ([0], {"fate": "lost"}, "unknown fate 'lost'"),
+    ],
+)
+def test_a_trained_sample_that_cannot_be_is_refused(versions: list[int], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trained(versions, trainer=4, **changes)
 
 
 def test_a_sample_that_was_not_trained_has_no_lag_and_may_not_claim_one() -> None:
@@ -121,11 +115,6 @@ def test_a_sample_that_has_not_started_has_neither_version_nor_span() -> None:
     record = waiting()
     assert record.version_first is record.version_last is record.span is record.started_at is None
     assert record.response_tokens == 0
-
-
-def test_an_unknown_fate_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown fate 'lost'"):
-        waiting(fate="lost")
 
 
 def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> None:
@@ -146,19 +135,16 @@ def test_reward_metrics_are_means_over_trained_samples() -> None:
 
 
 def test_runs_of_tokens_weigh_what_they_hold() -> None:
-    told = {"sample_id": 0, "group_id": 0, "fate": "trained", "admitted_at": 0.0, "prompt_tokens": 5}
+    sample = {"sample_id": 0, "group_id": 0, "fate": "trained", "admitted_at": 0.0, "prompt_tokens": 5}
     at = {"trainer_version": 4, "trained_iteration": 4, "trained_at": 1.0}
-    by_run = sample_record(versions=[1, 3], run_tokens=[30, 10], **told, **at)
-    by_token = sample_record(versions=[1] * 30 + [3] * 10, **told, **at)
+    by_run = sample_record(versions=[1, 3], run_tokens=[30, 10], **sample, **at)
+    by_token = sample_record(versions=[1] * 30 + [3] * 10, **sample, **at)
     assert by_run == by_token and by_run.lag_mean == 2.5
 
 
-def test_metrics_over_no_trained_sample_are_refused() -> None:
+def test_metrics_of_samples_that_are_not_trained_or_have_no_reward_are_refused() -> None:
     with pytest.raises(ValueError, match="no trained sample"):
         staleness_metrics([waiting()])
-
-
-def test_a_trained_sample_without_reward_is_refused() -> None:
     with pytest.raises(ValueError, match="have no reward"):
         reward_metrics([trained([0], 0, reward=None)])
 
@@ -213,7 +199,7 @@ def test_a_file_with_more_or_fewer_optional_columns_is_read_and_one_without_a_re
 
 def many(**changes: object) -> TrainedSamples:
     """Three samples of 2, 1 and 3 runs."""
-    told = {
+    columns = {
         "sample_id": np.array([4, 5, 6]),
         "engine": np.array([1, 0, 1]),
         "versions": np.array([0, 2, 1, 1, 1, 2], np.int32),
@@ -224,7 +210,7 @@ def many(**changes: object) -> TrainedSamples:
     times = {
         name: np.arange(3.0) + i for i, name in enumerate(("admitted_at", "started_at", "finished_at", "trained_at"))
     }
-    return TrainedSamples(**(told | times | changes))  # type: ignore[arg-type]
+    return TrainedSamples(**(columns | times | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("run_tokens", [None, np.array([10, 30, 7, 1, 2, 3])])
@@ -254,7 +240,7 @@ def test_records_of_many_samples_at_once_are_those_of_each(run_tokens: np.ndarra
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"versions": np.array([2, 1, 1, 1, 1, 2])}, "sample 4 has token versions that decrease"),
         ({"versions": np.array([0, 2, -1, 1, 1, 2])}, "sample 5 has a negative token version"),
@@ -262,8 +248,8 @@ def test_records_of_many_samples_at_once_are_those_of_each(run_tokens: np.ndarra
         ({"runs": np.array([3, 0, 3])}, "sample 5 was trained but has no token"),
     ],
 )
-def test_of_many_samples_the_first_that_is_off_is_named(changes: dict[str, np.ndarray], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_of_many_samples_the_first_that_is_off_is_named(changes: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         trained_records(many(**changes), 3, 2)
 
 

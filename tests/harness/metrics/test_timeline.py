@@ -222,21 +222,23 @@ def test_a_share_of_an_empty_window_is_refused() -> None:
         Timeline({("actor", "0"): Place("actor", ("a0",))}).idle("actor")
 
 
-def test_an_engine_without_a_place_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="span of critic/0, which has no place; placed are rollout/0, rollout/1, actor/0"
-    ):
-        separated().add([span("critic", "generate", 0, 1)])
-
-
-def test_an_unknown_kind_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="unknown kind of span 'idle_loop'"):
-        separated().add([span("actor", "idle_loop", 0, 1)])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            ("critic", "generate", 0, 1),
+            "span of critic/0, which has no place; placed are rollout/0, rollout/1, actor/0",
+        ),
+        (("actor", "idle_loop", 0, 1), "unknown kind of span 'idle_loop'"),
+        (("actor", "update_actor", 2, 1), "ends before it starts"),
+    ],
+)
+def test_a_span_that_cannot_be_is_refused(wrong: tuple[str, str, float, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        separated().add([span(*wrong)])
 
 
 def test_time_does_not_go_back() -> None:
-    with pytest.raises(ValueError, match="ends before it starts"):
-        separated().add([span("actor", "update_actor", 2, 1)])
     with pytest.raises(ValueError, match="iteration 3 ends at 5.0 s"):
         separated().end_iteration(3, 5.0)
 

@@ -122,7 +122,7 @@ def test_the_status_says_how_the_run_ended(
     assert not tracker._thread.is_alive()
 
 
-def test_an_earlier_try_that_died_silently_is_marked_killed(store: Path, name: str) -> None:
+def test_an_earlier_attempt_that_died_silently_is_marked_killed(store: Path, name: str) -> None:
     dead, other = track(store, name), track(store, name, seed=1)
     with track(store, name) as alive:
         assert alive._store.client.get_run(dead.run_id).info.status == "KILLED"
@@ -147,9 +147,9 @@ def test_the_thread_writes_without_being_asked(store: Path, name: str) -> None:
     tracker.finish()
 
 
-def test_a_store_that_fails_is_told_once_and_ends_no_run(store: Path, name: str) -> None:
-    told: list[str] = []
-    tracker = track(store, name, flush_seconds=0.001, on_lost=told.append)
+def test_a_store_that_fails_is_reported_once_and_ends_no_run(store: Path, name: str) -> None:
+    lost: list[str] = []
+    tracker = track(store, name, flush_seconds=0.001, on_lost=lost.append)
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("disk full\nand more about it")
@@ -161,10 +161,10 @@ def test_a_store_that_fails_is_told_once_and_ends_no_run(store: Path, name: str)
         tracker.log({"iteration": iteration, "reward/mean": 0.5})
         tracker.flush()
     tracker.finish()
-    assert told == ["disk full"] and tracker._pending == []
+    assert lost == ["disk full"] and tracker._pending == []
 
 
-def test_a_mistake_of_ours_is_no_lost_mirror(store: Path, name: str) -> None:
+def test_an_error_in_the_code_is_no_lost_mirror(store: Path, name: str) -> None:
     tracker = track(store, name)
     tracker._store.client.log_batch = None
     tracker.log({"iteration": 1, "reward/mean": 0.5})
@@ -176,10 +176,10 @@ def test_a_mistake_of_ours_is_no_lost_mirror(store: Path, name: str) -> None:
 def test_a_server_that_was_never_there_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # the discard service: nobody listens
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    told: list[str] = []
-    with track(tmp_path, "bench", on_lost=told.append) as tracker:
+    lost: list[str] = []
+    with track(tmp_path, "bench", on_lost=lost.append) as tracker:
         tracker.log({"iteration": 1, "reward/mean": 0.5})
-    (why,) = told
+    (why,) = lost
     assert re.fullmatch(r"API request to http://127\.0\.0\.1:9/\S* failed", why)
 
 
@@ -206,10 +206,10 @@ def synced(results: Path, experiment: str) -> list[Any]:
 
 
 def test_a_run_that_mlflow_never_saw_is_made_from_its_folder(store: Path, name: str) -> None:
-    told: list[str] = []
-    live = finished_run(store, identity_in(name), on_lost=told.append)
+    lost: list[str] = []
+    live = finished_run(store, identity_in(name), on_lost=lost.append)
     finished_run(store, identity_in(f"{name}-again"), mirror=False)
-    assert not told and not (live / INCOMPLETE).exists()
+    assert not lost and not (live / INCOMPLETE).exists()
     (filled,) = synced(store, f"{name}-again")
     assert filled.created and filled.files == 4 and filled.metrics == ITERATIONS * 3 + 2
     expected, found = mirrored(store, name), mirrored(store, f"{name}-again")
@@ -239,53 +239,13 @@ def test_a_finished_run_that_is_complete_is_left_alone_and_an_unfinished_one_is_
     assert [filled.changed for filled in synced(store, name)] == [False]
 
 
-def test_sync_ends_other_tries_of_the_same_run_that_still_seem_to_run(store: Path, name: str) -> None:
+def test_sync_ends_other_attempts_that_still_count_as_running(store: Path, name: str) -> None:
     dead = track(store, name, started_at="2026-01-01T00:00:00+00:00")
     finished_run(store, identity_in(name), mirror=False)
     (filled,) = synced(store, name)
     assert filled.created
     assert dead._store.client.get_run(dead.run_id).info.status == "KILLED"
     dead._closing.set()
-
-
-def test_the_machine_is_sampled_and_the_last_sample_is_never_missed() -> None:
-    from harness.metrics.system import SystemSampler
-
-    samples: list[Any] = []
-    with SystemSampler([samples.append], seconds=3600.0) as sampler:
-        pass
-    sampler.close()
-    (sample,) = samples
-    assert {"time", "system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= sample.keys()
-    assert 0 < sample["system/system_memory_usage_percentage"] <= 100
-    assert all(isinstance(value, float) for value in sample.values())
-
-
-def test_the_first_sample_tells_how_busy_processors_were_since_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.metrics import system
-
-    asked: list[str] = []
-
-    def percent() -> float:
-        asked.append(threading.current_thread().name)
-        return 50.0
-
-    monkeypatch.setattr(system.psutil, "cpu_percent", percent)
-    samples: list[Any] = []
-    with system.SystemSampler([samples.append], seconds=3600.0):
-        pass
-    assert asked == ["system-metrics"] * 2, "psutil tells each thread the share since its own last question"
-    assert [sample["system/cpu_utilization_percentage"] for sample in samples] == [50.0]
-
-
-def test_what_fails_while_sampling_is_raised_where_it_ends() -> None:
-    from harness.metrics.system import SystemSampler
-
-    def fail(_: Any) -> None:
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"), SystemSampler([fail], seconds=3600.0):
-        pass
 
 
 _FIRST_RUN = """
@@ -321,16 +281,16 @@ def test_two_first_runs_at_once_share_the_experiment_and_print_nothing(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ("iterations=3", "iterations=3 changes nothing here; choose runs with EXPERIMENT=bench"),
         ("experiment=nowhere", "nowhere is not there; run `make bench` first"),
     ],
 )
-def test_what_cannot_be_caught_up_is_told(store: Path, asked: str, told: str) -> None:
+def test_runs_that_cannot_be_chosen_are_refused(store: Path, asked: str, message: str) -> None:
     from harness.cli import mlflow_sync
 
-    with pytest.raises(ConfigError, match=f"{told}$"):
+    with pytest.raises(ConfigError, match=f"{message}$"):
         mlflow_sync.run([asked], store, Console())
 
 

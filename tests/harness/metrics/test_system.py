@@ -1,0 +1,64 @@
+"""How busy the machine was: samples of it, and how much of it was other processes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from harness.metrics import system
+from harness.metrics.system import LoadWatch, SystemSampler
+
+
+def test_own_work_is_no_load_and_the_work_of_others_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, busy, own = [100.0], [1000.0], [50.0]
+    monkeypatch.setattr(system.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(system, "_busy_seconds", lambda: busy[0])
+    monkeypatch.setattr(system, "_own_seconds", lambda: own[0])
+    monkeypatch.setattr(system, "_cores", lambda: [0, 1])
+    watch = LoadWatch()
+    now[0], busy[0], own[0] = 110.0, 1016.0, 62.0  # of 20 seconds on two cores: 12 its own, 4 of others, 4 idle
+    assert watch.so_far()["others"] == pytest.approx(0.2)
+    own[0] = 90.0
+    assert watch.so_far()["others"] == 0.0
+
+
+def test_this_machine_answers() -> None:
+    load = LoadWatch().so_far()
+    assert set(load) == {"average_at_start", "average_at_end", "others"}
+    assert 0.0 <= load["others"] <= 1.0 and load["average_at_start"] >= 0.0
+
+
+def test_the_machine_is_sampled_and_the_last_sample_is_never_missed() -> None:
+    samples: list[Any] = []
+    with SystemSampler([samples.append], seconds=3600.0) as sampler:
+        pass
+    sampler.close()
+    (sample,) = samples
+    assert {"time", "system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= sample.keys()
+    assert 0 < sample["system/system_memory_usage_percentage"] <= 100
+    assert all(isinstance(value, float) for value in sample.values())
+
+
+def test_the_first_sample_is_of_the_time_since_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def percent() -> float:
+        asked.append(threading.current_thread().name)
+        return 50.0
+
+    monkeypatch.setattr(system.psutil, "cpu_percent", percent)
+    samples: list[Any] = []
+    with SystemSampler([samples.append], seconds=3600.0):
+        pass
+    assert asked == ["system-metrics"] * 2, "psutil tells each thread the share since its own last question"
+    assert [sample["system/cpu_utilization_percentage"] for sample in samples] == [50.0]
+
+
+def test_what_fails_while_sampling_is_raised_where_it_ends() -> None:
+    def fail(_: Any) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"), SystemSampler([fail], seconds=3600.0):
+        pass
