@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.comparison.running.child import Child
+from harness.comparison.running.process import RunProcess
 from harness.config import ConfigError
 from harness.config.flat import flatten
 from harness.metrics.manifest import identity_of
@@ -110,14 +110,14 @@ def run(*settings: str, results: str | Path | None = None, quiet: bool = False, 
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CADENCE_FOLDERS": str(folders)}
         if results is not None:
             environment["CADENCE_RESULTS"] = str(results)
-        child = Child("the run", command, Path(temporary) / "output", environment)
+        process = RunProcess("the run", command, Path(temporary) / "output", environment)
         try:
-            code = _wait(child, quiet)
+            code = _wait(process, quiet)
         finally:
-            child.end()
+            process.end()
         if code:
-            child.clear()
-            raise _failure(code, given, child.log.read_text(encoding="utf-8", errors="replace").splitlines())
+            process.clear()
+            raise _failure(code, given, process.log.read_text(encoding="utf-8", errors="replace").splitlines())
         return Results(tuple(Path(line).resolve() for line in folders.read_text(encoding="utf-8").splitlines()))
 
 
@@ -131,11 +131,11 @@ def load(path: str | Path) -> Results:
     return Results(tuple(found))
 
 
-def _wait(child: Child, quiet: bool) -> int:
+def _wait(process: RunProcess, quiet: bool) -> int:
     """Until it ends; prints its output meanwhile. Returns its exit code."""
-    with child.log.open(encoding="utf-8", errors="replace") as output:
+    with process.log.open(encoding="utf-8", errors="replace") as output:
         while True:
-            code = child.ended()
+            code = process.ended()
             if not quiet and (text := output.read()):
                 print(text, end="", flush=True)
             if code is not None:
