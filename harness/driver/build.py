@@ -77,7 +77,7 @@ def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -
 
 
 def build_reward(recipe: Recipe, number: int) -> Any:
-    from harness.workers.reward import RewardStage
+    from harness.workers.stages import RewardStage
 
     algorithm = recipe.config.algorithm
     rows = algorithm.batch_samples
@@ -85,7 +85,7 @@ def build_reward(recipe: Recipe, number: int) -> Any:
 
 
 def build_advantages(recipe: Recipe, number: int) -> Any:
-    from harness.workers.reward import AdvantageStage
+    from harness.workers.stages import AdvantageStage
 
     algorithm = recipe.config.algorithm
     return AdvantageStage(
@@ -99,7 +99,7 @@ def build_advantages(recipe: Recipe, number: int) -> Any:
 
 
 def build_reference(recipe: Recipe, number: int) -> Any:
-    from harness.workers.log_probs import ReferenceStage
+    from harness.workers.stages import ReferenceStage
 
     device, rows = _device(recipe), _micro_batch(recipe)
     engine = _scorer(recipe, device)
@@ -107,7 +107,7 @@ def build_reference(recipe: Recipe, number: int) -> Any:
 
 
 def build_actor_fwd(recipe: Recipe, number: int) -> Any:
-    from harness.workers.log_probs import OldLogProbStage
+    from harness.workers.stages import OldLogProbStage
 
     device, rows = _device(recipe), _micro_batch(recipe)
     engine = _scorer(recipe, device)
@@ -143,7 +143,7 @@ def _reader(recipe: Recipe, rank: int) -> MicroBatchReader:
     )
     if together == 1:
         return reader
-    from harness.workers.neighbours import TensorParallelReader, tensor_parallel_group
+    from harness.workers.readers import TensorParallelReader, tensor_parallel_group
 
     return TensorParallelReader(reader if rank % together == 0 else None, tensor_parallel_group(together, timeout_s))
 

@@ -22,9 +22,8 @@ from harness.transfer_queue import Batch, Column, TransferQueue
 from harness.weight_sync.endpoints import WeightOffer, WeightSender
 from harness.weight_sync.simulated import PacedOffer, PacedSender
 from harness.workers.actor import ActorRole
-from harness.workers.log_probs import OldLogProbStage, ReferenceStage
-from harness.workers.reward import AdvantageStage, RewardStage
 from harness.workers.rollout import RolloutRole
+from harness.workers.stages import AdvantageStage, OldLogProbStage, ReferenceStage, RewardStage
 from schedules import Order, Transport
 
 _HOST = torch.device("cpu")

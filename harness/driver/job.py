@@ -20,9 +20,8 @@ from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
 from harness.transfer_queue.control.metrics import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
-from harness.workers.actor import TrainReport
+from harness.workers.actor import TrainReport, one_report_per_group
 from harness.workers.dataflow import partition_name
-from harness.workers.neighbours import one_report_per_group
 from schedules.protocol import Rollout
 
 

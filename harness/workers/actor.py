@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from harness.runtime.runtime import Waits
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.plan import gathered
-from harness.workers.readers import Deadlines, MicroBatchReader, Share
+from harness.workers.readers import Deadlines, MicroBatchReader
 
 
 @dataclass
@@ -69,8 +70,8 @@ class ActorRole(SendingWorker):
 
         Waits for rows only; the roles before it unblock it. The next micro-batch is fetched while one is computed.
         """
-        report, share = TrainReport(), self.reader.share(iteration, first)
-        fetch = self._fetch(share, iteration)
+        report, batches = TrainReport(), self.reader.read(iteration, first)
+        fetch = self._fetch(batches, iteration)
         while True:
             waited_from = self.clock.now()
             batch = await fetch
@@ -78,7 +79,7 @@ class ActorRole(SendingWorker):
             self._note(report, "wait_for_samples", waited_from, start, iteration)
             if batch is None:
                 break
-            fetch = self._fetch(share, iteration)
+            fetch = self._fetch(batches, iteration)
             await asyncio.sleep(0)  # lets the request leave before the computation takes the process
             sums = await self.engine.accumulate(train_batch(batch))
             report.sums = add_diagnostics(report.sums, sums | _scored_ago(batch, iteration))
@@ -90,10 +91,10 @@ class ActorRole(SendingWorker):
         self._note(report, "update_actor", start, self.clock.now(), iteration)
         return report
 
-    def _fetch(self, share: Share, iteration: int) -> asyncio.Task[Batch | None]:
+    def _fetch(self, batches: AsyncIterator[Batch], iteration: int) -> asyncio.Task[Batch | None]:
         async def fetch() -> Batch | None:
             with self.waits("train", f"rows of batch {iteration}"):
-                return await share.fetch()
+                return await anext(batches, None)
 
         return asyncio.create_task(fetch())
 
@@ -112,6 +113,14 @@ class ActorRole(SendingWorker):
             if self.rank == 0:
                 full[name] = tensor.cpu().clone()
         return full if self.rank == 0 else None
+
+
+def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:
+    """All ranks' reports, with samples and sums in one of each tensor-parallel group: the others trained the same."""
+    return [
+        report if rank % tensor_parallel == 0 else replace(report, trained=[], sums={})
+        for rank, report in enumerate(reports)
+    ]
 
 
 def train_batch(batch: Batch) -> TrainBatch:

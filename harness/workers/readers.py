@@ -1,9 +1,13 @@
-"""In which order the actor reads its micro-batches from the queue."""
+"""In which order training ranks read their micro-batches from the queue, and how ranks that share layers read once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
 from typing import Protocol
+
+import torch.distributed as dist
 
 from harness.transfer_queue import Batch, TransferQueue
 from harness.workers.dataflow import partition_name
@@ -13,44 +17,32 @@ Deadlines = Sequence[tuple[int, int]]
 the next `groups` groups that are trained (see schedules/protocol.py)."""
 
 
-class Share(Protocol):
-    """One rank's part of one training batch."""
-
-    async def fetch(self) -> Batch | None:
-        """Wait for the next micro-batch; None after the last. One call at a time."""
-
-
 class MicroBatchReader(Protocol):
-    def share(self, iteration: int, first: Deadlines) -> Share:
-        """What to train in `iteration`."""
+    def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
+        """This rank's part of what is trained in `iteration`, micro-batch by micro-batch, each waited for."""
 
 
 class FifoReader:
-    """As admitted: partition `train_<i>` in group order, dealt out to the ranks in micro-batches of `rows` samples."""
+    """As admitted: partition `train_<i>` in group order, split between the ranks in micro-batches of `rows` samples."""
 
     def __init__(self, queue: TransferQueue, *, rank: int, rows: int, wait_timeout_s: float | None) -> None:
         self.queue, self.rank, self.rows, self.wait_timeout_s = queue, rank, rows, wait_timeout_s
 
-    def share(self, iteration: int, first: Deadlines) -> Share:
-        """Raises ValueError where `first` is given: here a group's turn does not depend on who started it when."""
+    async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
+        """Raises ValueError where `first` is given: here a group's turn does not depend on when it was started."""
         if first:
             raise ValueError(f"train(first={first}) needs completion order; here groups are read as they were admitted")
-        return _PartitionShare(self, iteration)
+        while (batch := await self._next(partition_name(iteration))) is not None:
+            yield batch
 
-
-class _PartitionShare:
-    def __init__(self, reader: FifoReader, iteration: int) -> None:
-        self._reader, self._partition = reader, partition_name(iteration)
-
-    async def fetch(self) -> Batch | None:
-        reader = self._reader
-        return await reader.queue.get(
+    async def _next(self, partition: str) -> Batch | None:
+        return await self.queue.get(
             "actor",
-            reader.rows,
-            partition=self._partition,
-            rank=reader.rank,
-            consumer=str(reader.rank),
-            timeout_s=reader.wait_timeout_s,
+            self.rows,
+            partition=partition,
+            rank=self.rank,
+            consumer=str(self.rank),
+            timeout_s=self.wait_timeout_s,
         )
 
 
@@ -66,36 +58,53 @@ class CompletionReader:
         self.queue, self.rows, self.group_size, self.batch = queue, rows, group_size, batch
         self.wait_timeout_s = wait_timeout_s
 
-    def share(self, iteration: int, first: Deadlines) -> Share:
-        return _CompletedShare(self, iteration, first)
-
-
-class _CompletedShare:
-    """Reads whatever is complete, as far as what is due leaves room; dispatch limits and counts are told in rows."""
-
-    def __init__(self, reader: CompletionReader, iteration: int, first: Deadlines) -> None:
-        self._reader, self._iteration = reader, iteration
-        self._due = [(limit * reader.group_size, groups * reader.group_size) for limit, groups in first]
-        self._rows = reader.batch * reader.group_size
-        self._taken = 0
-
-    async def fetch(self) -> Batch | None:
-        if self._taken == self._rows:
-            return None
-        reader = self._reader
-        due = tuple((below, within - self._taken) for below, within in self._due)
-        batch = await reader.queue.get(
-            "actor",
-            min(reader.rows, self._rows - self._taken),
-            minimum=reader.group_size,
-            first=("rollout", due) if due else None,
-            timeout_s=reader.wait_timeout_s,
-        )
-        if batch is None:
-            left = (self._rows - self._taken) // reader.group_size
-            raise RuntimeError(
-                f"iteration {self._iteration} lacks {left} of its {reader.batch} groups, and the queue has no more; "
-                "admit as many groups as are dropped before closing the prompts"
+    async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
+        """As far as `first` leaves room. The queue counts rows where schedules count groups."""
+        n = self.group_size
+        left, taken = self.batch * n, 0
+        while left:
+            deadlines = tuple((limit * n, groups * n - taken) for limit, groups in first)
+            batch = await self.queue.get(
+                "actor",
+                min(self.rows, left),
+                minimum=n,
+                first=("rollout", deadlines) if deadlines else None,
+                timeout_s=self.wait_timeout_s,
             )
-        self._taken += len(batch.rows)
-        return batch
+            if batch is None:
+                raise RuntimeError(
+                    f"iteration {iteration} lacks {left // n} of its {self.batch} groups, and the queue has no more; "
+                    "admit as many groups as are dropped before closing the prompts"
+                )
+            left, taken = left - len(batch.rows), taken + len(batch.rows)
+            yield batch
+
+
+class TensorParallelReader:
+    """For ranks that share layers, and so train on the same micro-batches: the first one of `group` has a `reader` and
+    broadcasts what it reads; the others have None."""
+
+    def __init__(self, reader: MicroBatchReader | None, group: dist.ProcessGroup) -> None:
+        self._reader, self._group = reader, group
+
+    async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
+        """The group's timeout ends the wait for the first rank."""
+        own = None if self._reader is None else self._reader.read(iteration, first)
+        while True:
+            shared: list[Batch | None] = [None if own is None else await anext(own, None)]
+            await asyncio.to_thread(dist.broadcast_object_list, shared, group=self._group, group_src=0)
+            if shared[0] is None:
+                return
+            yield shared[0]
+
+
+def tensor_parallel_group(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:
+    """The group of this rank and those it shares layers with, over host memory. Every rank of the world calls it.
+
+    A group of its own: micro-batches are fetched ahead, while gradients travel through the others.
+    """
+    starts = range(0, dist.get_world_size(), tensor_parallel)
+    blocks = [list(range(start, start + tensor_parallel)) for start in starts]
+    timeout = timedelta(seconds=timeout_s)
+    groups = [dist.new_group(block, timeout=timeout, backend="gloo") for block in blocks]
+    return groups[dist.get_rank() // tensor_parallel]

@@ -16,11 +16,11 @@ from harness.workers.dataflow import partition_name
 
 
 class RolloutRole(ReceivingWorker):
-    """One rollout engine. `index` is its number, `share` the most samples it takes from the queue at once, and the most
-    it has at a time of one batch; `stream_share` the most it has at a time while it streams.
+    """One rollout engine, number `index`.
 
-    With several engines fair shares keep the first to ask from taking all for itself. Where it
-    `shares_device` with other roles, the engine takes the device for a batch and gives it back.
+    share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it
+    has at a time while it streams. With several engines, shares keep the first to ask from taking everything.
+    shares_device: with other roles; then the engine takes the device for a batch and gives it back.
     """
 
     role = "rollout"
@@ -44,32 +44,31 @@ class RolloutRole(ReceivingWorker):
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
         self.engine, self.queue, self.clock, self.device = engine, queue, clock, device
         self.index, self.name, self.group_size = index, str(index), group_size
-        self.consumer = f"rollout[{index}]"  # of no other role: what it had is given to others where it dies
+        self.consumer = f"rollout[{index}]"  # its own: what it had is released to others where it dies
         self.share, self.stream_share = share, stream_share
         self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
         self.waits = Waits(self.consumer)
         self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
         self._completed: list[Completion] = []
-        self._news = asyncio.Event()  # set when a sample was completed, or came back in the queue
+        self._changed = asyncio.Event()  # set when a sample was completed, or came back in the queue
         self._room = asyncio.Event()
         self._empty = asyncio.Event()
         self._spans: list[Span] = []
         self._busy_since: float | None = None
         self._paused = False
-        self._turn = asyncio.Lock()  # of what must not happen side by side: a batch, a pause, a load
+        self._exclusive = asyncio.Lock()  # of what must not happen side by side: a batch, a pause, a load
         self._retired = False
         self._feeding: asyncio.Task[None] | None = None
-        self._rest = asyncio.Event()  # set while it does not generate
-        self._rest.set()
+        self._idle = asyncio.Event()  # set while it does not generate
+        self._idle.set()
 
     async def generate(self, iteration: int, batches: int = 1) -> list[Span]:
         """Generate everything of this batch that no other engine took; or of so many batches from there on, as one.
-        Once more, and it takes what others took and did not finish."""
-        async with self._turn:
+        Called again, it takes what lost engines had taken and not finished."""
+        async with self._exclusive:
             if self.shares_device:
                 await self.engine.wake()
-            # With a batch to share out, whoever asks first must leave the others theirs; it may take more as it
-            # finishes.
+            # The first engine to ask leaves the others their share of the batch; it may take more as it finishes.
             most = min(self.engine.slots, self.share * batches)
             await self._run([partition_name(i) for i in range(iteration, iteration + batches)], most)
             if self.shares_device:
@@ -93,7 +92,7 @@ class RolloutRole(ReceivingWorker):
 
         Groups that were on their way from the queue still come in; they start after `resume`, under its weights.
         """
-        async with self._turn:
+        async with self._exclusive:
             with self.waits("pause", "running samples to end" if drain else "the engine to stop"):
                 await self.engine.pause("wait" if drain else "keep")
             self._paused = True
@@ -105,18 +104,18 @@ class RolloutRole(ReceivingWorker):
         await self._go_on()
 
     async def retire(self) -> None:
-        """Take no more groups; finish those that it has, under the weights that are loaded. Returns when it did."""
+        """Take no more groups; finish those that it has, under the loaded weights. Returns when they are done."""
         self._retired = True
         if self._feeding is not None:
             self._feeding.cancel()
-        async with self._turn:
+        async with self._exclusive:
             if self._paused:
                 await self._go_on()
         with self.waits("retire", "its last samples"):
-            await self._rest.wait()
+            await self._idle.wait()
 
     async def rejoin(self) -> None:
-        """Take groups again, when it is asked to."""
+        """Take groups again."""
         self._retired = False
 
     async def take_spans(self) -> list[Span]:
@@ -136,8 +135,8 @@ class RolloutRole(ReceivingWorker):
         self._open_span()
 
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
-        """Load into a paused or idle engine. The KV cache of the old weights is dropped unless told to keep it."""
-        async with self._turn:
+        """Load into a paused or idle engine. The KV cache of the old weights is dropped, unless `keep_cache`."""
+        async with self._exclusive:
             start = self.clock.now()
             self._close_span()
             with self.waits("load", f"the weights of version {version}"):
@@ -149,7 +148,7 @@ class RolloutRole(ReceivingWorker):
         return await self.take_spans()
 
     async def _run(self, partitions: Sequence[str | None], most: int) -> None:
-        self._rest.clear()
+        self._idle.clear()
         async with asyncio.TaskGroup() as loops:
             drain = loops.create_task(self._drain(), name=f"{self.waits.owner}.drain")
             write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
@@ -163,7 +162,7 @@ class RolloutRole(ReceivingWorker):
             drain.cancel()
             write.cancel()
         self._close_span()
-        self._rest.set()
+        self._idle.set()
 
     async def _feed(self, partitions: Sequence[str | None], most: int) -> None:
         """Consumes groups, produces requests, of one partition after the other (None: of any). Waits for free slots
@@ -171,11 +170,9 @@ class RolloutRole(ReceivingWorker):
         weights). Ends when the queue has no more."""
         for partition in partitions:
             while (batch := await self._next(partition, most)) is not None:
-                prompts = batch.columns["prompt"]
-                assert isinstance(prompts, Ragged)
-                rows = batch.rows.tolist()
+                rows, prompts = batch.rows.tolist(), batch.ragged("prompt").rows()
                 self._partition_of.update(dict.fromkeys(rows, batch.partition))
-                self.engine.submit([Request(row, prompt) for row, prompt in zip(rows, prompts.rows(), strict=True)])
+                self.engine.submit([Request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)])
                 self._open_span()
 
     async def _next(self, partition: str | None, most: int) -> Batch | None:
@@ -203,14 +200,14 @@ class RolloutRole(ReceivingWorker):
             if not self.engine.running and not self.engine.waiting:
                 self._close_span()
             self._room.set()
-            self._news.set()
+            self._changed.set()
 
     async def _write(self) -> None:
         """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""
         while True:
             with self.waits("write", "finished samples"):
-                await self._news.wait()
-            self._news.clear()
+                await self._changed.wait()
+            self._changed.clear()
             completed, self._completed = self._completed, []
             by_partition: dict[str, list[Completion]] = {}
             for completion in completed:

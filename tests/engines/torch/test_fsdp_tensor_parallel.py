@@ -1,7 +1,7 @@
 """FSDP2 x tensor parallelism: four processes, two that share layers in each of two that share the data."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,7 @@ from torch.distributed import TCPStore
 
 from harness.config import ModelConfig, TrainingConfig
 from harness.weight_sync.plan import pack, plan_transfer, unpack
-from harness.workers.neighbours import TensorParallelReader, tensor_parallel_group
-from harness.workers.readers import Deadlines
+from harness.workers.readers import Deadlines, TensorParallelReader, tensor_parallel_group
 from tests.support.fsdp_samples import (
     FREE,
     SAMPLES,
@@ -59,25 +58,23 @@ def received(parameters: Any) -> Tensors:
 
 
 class Numbers:
-    """A `MicroBatchReader` and its `Share`: what the queue hands to one rank."""
+    """A `MicroBatchReader` of one rank, with numbers for batches."""
 
     def __init__(self, first: int) -> None:
-        self._left = [first, first + 1]
+        self._numbers = [first, first + 1]
 
-    def share(self, iteration: int, first: Deadlines) -> Any:
-        return self
-
-    async def fetch(self) -> int | None:
-        return self._left.pop(0) if self._left else None
+    async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Any]:
+        for number in self._numbers:
+            yield number
 
 
 def read_together(rank: int) -> list[int | None]:
     """What a rank is given where the queue hands 0 and 1 to the first pair, and 10 and 11 to the second."""
     reader = Numbers(10 * (rank // TENSOR)) if rank % TENSOR == 0 else None
-    share = TensorParallelReader(reader, tensor_parallel_group(TENSOR, timeout_s=60)).share(0, ())
+    batches = TensorParallelReader(reader, tensor_parallel_group(TENSOR, timeout_s=60)).read(0, ())
 
-    async def read() -> list[int | None]:
-        return [await share.fetch() for _ in range(3)]
+    async def read() -> list[Any]:
+        return [await anext(batches, None) for _ in range(3)]
 
     return asyncio.run(read())
 

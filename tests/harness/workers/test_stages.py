@@ -19,9 +19,8 @@ from harness.transfer_queue import Ragged
 from harness.weight_sync.ipc import SharedOffer
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import partition_name
-from harness.workers.log_probs import OldLogProbStage, ReferenceStage
 from harness.workers.readers import FifoReader
-from harness.workers.reward import AdvantageStage, RewardStage
+from harness.workers.stages import AdvantageStage, OldLogProbStage, ReferenceStage, RewardStage
 from tests.support.role_setting import (
     ALL_ROLES,
     CPU,

@@ -10,7 +10,7 @@ import pytest
 
 from harness.transfer_queue import Batch, Column, LocalQueue, Ragged
 from harness.workers.dataflow import iteration_of, partition_name
-from harness.workers.stage import Stage
+from harness.workers.stages import Stage
 from tests.support.role_setting import GROUP, ROWS, CountingQueue, TickingClock, completion, settle
 
 

@@ -1,0 +1,176 @@
+"""The roles between rollout and training: reward, advantages, and log-probabilities under the initial policy
+(reference) or a recent one (actor_fwd). All share one loop: read, compute, write."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.protocols import Clock, LogProbEngine, Span
+from harness.rl.advantages import group_advantages
+from harness.runtime.runtime import Waits
+from harness.tasks import Task, extra_metrics, extra_values
+from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
+from harness.weight_sync.endpoints import ReceivingWorker
+from harness.workers.dataflow import iteration_of, partition_name
+
+
+class Stage(ABC):
+    """One worker of a role between rollout and training.
+
+    role: the task it is in the queue; kind: what its spans are called; rows: the micro-batch, in samples;
+    wait_timeout_s: the longest wait for rows, after which TimeoutError says which are missing.
+    """
+
+    role: str
+    kind: str
+
+    def __init__(
+        self, queue: TransferQueue, clock: Clock, *, name: str, rows: int, minimum: int, wait_timeout_s: float | None
+    ) -> None:
+        self.queue, self.clock, self.name = queue, clock, name
+        self.rows, self.minimum, self.wait_timeout_s = rows, minimum, wait_timeout_s
+        self.version = 0
+        self.waits = Waits(f"{self.role}[{name}]")
+        self._spans: list[Span] = []
+
+    async def process(self, iteration: int) -> list[Span]:
+        """Work through one batch; returns when none of its rows is left."""
+        await self._work(partition_name(iteration))
+        return await self.take_spans()
+
+    async def stream(self) -> list[Span]:
+        """Work through every batch, whichever has rows, until the queue is closed and exhausted.
+
+        Returns the last spans only: `take_spans` hands the others out while the run goes on.
+        """
+        await self._work(None)
+        return await self.take_spans()
+
+    async def take_spans(self) -> list[Span]:
+        """Spans since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    async def waiting(self) -> list[str]:
+        """What this worker's loops wait for, a line each."""
+        return self.waits.lines()
+
+    async def _work(self, partition: str | None) -> None:
+        """Consumes this role's inputs, of one partition or of all, and produces its outputs.
+
+        Waits for rows only; the roles before it unblock it. Result and the next request leave together: the queue
+        takes the calls of one process in order, and if it refuses the result, that error ends the run.
+        """
+        batch = await self._fetch(partition)
+        while batch is not None:
+            start = self.clock.now()
+            columns = await self.compute(batch)
+            iteration = iteration_of(batch.partition)
+            self._spans.append(Span(self.role, self.name, self.kind, start, self.clock.now(), self.version, iteration))
+            _, batch = await asyncio.gather(
+                self.queue.put(batch.partition, batch.rows, columns),
+                self._fetch(partition),
+            )
+
+    async def _fetch(self, partition: str | None) -> Batch | None:
+        with self.waits("work", f"rows of {partition or 'any batch'}"):
+            return await self.queue.get(
+                self.role,
+                self.rows,
+                minimum=self.minimum,
+                partition=partition,
+                consumer=self.name,
+                timeout_s=self.wait_timeout_s,
+            )
+
+    @abstractmethod
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        """The columns that this role adds to these rows."""
+
+
+class RewardStage(Stage):
+    """Scores each response by the task's own rule."""
+
+    role = kind = "reward"
+
+    def __init__(self, task: Task, **stage: Any) -> None:
+        super().__init__(**stage)
+        self.task = task
+        self.extra_names = extra_metrics(task)
+
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        responses, answers = batch.ragged("response").rows(), batch.ragged("answer").rows()
+        scores = [self.task.score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+        columns: dict[str, Column] = {
+            "reward": np.array([score.reward for score in scores], np.float32),
+            "exact_match": np.array([score.exact_match for score in scores], np.bool_),
+        }
+        if self.extra_names:
+            columns["score_extras"] = Ragged.from_rows(list(extra_values(scores, self.extra_names)))
+        return columns
+
+
+class AdvantageStage(Stage):
+    """Compares the samples of a group with each other; takes groups whole."""
+
+    role = kind = "advantages"
+
+    def __init__(self, *, group_size: int, divide_by_std: bool, **stage: Any) -> None:
+        super().__init__(**stage)
+        self.group_size, self.divide_by_std = group_size, divide_by_std
+
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
+        return {"advantage": group_advantages(rewards, divide_by_std=self.divide_by_std).flatten().numpy()}
+
+
+class ReferenceStage(Stage):
+    """The initial policy, for the KL of the trained one to it."""
+
+    role = kind = "reference"
+
+    def __init__(self, engine: LogProbEngine, **stage: Any) -> None:
+        super().__init__(**stage)
+        self.engine = engine
+
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        return {"ref_log_probs": await self.engine.log_probs(*prompts_and_responses(batch))}
+
+
+class OldLogProbStage(Stage, ReceivingWorker):
+    """The trainer's own arithmetic at the newest version it has seen, to compare the engine's log-probs with.
+
+    `old_version` says which version that was, so that only tokens sampled by the same one are compared.
+    """
+
+    role, kind = "actor_fwd", "old_log_prob"
+
+    def __init__(self, engine: LogProbEngine, device: torch.device, **stage: Any) -> None:
+        super().__init__(**stage)
+        self.engine, self.device = engine, device
+        self._engine_is_free = asyncio.Lock()  # on a simulated clock, calls come in while the engine computes
+
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        async with self._engine_is_free:
+            log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
+            return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
+
+    async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
+        """Between two micro-batches, never inside one."""
+        with self.waits("load", f"the weights of version {version}"):
+            async with self._engine_is_free:
+                start = self.clock.now()
+                await self.engine.load_weights(version, weights)
+                self.version = version
+                return [Span(self.role, self.name, "load_weights", start, self.clock.now(), version, version - 1)]
+
+
+def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:
+    """The two columns that scoring reads."""
+    return batch.ragged("prompt"), batch.ragged("response")
