@@ -14,7 +14,8 @@ import pytest
 
 from harness.comparison.equivalence import read_gate
 from harness.comparison.experiment import comparison_of, read_campaign
-from tests.integration.conftest import BARE, ROOT, environment
+from tests.support.project import ROOT
+from tests.support.real_runs import BARE, environment
 
 WITHIN_S = 1200  # seven short runs; on a quiet machine two minutes
 

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from harness.metrics.run_files import load_ledger, load_metrics
-from tests.integration.conftest import BARE, ROOT, Bench, command, environment
+from tests.support.project import ROOT
+from tests.support.real_runs import BARE, bench, command, environment
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +78,7 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     return [" ".join(process.cmdline()) for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path, bench: Bench) -> None:
+def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path) -> None:
     with started(results, "interrupted") as (process, folder):
         relatives = family(process)
         assert len(relatives) > 5
@@ -90,7 +91,7 @@ def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path, bench: Bench
     assert not list(folder.glob(".*.tmp"))
     assert len(load_metrics(folder)) > 2  # what was measured until then can be read
 
-    again = bench("interrupted", *SETTINGS)
+    again = bench(results, "interrupted", *SETTINGS)
     assert (again / "DONE").exists()
     assert load_ledger(again)["in_flight"] == 0
 

@@ -13,8 +13,9 @@ import pytest
 
 from harness.metrics.run_files import is_done, load_ledger
 from harness.report.summary import print_summary
-from tests.integration.conftest import FIRST_TIMEOUT_S, ROOT, SMALL, environment
 from tests.support.invariants import check_dispatch, check_every_sample_once, check_run, check_times, lags, read_run
+from tests.support.project import ROOT
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 

@@ -9,21 +9,21 @@ import pytest
 
 from harness.metrics.manifest import identity_of
 from harness.metrics.run_files import load_ledger, load_manifest, load_metrics, load_samples, load_timeline
-from tests.integration.conftest import Bench
+from tests.support.real_runs import bench
 
 ITERATIONS = {"fully_async": 120, "colocate_sync": 60}
 ROWS = 16 * 8
 
 
 @pytest.fixture(scope="module")
-def fully_async(bench: Bench) -> Path:
-    return bench("main", "schedule=fully_async")
+def fully_async(results: Path) -> Path:
+    return bench(results, "main", "schedule=fully_async")
 
 
 @pytest.fixture(scope="module")
-def colocate_sync(bench: Bench) -> Path:
+def colocate_sync(results: Path) -> Path:
     """On two devices: two rollout engines, a training world of two."""
-    return bench("main_colocated", "schedule=colocate_sync", f"iterations={ITERATIONS['colocate_sync']}")
+    return bench(results, "main_colocated", "schedule=colocate_sync", f"iterations={ITERATIONS['colocate_sync']}")
 
 
 @pytest.fixture(params=["fully_async", "colocate_sync"])

@@ -10,8 +10,8 @@ from harness.config import CostConfig
 from harness.cost_model.cost import transfer_times
 from harness.driver.simulate import simulate
 from harness.metrics.run_files import load_manifest
-from tests.integration.conftest import Bench
 from tests.support.invariants import Finished, check_run, read_run
+from tests.support.real_runs import bench
 
 pytestmark = [pytest.mark.slow]
 
@@ -20,9 +20,10 @@ EARLY_S = 1e-3
 
 
 @pytest.fixture(scope="module")
-def folder(bench: Bench) -> Path:
+def folder(results: Path) -> Path:
     """The schedule with the most to pace: copies that travel in the background, to cohorts that load in turn."""
     return bench(
+        results,
         "paced",
         *("schedule=half_step", "backend=paced", "cost=tiny_cpu", "cluster.devices=3", "schedule.split.rollout=2"),
         *("iterations=3", "smoke=true", "algorithm.reference=false"),

@@ -23,8 +23,9 @@ from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from schedules import SCHEDULES
-from tests.integration.conftest import FIRST_TIMEOUT_S, ROOT, SMALL, BenchAll
 from tests.support.invariants import check_run, read_run
+from tests.support.project import ROOT
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
@@ -128,20 +129,20 @@ OWN_SERVERS = {
 
 
 @pytest.fixture(scope="module")
-def runs(bench_all: BenchAll) -> dict[str, Path]:
+def runs(results: Path) -> dict[str, Path]:
     """One of every schedule. Most of a run is the start of its server, so all others share one that is there."""
 
     def settings(schedule: str) -> str:
         return f"{SMALLER} algorithm.micro_batch_groups=2 schedule={schedule} {OWN_SERVERS.get(schedule, '')}"
 
-    done = bench_all({schedule: settings(schedule) for schedule in OWN_SERVERS})
+    done = bench_all(results, {schedule: settings(schedule) for schedule in OWN_SERVERS})
     server = LocalServer(build_model(MODEL), slots=16, device=torch.device("cpu"), owner="the test")
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(URL, server.url)
             patch.setenv(TOKEN, server.token)
             others = [schedule for schedule in SCHEDULES if schedule not in OWN_SERVERS]
-            return done | bench_all({schedule: settings(schedule) for schedule in others})
+            return done | bench_all(results, {schedule: settings(schedule) for schedule in others})
     finally:
         server.stop()
 

@@ -25,8 +25,8 @@ from harness.config.compose import choices
 from harness.protocols import Completion, Request, Sampling
 from harness.report.summary import summarize
 from harness.runtime.runtime import RealClock
-from tests.integration.conftest import FIRST_TIMEOUT_S, SMALL, BenchAll
 from tests.support.invariants import check_run, read_run
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
 
 pytestmark = [
     pytest.mark.vllm,
@@ -135,12 +135,14 @@ async def test_an_idle_engine_whose_worker_is_killed_is_named_and_late_answers_a
 
 
 @pytest.fixture(scope="module")
-def runs(bench_all: BenchAll) -> dict[str, Path]:
+def runs(results: Path) -> dict[str, Path]:
     """A short run of every schedule."""
     short = f"{SMALL} engine=vllm iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
     short += " algorithm.micro_batch_groups=2"
     more = {"half_step": "cluster.devices=3 schedule.split.rollout=2", "colocate_sync": "cluster.devices=1"}
-    return bench_all({f"vllm_{name}": f"{short} schedule={name} {more.get(name, '')}" for name in choices("schedule")})
+    return bench_all(
+        results, {f"vllm_{name}": f"{short} schedule={name} {more.get(name, '')}" for name in choices("schedule")}
+    )
 
 
 @pytest.mark.parametrize("name", choices("schedule"))

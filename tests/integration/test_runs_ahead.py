@@ -1,0 +1,79 @@
+"""Real runs in which samples may lag, one of every schedule and option that bounds the lag in its own way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.metrics.run_files import load_ledger, load_metrics, load_samples
+from harness.report.summary import summarize
+from tests.support.invariants import check_run, read_run
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+
+pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
+
+SHORT = f"{SMALL} iterations=5 algorithm.batch_groups=4 algorithm.group_size=4 algorithm.micro_batch_groups=2"
+COMPLETION = f"{SHORT} schedule=fully_async schedule.order=completion task=expand engine.slots=8"
+DRAINED = (
+    "schedule=fully_async schedule.max_staleness=0.5 schedule.partial=false algorithm.correction=tis "
+    "algorithm.kl_coef=0.01 task=expand model.warm_start=false iterations=6 smoke=true"
+)
+"""Half a batch ahead, engines drained before each update, TIS, and a KL to the reference in the loss."""
+RUNS = {
+    "one_step_off": f"{SHORT} schedule=one_step_off",
+    "k_step_off": f"{SHORT} schedule=k_step_off",
+    "delayed_update": f"{SHORT} schedule=delayed_update",
+    "half_step": f"{SHORT} schedule=half_step cluster.devices=3 schedule.split.rollout=2",
+    "completion_wait": f"{COMPLETION} schedule.max_staleness=1",
+    "completion_drop": f"{COMPLETION} schedule.max_staleness=0.5 schedule.on_stale=drop",
+    "drained": DRAINED,
+}
+FIXED = {"one_step_off": 1, "k_step_off": 3, "delayed_update": 1}
+"""Schedules whose worst lag is always the same."""
+
+
+@pytest.fixture(scope="module")
+def runs(results: Path) -> dict[str, Path]:
+    return bench_all(results, RUNS)
+
+
+@pytest.fixture
+def drained(runs: dict[str, Path]) -> Path:
+    return runs["drained"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_real_run_keeps_what_its_schedule_promises(runs: dict[str, Path], name: str) -> None:
+    check_run(read_run(runs[name]))
+    worst = summarize(runs[name]).lag_worst
+    assert worst == FIXED[name] if name in FIXED else worst <= 1
+
+
+def test_drained_engines_sample_no_sample_under_two_versions(drained: Path) -> None:
+    assert set(load_samples(drained).to_pydict()["span"]) == {1}
+
+
+def test_half_a_batch_of_staleness_gives_lags_of_0_and_1_and_a_fresh_second_half(drained: Path) -> None:
+    samples = load_samples(drained).to_pydict()
+    assert set(samples["lag_worst"]) == {0, 1}
+    rows, half = 16 * 8, 8 * 8
+    lags = zip(samples["sample_id"], samples["lag_worst"], strict=True)
+    # Only groups of a batch's first half may be sampled a version early.
+    assert {sample % rows >= half for sample, lag in lags if lag == 1} == {False}
+
+
+def test_the_kl_to_the_reference_starts_at_zero_and_grows(drained: Path) -> None:
+    kl = [metrics["policy/kl_ref"] for metrics in load_metrics(drained)]
+    assert kl[0] == pytest.approx(0.0, abs=1e-9)
+    assert kl[-1] > 1e-7
+
+
+def test_engine_and_trainer_agree_on_log_probs_of_the_same_version(drained: Path) -> None:
+    mismatches = [metrics["policy/mismatch_kl"] for metrics in load_metrics(drained) if "policy/mismatch_kl" in metrics]
+    assert mismatches and max(mismatches) < 1e-8
+
+
+def test_the_ledger_of_the_drained_run_closes(drained: Path) -> None:
+    ledger = load_ledger(drained)
+    assert ledger["admitted"] == ledger["trained"] == 6 * 16 * 8

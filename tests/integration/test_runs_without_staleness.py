@@ -1,0 +1,95 @@
+"""Real runs in which no sample may lag: same tokens, rewards and weights, to the bit, whatever the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main as cli
+from harness.comparison.equivalence import differences
+from harness.config import ConfigError, CostConfig
+from harness.config.compose import compose_job
+from harness.cost_model.calibration.runs import base_job, calibrate_runs, read_run
+from harness.driver.simulate import simulate
+from harness.metrics.run_files import load_ledger, load_samples
+from tests.support import invariants
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+
+pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
+
+RUNS = {
+    "colocated": "schedule=colocate_sync cluster.devices=1 seeds=[0,1]",
+    "separated": "schedule=separated_sync schedule.streaming=false",
+    "separated_streaming": "schedule=separated_sync schedule.streaming=true",
+    "async_0": "schedule=fully_async schedule.max_staleness=0",
+}
+"""On a training world of one: sums over ranks round in another order."""
+
+
+@pytest.fixture(scope="module")
+def runs(results: Path) -> dict[str, Path]:
+    return bench_all(results, {name: f"{SMALL} iterations=4 {settings}" for name, settings in RUNS.items()})
+
+
+@pytest.mark.parametrize("other", ["separated", "separated_streaming", "async_0"])
+def test_without_staleness_every_schedule_is_bitwise_equal_to_colocate_sync(runs: dict[str, Path], other: str) -> None:
+    assert not differences(runs["colocated"], runs[other])
+
+
+def test_the_runs_did_learn_something_from_each_other_s_weights(runs: dict[str, Path]) -> None:
+    """Another seed gives other tokens and weights: the equalities above are not between runs that stand still."""
+    differing = differences(runs["colocated"], runs["colocated"].parent / "seed=1")
+    assert {"tokens of responses", "final weights"} <= set(differing)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_sample_lags_and_all_are_trained_as_the_schedule_promises(runs: dict[str, Path], name: str) -> None:
+    invariants.check_run(invariants.read_run(runs[name]))
+    samples = load_samples(runs[name]).to_pydict()
+    assert set(samples["lag_worst"]) == {0} and set(samples["span"]) == {1}
+    assert set(samples["fate"]) == {"trained"} and len(samples["fate"]) == 4 * 128
+    assert load_ledger(runs[name])["admitted"] == 4 * 128
+
+
+# -- what the same runs tell a calibration
+
+SHOWN = ("decode_step_s", "prefill_s_per_token", "log_prob_s_per_token", "train_s_per_token", "train_step_s", "sync_s")
+
+
+@pytest.mark.parametrize("name", ["colocated", "separated", "separated_streaming"])
+def test_a_real_run_shows_what_its_pieces_cost(runs: dict[str, Path], name: str) -> None:
+    base = base_job([])
+    found = calibrate_runs([runs[name]], base, "mine")
+
+    assert all(
+        getattr(found.cost, shown) >= 0 and getattr(found.cost, shown) != getattr(base.cost, shown) for shown in SHOWN
+    )
+    assert found.cost.decode_step_s + found.cost.decode_step_s_per_sample > 0
+    assert {phase.name for phase in found.phases} >= {"generation", "scoring", "training", "optimizer", "weights"}
+    assert ("reload_s" in found.unseen) == (name != "colocated")
+
+
+def test_costs_of_a_run_are_written_read_and_simulated_with(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "RESULTS", tmp_path)
+    other_seed = runs["colocated"].parent / "seed=1"
+
+    assert cli.main(["calibrate", f"run={runs['colocated']}", f"run={other_seed}", "name=mine"]) == 0
+
+    job = compose_job([f"cost={tmp_path / 'costs' / 'mine.yaml'}", "iterations=3", "cluster.devices=2"])
+    assert isinstance(job.cost, CostConfig)
+    both = calibrate_runs([runs["colocated"], other_seed], base_job([]), "mine").cost
+    for name, value in asdict(both).items():
+        if isinstance(value, float):
+            assert getattr(job.cost, name) == pytest.approx(value, rel=1e-5), name
+    assert len(simulate(job, 0).timeline.iteration_ends) == 3
+
+
+def test_only_finished_runs_are_read_and_names_name_files(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no finished run"):
+        read_run(tmp_path)
+    with pytest.raises(ConfigError, match="name=a/b cannot name a file"):
+        calibrate_runs([runs["colocated"]], base_job([]), "a/b")

@@ -1,0 +1,61 @@
+"""Real runs through the command line: the settings of short ones, and how they are made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.project import ROOT
+
+RUN_TIMEOUT_S = 280
+FIRST_TIMEOUT_S = 1500
+"""Of a test that may be the first to ask for a row of runs, and waits for all of them."""
+
+BARE = "algorithm.reference=false algorithm.recompute_log_probs=false"
+"""Without the two roles that only measure: five processes instead of seven."""
+SMALL = f"backend=real cluster.oversubscribe=true model.warm_start=false smoke=true {BARE}"
+"""From random weights, so that no warm start is needed; rewards are rare, not absent, and updates move the weights."""
+
+_ALL = """
+import sys
+from harness.cli.main import main
+for settings in sys.argv[1:]:
+    code = main(["bench", *settings.split()])
+    if code:
+        sys.exit(f"{settings}: exit code {code}")
+"""
+
+
+def environment(results: Path) -> dict[str, str]:
+    return os.environ | {"CADENCE_RESULTS": str(results)}
+
+
+def command(*settings: str) -> list[str]:
+    return [sys.executable, "-m", "harness", "bench", *settings]
+
+
+def bench(results: Path, experiment: str, *settings: str) -> Path:
+    """Runs `python -m harness bench` with these settings and returns the folder of seed 0."""
+    _run(command(f"experiment={experiment}", "seeds=[0]", *settings), results, RUN_TIMEOUT_S)
+    (folder,) = (results / experiment).glob("*/seed=0")
+    return folder
+
+
+def bench_all(results: Path, settings: Mapping[str, str]) -> dict[str, Path]:
+    """Runs `bench` with the settings of every experiment, and returns the folder of each one's seed 0.
+
+    Most of a short run is its start, importing above all, so one process makes them all, one after another.
+    """
+    each = [f"experiment={experiment} {given}" for experiment, given in settings.items()]
+    _run([sys.executable, "-c", _ALL, *each], results, FIRST_TIMEOUT_S - 20)
+    return {experiment: folder for experiment in settings for folder in (results / experiment).glob("*/seed=0")}
+
+
+def _run(arguments: list[str], results: Path, timeout_s: float) -> None:
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=environment(results), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
