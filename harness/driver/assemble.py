@@ -5,47 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement
-from harness.driver.job import PromptSource, PublishedWeights, RunningJob, StagePool, TrainerPool
-from harness.driver.pool import Observer
-from harness.driver.rollout_pool import RolloutPool
-from harness.protocols import Clock
-from harness.runtime.runtime import Handle, Runtime, collect_waits
+from harness.driver.backends import Backend, RunSpec
+from harness.driver.build import EngineFactory, WorkerSpec, build_worker
+from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
+from harness.runtime.runtime import Handle, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
-from harness.tasks import Task, extra_metrics
+from harness.tasks import extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
-from harness.weight_sync.transports import WeightTransport
 from harness.workers.dataflow import queue_spec
 from schedules import Schedule
 from schedules.capacity import Capacity
 
 STAGES = ("reference", "actor_fwd", "reward", "advantages")
-
-
-class Kit(Protocol):
-    """How the workers of a job are made: real ones (real_kit.py) or simulated ones (simulated_kit.py)."""
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def transport(self) -> WeightTransport:
-        """What carries the weights."""
-
-    @property
-    def wait_timeout_s(self) -> float | None:
-        """The longest wait for rows; None on a clock that jumps, where a wait that never ends is a Deadlock at once."""
-
-    def workers(self, role: str, devices: int) -> int:
-        """How many workers a role has on this many devices: one each, unless one stands for all."""
-
-    def start(self, role: str, count: int, runtime: Runtime, queue: TransferQueue) -> list[Handle]:
-        """Start the workers of a role. They come up side by side, in the background."""
 
 
 @dataclass(frozen=True)
@@ -71,29 +47,34 @@ class Assembly:
         return [*self.coordinator.waits.lines(), *told, *self.queue.waiting_now()]
 
 
-def assemble(
-    config: JobConfig,
-    schedule: Schedule,
-    seed: int,
-    *,
-    placement: Placement,
-    kit: Kit,
-    runtime: Runtime,
-    clock: Clock,
-    observer: Observer,
-) -> Assembly:
+def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
     """Start all roles and build the job around them."""
-    counts = worker_counts(kit, placement)
-    queue = runtime.start_queue(
+    config, schedule, placement = run.config, run.schedule, run.plan.placement
+    counts = worker_counts(backend.engines, placement)
+    queue = backend.runtime.start_queue(
         queue_spec(
             list(placement.devices),
             training_ranks=-(-counts["actor"] // config.training.tensor_parallel),
             capacity_rows=capacity_rows(config, schedule),
             order=schedule.order,
-            score_extras=bool(extra_metrics(kit.task)),
+            score_extras=bool(extra_metrics(backend.engines.task)),
         )
     )
-    workers = {role: kit.start(role, count, runtime, queue) for role, count in counts.items()}
+    spec = WorkerSpec(
+        config,
+        schedule.order,
+        schedule.eta,
+        queue,
+        backend.clock,
+        run.wait_timeout_s,
+        backend.engines,
+        engine_count=counts["rollout"],
+        shares_device=len(placement.roles_on(placement.devices["rollout"][0])) > 1,
+    )
+    workers = {
+        role: [backend.runtime.start(role, n, partial(build_worker, role), spec=spec) for n in range(count)]
+        for role, count in counts.items()
+    }
     pools = {role: StagePool(role, workers[role], observer) for role in STAGES if role in workers}
     fleet = Fleet(
         workers["rollout"],
@@ -106,22 +87,22 @@ def assemble(
         workers["actor"],
         fleet=fleet,
         scorers=workers.get("actor_fwd", []),
-        transport=kit.transport,
+        transport=backend.transport,
         bucket_bytes=config.cluster.bucket_bytes,
         observe=observer.spans,
         retry=RetryPolicy(config.cluster.transfer_attempts, config.cluster.verify_weights),
     )
     algorithm = config.algorithm
     prompts = PromptSource(
-        kit.task,
+        backend.engines.task,
         queue,
-        clock,
+        backend.clock,
         observer,
-        seed=seed,
+        seed=run.seed,
         batch=algorithm.batch_groups,
         group_size=algorithm.group_size,
         iterations=config.iterations,
-        wait_timeout_s=kit.wait_timeout_s,
+        wait_timeout_s=run.wait_timeout_s,
     )
     everybody = [worker for of_role in workers.values() for worker in of_role]
     job = RunningJob(
@@ -144,9 +125,9 @@ async def clear_up(queue: TransferQueue, engine: Handle) -> None:
     await queue.release(engine.name)
 
 
-def worker_counts(kit: Kit, placement: Placement) -> dict[str, int]:
+def worker_counts(engines: EngineFactory, placement: Placement) -> dict[str, int]:
     """Workers of every role, host roles too."""
-    on_devices = {role: kit.workers(role, len(devices)) for role, devices in placement.devices.items()}
+    on_devices = {role: engines.workers(role, len(devices)) for role, devices in placement.devices.items()}
     return on_devices | dict.fromkeys(HOST_ROLES, 1)
 
 

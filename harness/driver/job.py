@@ -6,23 +6,45 @@ They satisfy the protocols of schedules/protocol.py by shape; nothing here knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from harness.driver.pool import Observer, Pool
-from harness.driver.rollout_pool import RolloutPool
-from harness.protocols import Clock
-from harness.runtime.runtime import Handle, call_all
+from harness.metrics.ledger import DropReason
+from harness.protocols import Clock, Span
+from harness.runtime.runtime import Handle, call_all, death_in
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
 from harness.transfer_queue.control.metrics import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
+from harness.weight_sync.membership import Fleet
 from harness.workers.actor import TrainReport, one_report_per_group
 from harness.workers.dataflow import partition_name
 from schedules.protocol import Rollout
+
+EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
+
+
+class Observer(Protocol):
+    """Hears what happens in a job, as it happens. Whatever it hears is progress."""
+
+    def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None: ...
+
+    def dropped(self, rows: Sequence[int], reason: DropReason) -> None: ...
+
+    def doing(self, role: str, what: str) -> None: ...
+
+    def engine(self, name: str, what: EngineEvent, why: str = "") -> None:
+        """A rollout engine is lost, leaves or joins."""
+
+    def spans(self, spans: Iterable[Span]) -> None: ...
+
+    def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None: ...
+
+    def published(self, version: int, queue: Mapping[str, float]) -> None:
+        """queue: its metrics, as `queue_metrics` names them."""
 
 
 class PromptSource:
@@ -99,6 +121,43 @@ class PromptSource:
         )
 
 
+class Pool:
+    """Workers of one role. What they did is heard when a call ends; of a long one also meanwhile, whenever asked."""
+
+    def __init__(self, name: str, workers: Sequence[Handle], observer: Observer) -> None:
+        self.name, self.observer = name, observer
+        self._workers = list(workers)
+        self._asked = asyncio.Event()
+
+    @property
+    def workers(self) -> list[Handle]:
+        return self._workers
+
+    def ask_spans(self) -> None:
+        """Have a long call that is under way hand in its spans so far. Nobody waits for them: a worker in the middle of
+        a computation answers after it."""
+        self._asked.set()
+
+    async def _call(self, method: str, *arguments: Any) -> None:
+        self._hear(await call_all(self.workers, method, *arguments))
+
+    async def _long(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it; meanwhile, whenever somebody asks for spans, have them handed in."""
+        self._asked.clear()
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(work)
+            call.add_done_callback(lambda _: self._asked.set())
+            while not call.done():
+                await self._asked.wait()
+                self._asked.clear()
+                if not call.done():
+                    await self._call("take_spans")
+
+    def _hear(self, spans_by_worker: Iterable[Iterable[Span]]) -> None:
+        for spans in spans_by_worker:
+            self.observer.spans(spans)
+
+
 class StagePool(Pool):
     """All workers of one role between rollout and training."""
 
@@ -111,6 +170,142 @@ class StagePool(Pool):
         self.observer.doing(self.name, "streaming")
         await self._long(self._call("stream"))
         self.observer.doing(self.name, "done")
+
+
+class RolloutPool(Pool):
+    """All rollout engines that work, or those of a cohort: the `fleet` knows which.
+
+    Where one dies over a call, the fleet decides whether the run goes on. Then what it had is in the queue again, and
+    the others, of whatever cohort, are asked for the same once more.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        observer: Observer,
+        name: str = "rollout",
+        *,
+        among: Collection[str] | None = None,
+        whole: RolloutPool | None = None,
+    ) -> None:
+        super().__init__(name, (), observer)
+        self.fleet = fleet
+        self._among, self._whole = among, whole or self
+        self._cohorts: list[RolloutPool] = []
+        self._newest: dict[str, int] = {}  # batch that each engine was asked to generate
+        self._streams: asyncio.TaskGroup | None = None  # while engines stream
+        self._streaming: set[str] = set()
+        self._lost_a_stream = False
+
+    @property
+    def workers(self) -> list[Handle]:
+        return [worker for worker in self.fleet.working if self._among is None or worker.name in self._among]
+
+    def split(self, cohorts: int | None = None) -> Sequence[RolloutPool]:
+        names = [worker.name for worker in self.workers]
+        count = len(names) if cohorts is None else cohorts
+        if not 1 <= count <= len(names):
+            raise ValueError(f"{len(names)} rollout engines cannot be split into {count} cohorts")
+        made = [
+            RolloutPool(self.fleet, self.observer, f"{self.name} {k}", among=names[k::count], whole=self)
+            for k in range(count)
+        ]
+        self._cohorts += made
+        return made
+
+    def ask_spans(self) -> None:
+        super().ask_spans()
+        for cohort in self._cohorts:
+            cohort.ask_spans()
+
+    async def generate(self, iteration: int, batches: int = 1) -> None:
+        what = f"batch {iteration}" if batches == 1 else f"batches {iteration} to {iteration + batches - 1}"
+        self.observer.doing(self.name, what)
+        await self._long(self._generate(iteration, batches))
+        self.observer.doing(self.name, f"done with {what}")
+
+    async def stream(self) -> None:
+        await self._long(self._stream())
+        self.observer.doing(self.name, "done")
+
+    async def set_dispatch_limit(self, below: int) -> None:
+        self.observer.doing(self.name, f"up to group {below - 1}")
+        await self._ask_all(self.workers, "set_dispatch_limit", below)
+
+    async def pause(self, *, drain: bool) -> None:
+        self.observer.doing(self.name, "draining" if drain else "paused for weights")
+        await self._ask_all(self.workers, "pause", drain)
+
+    async def resume(self, below: int) -> None:
+        await self._ask_all(self.workers, "resume", below)
+        self._whole.start_streams(self.workers)
+        self.observer.doing(self.name, f"up to group {below - 1}")
+
+    def start_streams(self, workers: Sequence[Handle]) -> None:
+        """While engines stream: these do so, too. They have weights and a dispatch limit."""
+        if self._streams is not None and self._streaming:
+            for worker in workers:
+                self._start_stream(self._streams, worker)
+
+    async def _generate(self, iteration: int, batches: int) -> None:
+        """Whoever is not as far as this batch yet takes what a dead one left when it comes to it: not before, for it
+        may hold weights that are too old."""
+        newest, workers = self._whole._newest, self.workers
+        newest |= {worker.name: iteration for worker in workers}
+        while not await self._ask_all(workers, "generate", iteration, batches):
+            workers = [worker for worker in self._whole.workers if newest.get(worker.name, -1) >= iteration]
+
+    async def _stream(self) -> None:
+        """Until all streams ended: also those of engines that came in meanwhile, and of those that took over what
+        another one had when it died."""
+        self._lost_a_stream = True
+        while self._lost_a_stream:
+            self._lost_a_stream = False
+            async with asyncio.TaskGroup() as streams:
+                self._streams = streams
+                for worker in self.workers:
+                    self._start_stream(streams, worker)
+        self._streams = None
+
+    def _start_stream(self, streams: asyncio.TaskGroup, worker: Handle) -> None:
+        if worker.name not in self._streaming:
+            self._streaming.add(worker.name)
+            streams.create_task(self._stream_of(worker))
+
+    async def _stream_of(self, worker: Handle) -> None:
+        try:
+            if not await self._ask(worker, "stream"):
+                self._lost_a_stream = True
+        finally:
+            self._streaming.discard(worker.name)
+
+    async def _call(self, method: str, *arguments: Any) -> None:
+        await self._ask_all(self.workers, method, *arguments)
+
+    async def _ask_all(self, workers: Sequence[Handle], method: str, *arguments: Any) -> bool:
+        """The same of every one of them; whether all did it."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self._ask(worker, method, *arguments)) for worker in workers]
+        return all(task.result() for task in asked)
+
+    async def _ask(self, worker: Handle, method: str, *arguments: Any) -> bool:
+        """Whether it did what it was asked; False where it died over it, and the run goes on. Then what it had can be
+        taken by others. Raises LostEngine where the run is to end."""
+        try:
+            spans = await worker.call(method, *arguments)
+        except Exception as error:
+            if (death := death_in(error)) is None:
+                raise
+            await self.fleet.lose({worker.name: _told(worker, method, death)})
+            return False
+        self.observer.spans(spans or ())
+        return True
+
+
+def _told(worker: Handle, method: str, death: Exception) -> str:
+    """Who died over what."""
+    told = str(death)
+    return told if told.startswith(worker.name) else f"{worker.name} died during {method}: {told}"
 
 
 class TrainerPool:

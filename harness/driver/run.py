@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import Plan
 from harness.config.compose import cell_name, make_schedule, plain
-from harness.driver.backends import Wanted, clock_of, event_loop
+from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay
 from harness.driver.session import Session
 from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
-from harness.metrics.run_files import WEIGHTS, RunDirectory
-from harness.metrics.system import LoadWatch
+from harness.metrics.run_files import WEIGHTS, RunDirectory, mirrored_files
+from harness.metrics.system import LoadWatch, SystemSampler
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, call_all
 from harness.tasks import make_task
-
-if TYPE_CHECKING:
-    from harness.driver.mirror import Mirror
 
 MEMBERSHIP = "membership.json"
 
@@ -56,9 +53,9 @@ def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: C
         manifest = build_manifest(identity, {"run": seed, "warm_start": 0, "weights": 0})
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
-        wanted = Wanted(config, make_schedule(config), plan, _initial_model(config, plan, results, console), seed)
+        spec = RunSpec(config, make_schedule(config), plan, _initial_model(config, plan, results, console), seed)
         runner = stack.enter_context(event_loop(plan))
-        session = Session(wanted, clock_of(plan, runner.get_loop()))
+        session = Session(spec, clock_of(plan, runner.get_loop()))
         session.recorder.listeners.append(folder.append_metrics)
         session.told_where = partial(_tell_where, folder)
         open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)
@@ -127,8 +124,6 @@ def _mirror(
     manifest: dict[str, Any],
     console: Console,
 ) -> Mirror:
-    from harness.driver.mirror import Mirror
-
     return Mirror(folder, results, identity, plain(config), manifest, console)
 
 
@@ -144,3 +139,48 @@ def _draw(folder: RunDirectory) -> None:
     from harness.report.plots import draw_run
 
     draw_run(folder.path)
+
+
+class Mirror:
+    """As a context manager it samples the machine until `finish`, or until the run fails.
+
+    A mirror that is lost is told once on the console and in the run's folder, and the run goes on.
+    """
+
+    def __init__(
+        self,
+        folder: RunDirectory,
+        results: Path,
+        identity: RunIdentity,
+        config: Mapping[str, Any],
+        manifest: Mapping[str, Any],
+        console: Console,
+    ) -> None:
+        """Creates the run in MLflow, which takes seconds to load. config, manifest: as in the folder, which the caller
+        holds."""
+        from harness.metrics.mlflow_mirror import Tracker
+
+        self._folder, self._console = folder, console
+        self._tracker = Tracker(results, identity, config, manifest, on_lost=self._tell_loss)
+        self._sampler = SystemSampler([folder.append_system, self._tracker.log_system])
+        self.log = self._tracker.log
+
+    def finish(self) -> None:
+        """Every other file is there: store them, and end the run in MLflow."""
+        self._sampler.close()
+        self._tracker.finish(artifacts=mirrored_files(self._folder.path))
+
+    def __enter__(self) -> Mirror:
+        self._sampler.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            self._sampler.close()
+        finally:
+            self._tracker.__exit__(*exception)
+
+    def _tell_loss(self, why: str) -> None:
+        self._folder.mirror_is_incomplete(why)
+        told = f"MLflow mirror incomplete: {why}; the run goes on, and `make mlflow-sync` catches up from its files"
+        self._console.print(told, style="yellow", highlight=False, soft_wrap=True, markup=False)

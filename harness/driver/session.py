@@ -6,37 +6,37 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from dataclasses import replace
 
+from harness.config import JobConfig
+from harness.config.checks.job import plan_job
+from harness.config.compose import make_schedule
+from harness.config.machine import Machine
 from harness.driver.assemble import Assembly, assemble
-from harness.driver.backends import OPEN, Backend, Wanted, reading_of
-from harness.driver.recorder import Recorder, places
+from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
+from harness.driver.recorder import Measured, Recorder, Simulated, places
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
+from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, RealClock, WorkerDied, call_all, watch_progress
 from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
+from harness.tasks import extra_metrics, make_task
 from harness.weight_sync.membership import LostEngine
-
-
-def _told_of(failure: BaseException) -> str:
-    """Which engine was lost, over what, where the run ends with that."""
-    if isinstance(failure, BaseExceptionGroup):
-        return next((told for part in failure.exceptions if (told := _told_of(part))), "")
-    return str(failure) if isinstance(failure, LostEngine | WorkerDied) else ""
 
 
 class Session:
     """start, connect, measure; then the recorder knows everything."""
 
-    def __init__(self, wanted: Wanted, clock: Clock) -> None:
-        config, placement = wanted.config, wanted.plan.placement
-        self.wanted, self.clock = wanted, clock
+    def __init__(self, run: RunSpec, clock: Clock) -> None:
+        config, placement, real = run.config, run.plan.placement, run.plan.backend == "real"
+        self.run, self.clock = run, clock
         self.recorder = Recorder(
             Timeline(
-                places(placement, pooled=wanted.plan.backend != "real", per_engine=config.engine.tensor_parallel),
+                places(placement, pooled=not real, per_engine=config.engine.tensor_parallel),
                 warmup=config.warmup_iterations,
             ),
             clock,
-            reading_of(config, wanted.plan),
+            Measured(extra_metrics(make_task(config))) if real else Simulated(config.cost.prompt_tokens),
             group_size=config.algorithm.group_size,
             devices=placement.total,
         )
@@ -56,18 +56,8 @@ class Session:
 
     def start(self, stack: ExitStack) -> None:
         """Start all workers; the stack ends them."""
-        wanted = self.wanted
-        self._backend = backend = OPEN[wanted.plan.backend](wanted, self.clock, stack)
-        self._assembly = assemble(
-            wanted.config,
-            wanted.schedule,
-            wanted.seed,
-            placement=wanted.plan.placement,
-            kit=backend.kit,
-            runtime=backend.runtime,
-            clock=self.clock,
-            observer=self.recorder,
-        )
+        self._backend = open_backend(self.run, self.clock, stack)
+        self._assembly = assemble(self.run, self._backend, self.recorder)
 
     async def connect(self) -> None:
         """Bring the weight transport up on all sides."""
@@ -98,7 +88,7 @@ class Session:
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[None]:
         """The engines over HTTP meanwhile, where that is wanted and time passes by itself."""
-        if not self.wanted.config.cluster.serve_membership or not isinstance(self.clock, RealClock):
+        if not self.run.config.cluster.serve_membership or not isinstance(self.clock, RealClock):
             yield
             return
         from harness.weight_sync.service import fleet_app, serving
@@ -111,14 +101,43 @@ class Session:
 
     async def _run_watched(self) -> None:
         """The schedule, beside the watch for a stall where time passes by itself."""
-        run = self.wanted.schedule.run(self.assembly.job)
+        run = self.run.schedule.run(self.assembly.job)
         if not isinstance(self.clock, RealClock):
             with infrequent_gc():
                 return await run
-        limit = self.wanted.config.cluster.stall_timeout_s
+        limit = self.run.config.cluster.stall_timeout_s
         async with asyncio.TaskGroup() as tasks:
             guard = tasks.create_task(
                 watch_progress(lambda: self.recorder.events, self.assembly.waiting, limit, self.clock)
             )
             await run
             guard.cancel()
+
+
+def _told_of(failure: BaseException) -> str:
+    """Which engine was lost, over what, where the run ends with that."""
+    if isinstance(failure, BaseExceptionGroup):
+        return next((told for part in failure.exceptions if (told := _told_of(part))), "")
+    return str(failure) if isinstance(failure, LostEngine | WorkerDied) else ""
+
+
+def simulate(config: JobConfig, seed: int, started: Callable[[Session], None] = lambda session: None) -> Recorder:
+    """Run `config` on the virtual clock, whatever its backend, and return what was recorded.
+
+    started: is shown the session before time begins. Raises ConfigError for a job that cannot be, Deadlock for one that
+    cannot go on.
+    """
+    config = replace(config, backend="virtual")
+    schedule = make_schedule(config)
+    plan = plan_job(config, schedule, _NO_MACHINE)
+    with ExitStack() as stack:
+        runner = stack.enter_context(event_loop(plan))
+        session = Session(RunSpec(config, schedule, plan, config.model, seed), clock_of(plan, runner.get_loop()))
+        session.start(stack)
+        run_in(runner, session.connect())
+        started(session)
+        run_in(runner, session.measure())
+    return session.recorder
+
+
+_NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)  # nothing is asked of it

@@ -113,7 +113,7 @@ class SendingWorker:
     waits: Waits
     device: torch.device
     _sender: WeightSender | None = None
-    _joined: WeightSender | None = None  # the last one that met its receivers, whatever paces it
+    joined: WeightSender | None = None  # the last one that met its receivers, not what paces it
     _source: WeightSource
     _store: dist.Store
 
@@ -144,8 +144,8 @@ class SendingWorker:
 
     async def meet_receivers(self) -> None:
         """For rank 0: the other half of `open`. What the previous sender had under way can be sent again."""
-        self._joined = self._source.sender(self._store, self.device, self._joined)
-        await self.use(self._joined)
+        self.joined = self._source.sender(self._store, self.device, self.joined)
+        await self.use(self.joined)
 
     async def use(self, sender: WeightSender) -> None:
         """Send weights by this sender, which reaches its receivers already."""

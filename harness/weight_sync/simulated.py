@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -149,3 +150,22 @@ class PacedOffer:
         if isinstance(receiver, HostReceiver):
             return PacedReceiver(receiver, self.times, self.clock)
         return receiver
+
+
+class PacedRole:
+    """A role, of whatever kind, whose real transfers take at least as long as the cost model says."""
+
+    def __init__(self, role: Any, times: TransferTimes) -> None:
+        self._role, self._times = role, times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._role, name)
+
+    async def join(self, offer: WeightOffer, number: int) -> None:
+        """Of a receiver."""
+        await self._role.join(PacedOffer(offer, self._times, self._role.clock), number)
+
+    async def meet_receivers(self) -> None:
+        """Of the sender."""
+        await self._role.meet_receivers()
+        await self._role.use(PacedSender(self._role.joined, self._times, self._role.clock))

@@ -20,7 +20,8 @@ class RolloutRole(ReceivingWorker):
 
     share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it
     has at a time while it streams. With several engines, shares keep the first to ask from taking everything.
-    shares_device: with other roles; then the engine takes the device for a batch and gives it back.
+    shares_device: with other roles; then the engine takes the device for a batch and gives it back. generate_s: simulated
+    seconds before a batch is generated as one.
     """
 
     role = "rollout"
@@ -39,6 +40,7 @@ class RolloutRole(ReceivingWorker):
         keep_cache: bool,
         shares_device: bool,
         wait_timeout_s: float | None,
+        generate_s: float = 0.0,
     ) -> None:
         if engine.slots < group_size:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
@@ -47,6 +49,7 @@ class RolloutRole(ReceivingWorker):
         self.consumer = f"rollout[{index}]"  # its own: what it had is released to others where it dies
         self.share, self.stream_share = share, stream_share
         self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
+        self.generate_s = generate_s
         self.waits = Waits(self.consumer)
         self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
         self._completed: list[Completion] = []

@@ -95,16 +95,18 @@ class Stage(ABC):
 
 
 class RewardStage(Stage):
-    """Scores each response by the task's own rule."""
+    """Scores each response by the task's own rule. sample_s: simulated seconds for each, one after the other."""
 
     role = kind = "reward"
 
-    def __init__(self, task: Task, **stage: Any) -> None:
+    def __init__(self, task: Task, *, sample_s: float = 0.0, **stage: Any) -> None:
         super().__init__(**stage)
-        self.task = task
+        self.task, self.sample_s = task, sample_s
         self.extra_names = extra_metrics(task)
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        if self.sample_s:
+            await self.clock.sleep(len(batch.rows) * self.sample_s)
         responses, answers = batch.ragged("response").rows(), batch.ragged("answer").rows()
         scores = [self.task.score(response, answer) for response, answer in zip(responses, answers, strict=True)]
         columns: dict[str, Column] = {

@@ -18,9 +18,8 @@ from harness.config import JobConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
-from harness.driver.backends import Wanted, clock_of, event_loop
-from harness.driver.session import Session
-from harness.driver.simulate import simulate
+from harness.driver.backends import RunSpec, clock_of, event_loop
+from harness.driver.session import Session, simulate
 from harness.metrics.timeline import Timeline
 from schedules import SCHEDULES
 
@@ -77,7 +76,7 @@ def paced(config: JobConfig, seed: int) -> Timeline:
     plan = plan_job(config, schedule, Machine(cores=0, gpus=0, gpu_bytes=0))
     with ExitStack() as stack:
         runner = stack.enter_context(event_loop(plan))
-        session = Session(Wanted(config, schedule, plan, config.model, seed), clock_of(plan, runner.get_loop()))
+        session = Session(RunSpec(config, schedule, plan, config.model, seed), clock_of(plan, runner.get_loop()))
         session.start(stack)
         runner.run(session.connect())
         runner.run(session.measure())

@@ -23,7 +23,7 @@ from harness.config import CostConfig
 from harness.config.compose import compose_job
 from harness.cost_model.calibration.cost_file import explained
 from harness.cost_model.calibration.runs import WARMUP, base_job, calibrate_runs
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import Timeline
 from schedules import SCHEDULES

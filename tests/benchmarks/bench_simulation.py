@@ -12,7 +12,7 @@ import argparse
 import time
 
 from harness.config.compose import compose_job
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 
 JOB = (
     "schedule=fully_async",

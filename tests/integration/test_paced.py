@@ -8,7 +8,7 @@ import pytest
 
 from harness.config import CostConfig
 from harness.cost_model.cost import transfer_times
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.metrics.run_files import load_manifest
 from tests.support.invariants import Finished, check_run, read_run
 from tests.support.real_runs import bench

@@ -10,8 +10,7 @@ from typing import Any
 
 from harness.config import JobConfig
 from harness.driver.recorder import Recorder
-from harness.driver.session import Session
-from harness.driver.simulate import simulate
+from harness.driver.session import Session, simulate
 from harness.runtime.runtime import Handle, WorkerDied
 from harness.weight_sync.membership import Fleet, MembershipConflict
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from harness.config import CostConfig, JobConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import compose_job
-from harness.driver.session import Session
-from harness.driver.simulate import simulate
+from harness.driver.session import Session, simulate
 from tests.support.invariants import Finished
 
 

@@ -14,7 +14,7 @@ from harness.config import STRICT, JobConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.fields import Count
 from harness.driver.recorder import Recorder
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.studies.papers.pools import pooled
 from harness.studies.papers.result import Role
 from harness.studies.predictions.fit import WARMUP

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.config import JobConfig
 from harness.driver.recorder import Recorder
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from schedules import KStepOff, Schedule
 
 _LEAST_SAMPLES = 1024  # measured over as many iterations as have so many

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.driver.recorder import Recorder
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.metrics.timeline import Interval, Timeline, clip, length
 from harness.studies.predictions.fit import WARMUP, Fit, around_s, drawn, engine_cost, engines_of, host_s
 from harness.studies.predictions.phases import UPDATE

@@ -16,7 +16,7 @@ import numpy as np
 from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import choices, compose_job
 from harness.driver.recorder import Recorder
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.metrics.atomic_files import write_text
 from harness.metrics.samples import staleness_metrics
 from harness.studies.schedule_table.page import Figures, page

@@ -15,7 +15,7 @@ from harness.comparison.fairness import fairness_key, refuse_unfair
 from harness.comparison.runs import Run, read_run
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory
 

@@ -12,7 +12,7 @@ from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
 from harness.cost_model.calibration.costs import Measured, calibrate, together
 from harness.cost_model.calibration.recorded import decode_steps, measured, turns
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 

@@ -18,7 +18,7 @@ from harness.config.compose import compose_job
 from harness.config.placement import Placement, place
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.recorder import Recorder
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from schedules import SCHEDULES
 from tests.support.examples import examples
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.driver.job import PublishedWeights, StagePool, TrainerPool
-from harness.driver.rollout_pool import RolloutPool
+from harness.driver.job import PublishedWeights, RolloutPool, StagePool, TrainerPool
 from harness.protocols import Span
 from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.weight_sync.membership import Fleet

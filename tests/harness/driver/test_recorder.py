@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from harness.config.placement import HOST_ROLES, Placement
-from harness.driver.readings import Measured, Simulated
-from harness.driver.recorder import Recorder, places
+from harness.driver.recorder import Measured, Recorder, Simulated, places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline

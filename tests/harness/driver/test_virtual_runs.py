@@ -16,11 +16,9 @@ from harness.config import JobConfig, LengthsConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
-from harness.driver.backends import Backend, Wanted
+from harness.driver.backends import Backend, RunSpec, open_backend
 from harness.driver.recorder import Recorder
-from harness.driver.session import Session
-from harness.driver.simulate import simulate
-from harness.driver.simulated_kit import VirtualKit
+from harness.driver.session import Session, simulate
 from harness.metrics.run_files import load_manifest, load_metrics
 from harness.runtime.runtime import RealClock, Stalled
 from harness.runtime.virtual_runtime import Deadlock, LocalRole, VirtualRuntime
@@ -185,14 +183,14 @@ class NearRuntime(VirtualRuntime):
 def test_on_a_clock_that_passes_by_itself_the_same_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session of a paced run, with its workers in this process."""
 
-    def open_near(wanted: Wanted, clock: Any, stack: ExitStack) -> Backend:
-        kit = VirtualKit(wanted.config, wanted.schedule, wanted.seed, wanted.plan.placement, clock)
-        return Backend(clock, NearRuntime(), kit)
+    def open_near(run: RunSpec, clock: Any, stack: ExitStack) -> Backend:
+        virtual = open_backend(replace(run, plan=replace(run.plan, backend="virtual")), clock, stack)
+        return replace(virtual, runtime=NearRuntime())
 
-    monkeypatch.setattr("harness.driver.session.OPEN", {"paced": open_near})
+    monkeypatch.setattr("harness.driver.session.open_backend", open_near)
     config = replace(planted(NeverAdmits, monkeypatch), backend="paced")
     plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
-    session = Session(Wanted(config, make_schedule(config), plan, config.model, seed=0), HandClock(0.0))
+    session = Session(RunSpec(config, make_schedule(config), plan, config.model, seed=0), HandClock(0.0))
     with ExitStack() as stack, pytest.raises(ExceptionGroup) as caught, asyncio.Runner() as runner:
         session.start(stack)
         runner.run(session.connect())

@@ -11,7 +11,7 @@ import pytest
 from harness.config import JobConfig
 from harness.config.checks.job import device_roles
 from harness.config.compose import compose_job, make_schedule
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.studies.planner.candidate import Candidate
 from harness.studies.planner.draws import Draws
 from harness.studies.planner.explore import Effort, cost_of, crew_of, explore, scoring_roles

@@ -8,7 +8,7 @@ import pytest
 
 from harness.config import CostConfig
 from harness.config.compose import compose_job
-from harness.driver.simulate import simulate
+from harness.driver.session import simulate
 from harness.protocols import Span
 
 GROUP, BATCH, ITERATIONS = 2, 4, 2
