@@ -1,4 +1,19 @@
-"""Brings up every role of a job on a runtime, and joins them to what a schedule sees: the same on every backend."""
+"""Assembles a job: starts every role around one queue, and makes the fronts that a schedule calls (driver/job.py).
+
+    schedule     admit(below)     generate, stream    process, stream          train(i)            publish(v)
+                      |                  |                   |                    |                    |
+                      v                  v                   v                    v                    v
+                PromptSource      rollout engines     reward, advantages,   training ranks ----> Coordinator
+                      |              ^       |        reference, actor_fwd        ^                    |
+               prompt |       prompt |       | response  ^       | advantage,     | all of it          |
+                      v              |       v           |       v log-probs      |                    |
+                +===================== TransferQueue: rows stream, a column an arrow ===+              |
+                                     ^                   ^                                             |
+                                     +-------------------+------- weights of version v ----------------+
+
+Two bounds limit the lag of a sample (schedules/capacity.py): `admit` lets a group into the queue, and the queue gives it
+to an engine below the dispatch limit of the engine's version only. Nothing here depends on the backend.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +41,7 @@ STAGES = ("reference", "actor_fwd", "reward", "advantages")
 
 @dataclass(frozen=True)
 class Assembly:
-    """A job and the parts of it that the runner itself needs."""
+    """A job and the parts of it that the driver itself needs."""
 
     job: RunningJob
     queue: TransferQueue
@@ -43,8 +58,8 @@ class Assembly:
         """The same, where all is in this process, which is not free to wait for answers."""
         assert isinstance(self.queue, LocalQueue)
         roles = [worker.role for worker in self.workers if isinstance(worker, LocalRole)]
-        told = [line for role in roles for line in role.waits.lines()]
-        return [*self.coordinator.waits.lines(), *told, *self.queue.waiting_now()]
+        lines = [line for role in roles for line in role.waits.lines()]
+        return [*self.coordinator.waits.lines(), *lines, *self.queue.waiting_now()]
 
 
 def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
@@ -104,7 +119,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         iterations=config.iterations,
         wait_timeout_s=run.wait_timeout_s,
     )
-    everybody = [worker for of_role in workers.values() for worker in of_role]
+    all_workers = [worker for of_role in workers.values() for worker in of_role]
     job = RunningJob(
         iterations=config.iterations,
         batch=algorithm.batch_groups,
@@ -115,7 +130,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         trainer=TrainerPool(workers["actor"], observer, config.training.tensor_parallel),
         weights=PublishedWeights(coordinator, queue, observer, [rollout, *pools.values()]),
     )
-    return Assembly(job, queue, coordinator, workers["actor"], everybody)
+    return Assembly(job, queue, coordinator, workers["actor"], all_workers)
 
 
 async def clear_up(queue: TransferQueue, engine: Handle) -> None:
