@@ -11,8 +11,8 @@
                                      ^                   ^                                             |
                                      +-------------------+------- weights of version v ----------------+
 
-Two bounds limit the lag of a sample (schedules/capacity.py): `admit` lets a group into the queue, and the queue gives it
-to an engine below the dispatch limit of the engine's version only. Nothing here depends on the backend.
+Two bounds limit the lag of a sample (schedules/capacity.py): `admit` lets a group into the queue, and the queue hands
+it to an engine only below the dispatch limit of that engine's version. Nothing here depends on the backend.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class RolloutRole(ReceivingWorker):
 
     share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it
     has at a time while it streams. With several engines, shares keep the first to ask from taking everything.
-    shares_device: with other roles; then the engine takes the device for a batch and gives it back. generate_s: simulated
-    seconds before a batch is generated as one.
+    shares_device: with other roles; then the engine takes the device for a batch and gives it back. generate_s:
+    simulated seconds before a batch is generated as one.
     """
 
     role = "rollout"
@@ -68,6 +68,8 @@ class RolloutRole(ReceivingWorker):
     async def generate(self, iteration: int, batches: int = 1) -> list[Span]:
         """Generate everything of this batch that no other engine took; or of so many batches from there on, as one.
         Called again, it takes what lost engines had taken and not finished."""
+        if self.generate_s:
+            await self.clock.sleep(self.generate_s)
         async with self._exclusive:
             if self.shares_device:
                 await self.engine.wake()

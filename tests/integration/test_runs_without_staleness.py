@@ -6,13 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from harness.driver.simulate import simulate
 
 from harness.cli import main as cli
 from harness.comparison.equivalence import differences
 from harness.config import ConfigError, CostConfig
 from harness.config.compose import compose_job
 from harness.cost_model.calibration.runs import base_job, calibrate_runs, read_run
+from harness.driver.session import simulate
 from harness.metrics.run_files import load_ledger, load_samples
 from tests.support import invariants
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
