@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from engines.torch.packing import pack_batch, use_packed_attention
 from engines.torch.padding import pad_batch
 from harness.config import Layout
-from harness.rl.head_log_probs import head_log_probs
+from harness.rl.log_probs import head_log_probs
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:

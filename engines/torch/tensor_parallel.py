@@ -51,7 +51,7 @@ def share_layers(model: Qwen3ForCausalLM, mesh: DeviceMesh) -> None:
     outer = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         "model.norm": WholeNorm(local_output=True),
-        "lm_head": ColwiseParallel(),  # only its weight is used, by harness/rl/head_log_probs.py
+        "lm_head": ColwiseParallel(),  # only its weight is used, by harness/rl/log_probs.py
     }
     parallelize_module(model, mesh, outer)
     if tied:

@@ -1,6 +1,8 @@
-"""Log-probabilities of tokens from logits, in float32, without a float32 copy of all of them.
+"""Log-probabilities of tokens in float32, from logits or straight from hidden states.
 
-Where there are hidden states, `harness.rl.head_log_probs` does without the logits.
+A vocabulary of 150 thousand makes the logits of a micro-batch the largest tensor by far. `head_log_probs` applies the
+output layer to a few rows at a time, forward and again backward, so that no more than CHUNK_ELEMENTS logits exist
+at once. `token_log_probs` takes logits that exist, and makes no float32 copy of all of them.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-CHUNK_ELEMENTS = 1 << 24
-"""How many logits are upcast at a time (64 MiB in float32); a row is never split."""
+CHUNK_ELEMENTS = 1 << 25
+"""Float32 logits at a time: 128 MiB; a row is never split."""
 
 
 def token_log_probs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -33,7 +36,7 @@ class TokenLogProbs(torch.autograd.Function):
     def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
         rows, columns = logits.reshape(-1, logits.shape[-1]), tokens.reshape(-1, 1)
         normalisers = rows.new_empty(len(rows), dtype=torch.float32)
-        for chunk in chunks(rows):
+        for chunk in _chunks(*rows.shape):
             normalisers[chunk] = torch.logsumexp(rows[chunk].float() / temperature, dim=-1)
         ctx.save_for_backward(logits, tokens, normalisers)
         ctx.temperature = temperature
@@ -46,15 +49,113 @@ class TokenLogProbs(torch.autograd.Function):
         rows, columns = logits.reshape(-1, logits.shape[-1]), tokens.reshape(-1, 1)
         scale = (grad.reshape(-1, 1) / ctx.temperature).float()
         grad_rows = torch.empty_like(rows)
-        for chunk in chunks(rows):
+        for chunk in _chunks(*rows.shape):
             softmax = torch.exp(rows[chunk].float() / ctx.temperature - normalisers[chunk].unsqueeze(1))
             softmax.mul_(-scale[chunk])
             grad_rows[chunk] = softmax.scatter_add_(1, columns[chunk], scale[chunk]).to(rows.dtype)
         return grad_rows.view(logits.shape), None, None
 
 
-def chunks(rows: torch.Tensor) -> Iterator[slice]:
-    """Slices of rows [N, V] that hold at most CHUNK_ELEMENTS elements each, and at least one row."""
-    step = max(1, CHUNK_ELEMENTS // rows.shape[1])
-    for start in range(0, len(rows), step):
-        yield slice(start, start + step)
+def head_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log softmax(hidden weight^T / temperature) at the tokens, and the entropy of each row in nats: two float32 [N].
+
+    hidden [N, H] and weight [V, H] are of one dtype, in which logits are computed; tokens int64 [N]. Softmax and sums
+    are float32. The log-probabilities are differentiable in hidden and weight, the entropies are for reading.
+
+    group: its ranks hold V rows of the vocabulary each, in the order of ranks, and the same hidden and tokens; all get
+    the same numbers.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be above 0, not {temperature}; train at the temperature that samples")
+    return HeadLogProbs.apply(hidden, weight, tokens, temperature, group)
+
+
+class HeadLogProbs(torch.autograd.Function):
+    """d log p(token) / d logits = (onehot(token) - softmax(logits / temperature)) / temperature."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        tokens: torch.Tensor,
+        temperature: float,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = len(hidden)
+        log_probs, entropies, normalisers = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
+        place, here = _places(tokens, len(weight), group)
+        for chunk in _chunks(rows, len(weight)):
+            logits = (hidden[chunk] @ weight.T).float().div_(temperature)
+            normaliser = _normaliser(logits, group)
+            chosen = logits.gather(1, place[chunk]).squeeze(1).where(here[chunk], 0.0)
+            log_probs[chunk] = _summed(chosen, group) - normaliser
+            normalisers[chunk] = normaliser
+            entropies[chunk] = _summed(_surprise(logits.sub_(normaliser.unsqueeze(1))), group)
+        ctx.save_for_backward(hidden, weight, place, here, normalisers)
+        ctx.temperature, ctx.group = temperature, group
+        ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, place, here, normalisers = ctx.saved_tensors
+        scale = (grad / ctx.temperature).float().unsqueeze(1)
+        grad_hidden = torch.empty_like(hidden)
+        # What many chunks add up is kept in float32; one chunk's sum is the matrix product's own.
+        grad_weight = None if len(hidden) <= _rows(len(weight)) else torch.zeros_like(weight, dtype=torch.float32)
+        for chunk in _chunks(len(hidden), len(weight)):
+            logits = (hidden[chunk] @ weight.T).float().div_(ctx.temperature)
+            softmax = logits.sub_(normalisers[chunk].unsqueeze(1)).exp_().mul_(-scale[chunk])
+            softmax.scatter_add_(1, place[chunk], scale[chunk] * here[chunk].unsqueeze(1))
+            grad_logits = softmax.to(hidden.dtype)
+            grad_hidden[chunk] = grad_logits @ weight
+            part = grad_logits.T @ hidden[chunk]
+            grad_weight = part if grad_weight is None else grad_weight.add_(part)
+        assert grad_weight is not None, "no rows"
+        return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), None, None, None
+
+
+def _places(tokens: torch.Tensor, size: int, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each token its place [N, 1] in this rank's part of the vocabulary, and whether it is there at all [N]."""
+    place = tokens if group is None else tokens - dist.get_rank(group) * size
+    return place.clamp(0, size - 1).unsqueeze(1), (place >= 0) & (place < size)
+
+
+def _normaliser(logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """log of the sum of exp of each row, over the parts of all ranks: [n, V] -> [n]."""
+    own = torch.logsumexp(logits, dim=-1)
+    if group is None:
+        return own
+    largest = own.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    return largest + _summed((own - largest).exp(), group).log()
+
+
+def _summed(part: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """The sum over all ranks, in place."""
+    if group is not None:
+        dist.all_reduce(part, group=group)
+    return part
+
+
+def _surprise(log_probs: torch.Tensor) -> torch.Tensor:
+    """Each row's part of the entropy: [n, V] -> [n]. 0 * -inf counts as 0."""
+    return -(log_probs.exp() * log_probs).nan_to_num_(0.0).sum(dim=-1)
+
+
+def _rows(vocabulary: int) -> int:
+    """How many rows of logits make a chunk."""
+    return max(1, CHUNK_ELEMENTS // vocabulary)
+
+
+def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
+    for start in range(0, rows, _rows(vocabulary)):
+        yield slice(start, start + _rows(vocabulary))

@@ -1,45 +1,36 @@
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from harness.rl import log_probs
-from harness.rl.log_probs import token_log_probs
+from harness.rl import log_probs as module
+from harness.rl.log_probs import head_log_probs, token_log_probs
+
+# --- from logits -------------------------------------------------------------------------------------------------------
 
 
-def case(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_and_tokens(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     return torch.randn(3, 5, 11, generator=random).mul(3).to(dtype), torch.randint(11, (3, 5), generator=random)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
-def test_log_probs_and_their_gradient_are_those_of_log_softmax(temperature: float) -> None:
-    logits, tokens = case()
+def test_log_probs_of_logits_and_their_gradient_are_those_of_log_softmax(temperature: float) -> None:
+    logits, tokens = logits_and_tokens()
     weights = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    ours, plain = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    chunked, plain = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     expected = (plain / temperature).log_softmax(-1).gather(2, tokens[..., None]).squeeze(2)
-    found = token_log_probs(ours, tokens, temperature)
+    found = token_log_probs(chunked, tokens, temperature)
     torch.testing.assert_close(found, expected)
     (found * weights).sum().backward()
     (expected * weights).sum().backward()
-    torch.testing.assert_close(ours.grad, plain.grad)
-
-
-def test_the_gradient_agrees_with_finite_differences() -> None:
-    logits, tokens = case()
-    logits = logits[:1, :2].clone().requires_grad_()
-    weights = torch.tensor([[1.0, -2.0]])
-    (token_log_probs(logits, tokens[:1, :2], 0.7) * weights).sum().backward()
-    step = 1e-2
-    for place in [(0, 0, 3), (0, 1, int(tokens[0, 1]))]:
-        up, down = logits.detach().clone(), logits.detach().clone()
-        up[place] += step
-        down[place] -= step
-        difference = token_log_probs(up, tokens[:1, :2], 0.7) - token_log_probs(down, tokens[:1, :2], 0.7)
-        slope = (difference * weights).sum() / (2 * step)
-        torch.testing.assert_close(logits.grad[place], slope, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(chunked.grad, plain.grad)
 
 
 def test_bfloat16_logits_are_normalised_in_float32() -> None:
-    logits, tokens = case(torch.bfloat16)
+    logits, tokens = logits_and_tokens(torch.bfloat16)
     found = token_log_probs(logits.requires_grad_(), tokens)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, logits.float().log_softmax(-1).gather(2, tokens[..., None]).squeeze(2))
@@ -48,24 +39,126 @@ def test_bfloat16_logits_are_normalised_in_float32() -> None:
 
 
 def test_working_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, tokens = case()
+    logits, tokens = logits_and_tokens()
     whole, parts = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     one = token_log_probs(whole, tokens, 0.9)
     one.sum().backward()
-    monkeypatch.setattr(log_probs, "CHUNK_ELEMENTS", 23)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 23)
     other = token_log_probs(parts, tokens, 0.9)
     other.sum().backward()
     assert torch.equal(one, other) and torch.equal(whole.grad, parts.grad)
 
 
 def test_a_slice_of_a_wider_tensor_is_fine() -> None:
-    logits, tokens = case()
+    logits, tokens = logits_and_tokens()
     logits.requires_grad_()
     token_log_probs(logits[:, :-1], tokens[:, 1:]).sum().backward()
     assert logits.grad[:, -1].eq(0).all() and logits.grad[:, :-1].ne(0).any()
 
 
+# --- from hidden states ------------------------------------------------------------------------------------------------
+
+ROWS, WIDTH, VOCABULARY = 15, 8, 11
+
+Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def case(rows: int = ROWS, vocabulary: int = VOCABULARY, dtype: torch.dtype = torch.float32) -> Case:
+    """Hidden states, weight, tokens."""
+    random = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, WIDTH, generator=random) for n in (rows, vocabulary))
+    tokens = torch.randint(vocabulary, (rows,), generator=random)
+    return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), tokens
+
+
+def plain(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
+    """What the formula says, over all logits at once; entropies second."""
+    logits = (hidden @ weight.T).float() / temperature
+    log_probs = logits.log_softmax(-1)
+    return torch.stack([log_probs.gather(1, tokens[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1)])
+
+
+def gradients(log_probs: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    weights = torch.randn(len(log_probs), generator=torch.Generator().manual_seed(1))
+    return torch.autograd.grad((log_probs * weights).sum(), [hidden, weight])
+
+
+@pytest.mark.parametrize("chunk_elements", [1 << 25, 3 * VOCABULARY, 1], ids=["whole", "chunks", "row_by_row"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
+def test_values_and_gradients_of_a_head_are_those_of_log_softmax(
+    temperature: float, chunk_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
+    hidden, weight, tokens = case()
+    ours, entropies = head_log_probs(hidden, weight, tokens, temperature)
+    theirs, surprise = plain(hidden, weight, tokens, temperature)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(entropies, surprise.detach())
+    assert not entropies.requires_grad
+    for found, expected in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_gradient_of_a_head_agrees_with_finite_differences() -> None:
+    hidden, weight, tokens = (tensor[:3].detach() for tensor in case())
+    arguments = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
+
+    def log_probs(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return head_log_probs(hidden, weight, tokens % 3, 0.7)[0]
+
+    torch.autograd.gradcheck(log_probs, arguments, eps=1e-2, atol=1e-3, rtol=1e-2)
+
+
+def test_a_bfloat16_head_is_normalised_and_its_gradient_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", VOCABULARY)
+    hidden, weight, tokens = case(rows=4096, dtype=torch.bfloat16)
+    ours, _ = head_log_probs(hidden, weight, tokens)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, plain(hidden, weight, tokens, 1.0)[0])
+    found = torch.autograd.grad(ours.sum(), [weight])[0]
+    exact = torch.autograd.grad(plain(hidden.double(), weight.double(), tokens, 1.0)[0].sum(), [weight])[0]
+    assert found.dtype == torch.bfloat16
+    error = (found - exact).abs().max() / exact.abs().max()
+    assert error < 2**-7, "4096 rows added up in bfloat16 would be wrong by more"
+
+
+def test_entropy_is_log_n_where_all_are_equal_and_zero_where_one_is_certain() -> None:
+    weight = torch.zeros(8, 2)
+    weight[3, 1] = torch.finfo(torch.float32).max
+    equal, certain = head_log_probs(torch.eye(2), weight, torch.tensor([0, 3]))[1]
+    torch.testing.assert_close(equal, torch.tensor(8.0).log())
+    assert certain == 0
+
+
 def test_a_temperature_of_zero_is_refused() -> None:
-    logits, tokens = case()
     with pytest.raises(ValueError, match="temperature must be above 0, not 0"):
-        token_log_probs(logits, tokens, 0.0)
+        head_log_probs(*case(), 0.0)
+    with pytest.raises(ValueError, match="temperature must be above 0, not 0"):
+        token_log_probs(*logits_and_tokens(), 0.0)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation returned, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.elements = max(self.elements, *made, 0)
+        return result
+
+
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "plain"])
+def test_forward_and_backward_never_hold_more_than_a_chunk_of_logits(
+    chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, vocabulary, chunk = 600, 1000, 50_000
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    hidden, weight, tokens = case(rows, vocabulary)
+    with LargestTensor() as largest:
+        log_probs = head_log_probs(hidden, weight, tokens)[0] if chunked else plain(hidden, weight, tokens, 1.0)[0]
+        gradients(log_probs, hidden, weight)
+    assert largest.elements == (chunk if chunked else rows * vocabulary)
