@@ -134,9 +134,8 @@ def test_no_file_is_loaded_for_its_own_loading() -> None:
 
 
 def test_the_table_of_folders_names_every_folder_that_has_code() -> None:
-    beside = {"harness/transfer_queue", "harness/studies", "harness"}
-    folders = {PurePosixPath(file).parent.as_posix() for file in FILES} - beside
-    assert {folder for folder in folders if not folder.startswith("harness/transfer_queue")} <= set(LAYERS)
+    folders = {PurePosixPath(file).parent.as_posix() for file in FILES} - {"harness/studies", "harness"}
+    assert folders <= set(LAYERS)
 
 
 MAY_NAME_ONE = ("cli", "driver", "studies", "comparison/running", "cost_model/profile", "config/checks")

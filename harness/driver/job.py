@@ -17,7 +17,7 @@ from harness.protocols import Clock, Span
 from harness.runtime.runtime import Handle, call_all, death_in
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
-from harness.transfer_queue.control.metrics import queue_metrics
+from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import TrainReport, one_report_per_group

@@ -1,16 +1,17 @@
 """The data plane: rows are samples, columns are what tasks write and read. Imports neither torch nor ray."""
 
-from harness.transfer_queue.columns import Batch, Column, ColumnSpec, Ragged
 from harness.transfer_queue.control.controller import QueueClosed
 from harness.transfer_queue.control.leases import LeaseExpired
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, TaskSpec
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.queue import TransferQueue
-from harness.transfer_queue.spec import QueueSpec, TaskSpec
+from harness.transfer_queue.rows.columns import Batch, Column, ColumnSpec, Ragged
 
 __all__ = [
     "Batch",
     "Column",
     "ColumnSpec",
+    "GetRequest",
     "LeaseExpired",
     "LocalQueue",
     "QueueClosed",

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from harness.transfer_queue.columns import Batch, Column, Ragged
-from harness.transfer_queue.spec import QueueSpec
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, with_get_options
+from harness.transfer_queue.rows.columns import Batch, Column, Ragged
 
 Values = torch.Tensor | np.ndarray | Sequence[torch.Tensor] | Sequence[float]
 """One value a row: a tensor [rows, ...], a jagged nested tensor, a list of 1-D tensors, or a list of numbers."""
@@ -30,7 +30,7 @@ class BlockingQueue(Protocol):
         self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
     ) -> None: ...
 
-    def get(self, task: str, count: int, **options: Any) -> Batch | None: ...
+    def get_batch(self, request: GetRequest) -> Batch | None: ...
 
     def acknowledge(self, lease: int) -> None: ...
 
@@ -63,16 +63,17 @@ class ExperienceQueue:
         columns = {name: to_column(values, ragged=_is_ragged(spec, name)) for name, values in data.items()}
         self._queue.put(partition, rows, columns, timeout_s=timeout_s)
 
-    def get_experience(self, task: str, count: int, **options: Any) -> Experience | None:
-        """The next rows of a task, or None when there will be no more; options are those of `TransferQueue.get`."""
-        batch = self._queue.get(task, count, **options)
+    @with_get_options
+    def get_experience(self, request: GetRequest) -> Experience | None:
+        """The next rows of a task, or None when there will be no more; called with the fields of a request."""
+        batch = self._queue.get_batch(request)
         if batch is None:
             return None
         data = {name: to_tensor(column) for name, column in batch.columns.items()}
         return Experience(batch.partition, torch.from_numpy(batch.rows), data, batch.lease)
 
     def acknowledge(self, experience: Experience) -> None:
-        """It was worked on: it will not be handed out again."""
+        """It was worked on: it will not be dispatched again."""
         self._queue.acknowledge(experience.lease)
 
 

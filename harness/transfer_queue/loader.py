@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from harness.transfer_queue.columns import Batch
+from harness.transfer_queue.control.spec import GetRequest
 from harness.transfer_queue.queue import TransferQueue
+from harness.transfer_queue.rows.columns import Batch
 
 
 class StreamingDataLoader(IterableDataset[Batch]):
-    """The micro-batches of one task until its partition is exhausted (or, without one, until the queue is closed and
-    empty), `epochs` times each.
+    """The micro-batches of a request, again and again until its partition is exhausted (or, without one, until the
+    queue is closed and empty), `epochs` times each.
 
     `async for batch in loader` inside an event loop; `for batch in loader` in a thread or process without one, also as
     `torch.utils.data.DataLoader(loader, batch_size=None)`. Both raise what `get` raises. With num_workers > 0 the
@@ -28,35 +30,22 @@ class StreamingDataLoader(IterableDataset[Batch]):
     """
 
     def __init__(
-        self,
-        queue: TransferQueue,
-        task: str,
-        count: int,
-        *,
-        consumer: str = "0",
-        rank: int = 0,
-        minimum: int | None = None,
-        partition: str | None = None,
-        timeout_s: float | None = None,
-        epochs: int = 1,
-        window_rows: int | None = None,
+        self, queue: TransferQueue, request: GetRequest, *, epochs: int = 1, window_rows: int | None = None
     ) -> None:
         if epochs < 1 or (window_rows is not None and window_rows < 1):
             raise ValueError(f"epochs and window_rows must be at least 1, not {epochs} and {window_rows}")
         self._queue = queue
-        self._task, self._count, self._minimum = task, count, minimum
-        self._consumer, self._rank = consumer, rank
-        self._partition, self._timeout_s = partition, timeout_s
+        self._request = request
         self._epochs, self._window_rows = epochs, window_rows
 
     def set_partition(self, partition: str | None) -> None:
         """What the next iteration reads; one that is under way goes on with its own."""
-        self._partition = partition
+        self._request = replace(self._request, partition=partition)
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
-        partition = self._partition
+        request = self._request
         window: list[Batch] = []
-        while (batch := await self._get(partition)) is not None:
+        while (batch := await self._get(request)) is not None:
             yield batch
             await self._queue.acknowledge(batch.lease)
             if self._epochs > 1:
@@ -74,17 +63,10 @@ class StreamingDataLoader(IterableDataset[Batch]):
             while (batch := run(_next(stream))) is not None:
                 yield batch
 
-    async def _get(self, partition: str | None) -> Batch | None:
-        worker = get_worker_info()
-        return await self._queue.get(
-            self._task,
-            self._count,
-            consumer=self._consumer if worker is None else f"{self._consumer}.{worker.id}",
-            rank=self._rank,
-            minimum=self._minimum,
-            partition=partition,
-            timeout_s=self._timeout_s,
-        )
+    async def _get(self, request: GetRequest) -> Batch | None:
+        if (worker := get_worker_info()) is not None:
+            request = replace(request, consumer=f"{request.consumer}.{worker.id}")
+        return await self._queue.get_batch(request)
 
 
 async def _next(stream: AsyncIterator[Batch]) -> Batch | None:

@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from harness.transfer_queue.columns import Batch, Column, as_integers
-from harness.transfer_queue.control.asks import Ask, First
 from harness.transfer_queue.control.leases import Lease
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 from harness.transfer_queue.journal.service import at_once, load, save
-from harness.transfer_queue.portal import portal_into
-from harness.transfer_queue.queue import Portal
-from harness.transfer_queue.service import QueueService, loop_time
-from harness.transfer_queue.spec import QueueSpec
-from harness.transfer_queue.storage.local import LocalStorage
+from harness.transfer_queue.queue import Portal, TransferQueue, portal_into
+from harness.transfer_queue.rows.columns import Batch, Column, as_integers
+from harness.transfer_queue.service.service import QueueService, loop_time
+from harness.transfer_queue.storage.inline import LocalStorage
 
 
-class LocalQueue:
+class LocalQueue(TransferQueue):
     """A TransferQueue in one event loop; other threads reach it through `portal`. It has no loop of its own.
 
     now: the clock of leases, in seconds; the event loop's unless given.
@@ -28,11 +26,14 @@ class LocalQueue:
     def __init__(
         self, spec: QueueSpec, storage: LocalStorage | None = None, now: Callable[[], float] = loop_time
     ) -> None:
-        self.spec = spec
         self._storage = LocalStorage() if storage is None else storage
         self._service = QueueService(spec, self._storage, now)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
+
+    @property
+    def spec(self) -> QueueSpec:
+        return self._service.spec
 
     async def create_partition(
         self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
@@ -48,30 +49,18 @@ class LocalQueue:
         frame = self._storage.write(partition, columns)
         await self._service.put(partition, ids, frame, weights, timeout_s=timeout_s)
 
-    async def get(
-        self,
-        task: str,
-        count: int,
-        *,
-        consumer: str = "0",
-        rank: int = 0,
-        minimum: int | None = None,
-        partition: str | None = None,
-        first: First | None = None,
-        timeout_s: float | None = None,
-    ) -> Batch | None:
+    async def get_batch(self, request: GetRequest) -> Batch | None:
         self._loop = asyncio.get_running_loop()
-        ask = Ask(task, count, count if minimum is None else minimum, consumer, rank, partition, first)
-        handout = await self._service.get(ask, timeout_s=timeout_s)
-        if handout is None:
+        assignment = await self._service.get(request)
+        if assignment is None:
             return None
         try:
-            columns = self._storage.read(handout, self.spec.columns)
+            columns = self._storage.read(assignment, self.spec.columns)
         except BaseException:
-            self._service.give_back(handout.lease)
+            self._service.give_back(assignment.lease)
             raise
-        self._service.received(handout.lease)
-        return Batch(handout.partition, handout.rows, columns, handout.lease)
+        self._service.received(assignment.lease)
+        return Batch(assignment.partition, assignment.rows, columns, assignment.lease)
 
     async def set_bound(self, task: str, consumer: str, below: int) -> None:
         self._service.set_bound(task, consumer, below)
@@ -98,7 +87,7 @@ class LocalQueue:
         return self.waiting_now()
 
     def waiting_now(self) -> list[str]:
-        """As `waiting`, for whoever reports that nothing in this event loop can go on."""
+        """As `waiting`, at once, to report that nothing in this event loop can go on."""
         return self._service.waiting_now()
 
     async def close(self) -> None:
@@ -116,7 +105,7 @@ class LocalQueue:
         return queue
 
     def open_leases(self) -> list[Lease]:
-        """What is in somebody's hands: after `load`, release the consumers that are no more."""
+        """What was dispatched and not acknowledged: after `load`, release the consumers that are no more."""
         return self._service.open_leases()
 
     async def describe(self) -> Mapping[str, Any]:

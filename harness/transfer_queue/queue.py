@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractContextManager
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from harness.transfer_queue.columns import Batch, Column
-from harness.transfer_queue.control.asks import First
-from harness.transfer_queue.spec import QueueSpec
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, with_get_options
+from harness.transfer_queue.rows.columns import Batch, Column
 
 T = TypeVar("T")
 Portal = Callable[[Coroutine[Any, Any, T]], T]
@@ -38,31 +39,25 @@ class TransferQueue(Protocol):
         row that is not of it, an unknown column, another dtype, shape or row count than the schema's, a cell written
         before, or more bytes than the queue may ever hold."""
 
-    async def get(
-        self,
-        task: str,
-        count: int,
-        *,
-        consumer: str = "0",
-        rank: int = 0,
-        minimum: int | None = None,
-        partition: str | None = None,
-        first: First | None = None,
-        timeout_s: float | None = None,
-    ) -> Batch | None:
+    async def get_batch(self, request: GetRequest) -> Batch | None:
         """Wait for `minimum` (default `count`) rows that are ready for the task, and take up to `count`, under a lease
-        of the consumer. All are of one partition: the named one, or the one that the task's policy asks first; at its
-        end the rest, if fewer. None: the named partition (or the closed queue) is exhausted for this task. TimeoutError
-        says what is missing; ValueError for an unknown task or rank, or a count that does not fit. Each rank of
-        a task gets its own share of every micro-batch.
+        of the consumer, for `timeout_s` (default: for ever). All are of one partition: the named one, or the one that
+        the task's policy asks first; at its end the rest, if fewer. None: the named partition (or the closed queue) is
+        exhausted for this task. TimeoutError says what is missing; ValueError for an unknown task or rank, or a count
+        that does not fit. Each rank of a task gets its own share of every micro-batch.
 
         first=(other, ((below, within), ...)): for each pair, what task `other` was handed under a bound (`set_bound`)
         of `below` or less, and this task was not handed yet, is to be among the next `within` rows that this task is
         handed, counted from this call. While others fit before it, at most as many go at once as do, even if fewer
         than `minimum`. Where none fits any more, or it is too late, what the lowest such `below` names is waited for
-        and goes alone, and what is left of it in a partition is handed out like that partition's rest. A named
-        partition's rows only; what went back to the queue was not handed out. ValueError for a task with several ranks.
+        and goes alone, and what is left of it in a partition is dispatched like that partition's rest. A named
+        partition's rows only; what went back to the queue was not dispatched. ValueError for a task with several ranks.
         """
+
+    @with_get_options
+    async def get(self, request: GetRequest) -> Batch | None:
+        """`get_batch`, called with the fields of a request: `await queue.get("train", 4, minimum=1, rank=0)`."""
+        return await self.get_batch(request)
 
     async def set_bound(self, task: str, consumer: str, below: int) -> None:
         """From now on hand this consumer only rows with ids less than `below`."""
@@ -85,7 +80,7 @@ class TransferQueue(Protocol):
         """Free a partition. ValueError while a task with leases holds rows of it; a get of it then returns None."""
 
     async def clear_finished(self) -> list[str]:
-        """Clear every partition that all tasks are done with, and that nobody is reading; their names. Rows dropped
+        """Clear every partition that all tasks are done with, and that no reader still reads; their names. Rows dropped
         before they were ready are done with once all that their task reads was written: no put comes too late."""
 
     async def waiting(self) -> list[str]:
@@ -99,3 +94,26 @@ class TransferQueue(Protocol):
 
     def portal(self) -> AbstractContextManager[Portal[Any]]:
         """Lends a function that runs this queue's coroutines from a thread without an event loop."""
+
+
+@contextmanager
+def portal_into(loop: asyncio.AbstractEventLoop | None) -> Iterator[Portal[Any]]:
+    """A function for a thread without an event loop: it runs coroutines in this loop, or in one of its own while that
+    one does not run."""
+    if loop is None or not loop.is_running():  # the queue is in no other use: any loop will do
+        with asyncio.Runner() as runner:
+            yield runner.run
+    else:
+        yield partial(_run_in, loop)
+
+
+def _run_in(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it in another thread's loop; an interrupt here takes it back there."""
+    if asyncio._get_running_loop() is loop:
+        coroutine.close()
+        raise RuntimeError("this thread runs the queue's event loop and cannot wait for it: use `await` or `async for`")
+    answer = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return answer.result()
+    finally:
+        answer.cancel()

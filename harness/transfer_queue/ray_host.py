@@ -8,13 +8,12 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from harness.transfer_queue.remote.address import Address
-from harness.transfer_queue.remote.auth import new_token
-from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.control.spec import QueueSpec
+from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
+from harness.transfer_queue.remote.sockets import Address, new_token
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from harness.transfer_queue.spec import QueueSpec
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.ray_objects import RayBackend
 
@@ -52,9 +51,9 @@ class QueueActor:
     ) -> QueueActor:
         """Start the actor and its storage units, in the Ray that this process is connected to; they live until `stop`,
         or until this process ends. units, inline_bytes: see `RayBackend`; actor_options: Ray's (`name`,
-        `scheduling_strategy`, ...), no CPU of its count unless told to. TimeoutError if it does not listen in time."""
-        told = {} if inline_bytes is None else {"inline_bytes": inline_bytes}
-        backend = RayBackend.start(units, timeout_s=call_timeout_s, **told)
+        `scheduling_strategy`, ...), no CPU of its count unless given. TimeoutError if it does not listen in time."""
+        options = {} if inline_bytes is None else {"inline_bytes": inline_bytes}
+        backend = RayBackend.start(units, timeout_s=call_timeout_s, **options)
         actor = ray.remote(QueueHost).options(**{"num_cpus": 0} | actor_options).remote()
         token = new_token()
         try:
@@ -62,10 +61,10 @@ class QueueActor:
         except BaseException:
             _end(actor, backend)
             raise
-        return cls(RemoteQueue(Whereabouts(address, token, backend, spec, call_timeout_s)), actor, backend)
+        return cls(RemoteQueue(Endpoint(address, token, backend, spec, call_timeout_s)), actor, backend)
 
     def sync(self) -> SyncQueue:
-        return SyncQueue(self.queue.where)
+        return SyncQueue(self.queue.endpoint)
 
     def stop(self) -> None:
         """End the actors and all they hold; every waiting call fails."""

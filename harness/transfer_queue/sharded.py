@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
-from harness.transfer_queue.columns import Batch, Column
-from harness.transfer_queue.control.asks import First
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 from harness.transfer_queue.queue import Portal, TransferQueue
-from harness.transfer_queue.spec import QueueSpec
+from harness.transfer_queue.rows.columns import Batch, Column
 
 
-class ShardedQueue:
+class ShardedQueue(TransferQueue):
     """A TransferQueue over queues of one spec. What it costs: a get names its partition (ValueError otherwise), because
-    no shard knows what is oldest; caps hold for each shard; and a lease's number says whose it is.
+    no shard knows what is oldest; caps hold for each shard; and the shard of a lease is part of its number.
 
     Raises ValueError without shards, or if their specs differ.
     """
@@ -52,31 +51,13 @@ class ShardedQueue:
     ) -> None:
         await self._shard(partition).put(partition, rows, columns, timeout_s=timeout_s)
 
-    async def get(
-        self,
-        task: str,
-        count: int,
-        *,
-        consumer: str = "0",
-        rank: int = 0,
-        minimum: int | None = None,
-        partition: str | None = None,
-        first: First | None = None,
-        timeout_s: float | None = None,
-    ) -> Batch | None:
-        if partition is None:
-            raise ValueError(f"a get of task {task!r} from {len(self._shards)} shards has to name its partition")
-        shard = self._number(partition)
-        batch = await self._shards[shard].get(
-            task,
-            count,
-            consumer=consumer,
-            rank=rank,
-            minimum=minimum,
-            partition=partition,
-            first=first,
-            timeout_s=timeout_s,
-        )
+    async def get_batch(self, request: GetRequest) -> Batch | None:
+        if request.partition is None:
+            raise ValueError(
+                f"a get of task {request.task!r} from {len(self._shards)} shards has to name its partition"
+            )
+        shard = self._number(request.partition)
+        batch = await self._shards[shard].get_batch(request)
         return None if batch is None else replace(batch, lease=batch.lease * len(self._shards) + shard)
 
     async def set_bound(self, task: str, consumer: str, below: int) -> None:
@@ -105,16 +86,16 @@ class ShardedQueue:
         return [name for names in cleared for name in names]
 
     async def waiting(self) -> list[str]:
-        told = await asyncio.gather(*(shard.waiting() for shard in self._shards))
-        return [f"shard {i}: {line}" for i, lines in enumerate(told) for line in lines]
+        described = await asyncio.gather(*(shard.waiting() for shard in self._shards))
+        return [f"shard {i}: {line}" for i, lines in enumerate(described) for line in lines]
 
     async def close(self) -> None:
         await asyncio.gather(*(shard.close() for shard in self._shards))
 
     async def describe(self) -> Mapping[str, Any]:
-        """What each shard tells, by its number."""
-        told = await asyncio.gather(*(shard.describe() for shard in self._shards))
-        return {str(i): one for i, one in enumerate(told)}
+        """By the number of a shard, what it describes."""
+        described = await asyncio.gather(*(shard.describe() for shard in self._shards))
+        return {str(i): one for i, one in enumerate(described)}
 
     def portal(self) -> AbstractContextManager[Portal[Any]]:
         return self._shards[0].portal()

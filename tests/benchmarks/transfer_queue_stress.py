@@ -23,12 +23,12 @@ import numpy as np
 
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from tests.benchmarks.transfer_queue_stress_crew import CREW, GROUP, ROWS, SPEC, TASKS, Books, Crew, made_of
+from tests.benchmarks.transfer_queue_stress_crew import CREW, GROUP, ROWS, SPEC, TASKS, Crew, Ledger, made_of
 from tests.benchmarks.transfer_queue_stress_traces import Footprint, footprint, memory_holders, orphans, shm_files
 
 FINISH_S = 120.0
 ALLOWED_RSS = 16 << 20
-"""Bytes that the server may have grown by: payload is never in its own memory, and the books of all rows and leases
+"""Bytes that the server may have grown by: payload is never in its own memory, and the ledger of all rows and leases
 of a partition go with it; what remains is the interpreter's free lists after 50 connections and thousands of messages,
 and a few bytes for each partition's name and each lease that was lost."""
 
@@ -48,7 +48,7 @@ class Stress:
     def __init__(self, process: QueueProcess, seed: int) -> None:
         self.name = f"stress-{secrets.token_hex(4)}"
         self.pid = process.process.pid
-        self.books, self.outcome = Books(), Outcome()
+        self.ledger, self.outcome = Ledger(), Outcome()
         self._process = process
         self._queue = process.sync()
         self._random = random.Random(seed)
@@ -56,7 +56,7 @@ class Stress:
 
     def run(self, seconds: float, kill_every_s: float) -> Outcome:
         self._queue.describe()
-        crew = Crew(self._queue.where, self.books)
+        crew = Crew(self._queue.endpoint, self.ledger)
         self._create()
         self._finish(crew)
         await_waiting(self._queue, crew)  # everybody is connected
@@ -70,7 +70,7 @@ class Stress:
         self._queue.close()
         crew.join()
         self.outcome.rows = self._partitions * ROWS
-        self.outcome.faults += self.books.failed + self.books.faults(self.outcome.rows)
+        self.outcome.faults += self.ledger.failed + self.ledger.faults(self.outcome.rows)
         self.outcome.faults += memory_holders(self.name)
         self._queue.disconnect()
         return self.outcome
@@ -108,7 +108,7 @@ class Stress:
             if time.monotonic() > until:
                 waiting = "\n".join(self._queue.waiting()[:9])
                 raise TimeoutError(
-                    f"rows were left after {FINISH_S:.0f} s; {self.books.failed[:3]}; waiting:\n{waiting}"
+                    f"rows were left after {FINISH_S:.0f} s; {self.ledger.failed[:3]}; waiting:\n{waiting}"
                 )
 
     def _compare(self, before: Footprint) -> None:
@@ -125,8 +125,8 @@ class Stress:
 
 def kill_the_server(process: QueueProcess, name: str) -> list[str]:
     """With rows in it that a client wrote, and with a crew that waits: what is left then."""
-    books, queue = Books(), process.sync()
-    crew = Crew(queue.where, books)
+    ledger, queue = Ledger(), process.sync()
+    crew = Crew(queue.endpoint, ledger)
     rows = np.arange(ROWS)
     queue.create_partition(f"{name}.last", rows, GROUP)
     queue.put(f"{name}.last", rows, made_of("rollout", rows))  # no prompts: producers wait, and half of the consumers
@@ -136,9 +136,9 @@ def kill_the_server(process: QueueProcess, name: str) -> list[str]:
     faults = [] if memory_holders(f"{name}.last") else ["this client let go of what it wrote before it knew"]
     faults += _still_answers(queue)
     readers = sum(map(len, CREW))
-    lost = [why for why in books.failed if why.startswith("ConnectionError('the connection to the transfer queue")]
-    if len(lost) != readers or len(books.failed) != readers:
-        faults.append(f"of {readers} readers {len(lost)} were told that the server was lost: {books.failed[:9]}")
+    lost = [why for why in ledger.failed if why.startswith("ConnectionError('the connection to the transfer queue")]
+    if len(lost) != readers or len(ledger.failed) != readers:
+        faults.append(f"of {readers} readers {len(lost)} were told that the server was lost: {ledger.failed[:9]}")
     return faults + memory_holders(name)
 
 
@@ -177,8 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"{outcome.rows} rows through {len(TASKS)} tasks in {outcome.seconds:.1f} s "
         f"({outcome.rows / outcome.seconds:.0f} rows/s), {outcome.kills} processes killed, "
-        f"{len(stress.books.rows) - len(stress.books.done) - len(stress.books.late)} of them between work and word, "
-        f"{len(stress.books.late)} leases run out"
+        f"{len(stress.ledger.rows) - len(stress.ledger.done) - len(stress.ledger.late)} of them between work and word, "
+        f"{len(stress.ledger.late)} leases run out"
     )
     print("\n".join(outcome.faults) or "every row once for each task; nothing left behind")
     return 1 if outcome.faults else 0

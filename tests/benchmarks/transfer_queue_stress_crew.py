@@ -1,4 +1,4 @@
-"""What the processes of `transfer_queue_stress` do, and the books on what they said to have done."""
+"""What the processes of `transfer_queue_stress` do, and the ledger on what they said to have done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from harness.transfer_queue import Batch, ColumnSpec, LeaseExpired, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.sync_client import SyncQueue
 
@@ -108,8 +108,8 @@ async def work(queue: Any, task: str, consumer: str, report: Report) -> None:
 class Blocking:
     """A SyncQueue with the face of the other client: what is awaited blocks its thread."""
 
-    def __init__(self, where: Whereabouts) -> None:
-        self._queue = SyncQueue(where)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._queue = SyncQueue(endpoint)
 
     def __getattr__(self, verb: str) -> Any:
         async def call(*arguments: Any, **options: Any) -> Any:
@@ -118,7 +118,7 @@ class Blocking:
         return call
 
 
-def member(where: Whereabouts, name: str, tasks: tuple[str, ...], threads: bool, pipe: Connection) -> None:
+def member(endpoint: Endpoint, name: str, tasks: tuple[str, ...], threads: bool, pipe: Connection) -> None:
     """A process with several readers: coroutines that share a connection, or threads that have one each."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     telling = threading.Lock()
@@ -128,14 +128,14 @@ def member(where: Whereabouts, name: str, tasks: tuple[str, ...], threads: bool,
             pipe.send(record)
 
     async def work_all() -> None:
-        queue = RemoteQueue(where)
+        queue = RemoteQueue(endpoint)
         async with asyncio.TaskGroup() as group:
             for i, task in enumerate(tasks):
                 group.create_task(work(queue, task, f"{name}.{i}", report))
 
     def work_alone(i: int, task: str) -> None:
         try:
-            asyncio.run(work(Blocking(where), task, f"{name}.{i}", report))
+            asyncio.run(work(Blocking(endpoint), task, f"{name}.{i}", report))
         except Exception as error:
             report("failed", task, -1, [repr(error)])
 
@@ -157,7 +157,7 @@ def member(where: Whereabouts, name: str, tasks: tuple[str, ...], threads: bool,
 
 
 @dataclass
-class Books:
+class Ledger:
     """What was said to be done."""
 
     rows: dict[int, tuple[str, list[int]]] = field(default_factory=dict)  # by lease that was to be acknowledged
@@ -195,8 +195,8 @@ class Books:
 class Crew:
     """Processes of CREW; forked, so that a killed one is replaced at once."""
 
-    def __init__(self, where: Whereabouts, books: Books) -> None:
-        self._where, self._books = where, books
+    def __init__(self, endpoint: Endpoint, ledger: Ledger) -> None:
+        self._endpoint, self._ledger = endpoint, ledger
         self._context = multiprocessing.get_context("fork")
         self._members: dict[int, tuple[Any, Connection]] = {}
         self._started = 0
@@ -206,7 +206,7 @@ class Crew:
     def _start(self, place: int) -> None:
         mine, theirs = self._context.Pipe(duplex=False)
         self._started += 1
-        arguments = (self._where, f"{place}.{self._started}", CREW[place], place % 2 == 1, theirs)
+        arguments = (self._endpoint, f"{place}.{self._started}", CREW[place], place % 2 == 1, theirs)
         process = self._context.Process(target=member, args=arguments)
         process.start()
         theirs.close()
@@ -229,7 +229,7 @@ class Crew:
 
     def _hear(self, pipe: Connection) -> bool:
         try:
-            self._books.note(*pipe.recv())
+            self._ledger.note(*pipe.recv())
         except EOFError:
             return False
         return True
@@ -247,7 +247,7 @@ class Crew:
             self._drain(pipe)
             process.join(FINISH_S)
             if process.exitcode != 0:
-                self._books.failed.append(f"{process.name} ended with {process.exitcode}")
+                self._ledger.failed.append(f"{process.name} ended with {process.exitcode}")
                 process.kill()
             process.join()
             pipe.close()

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.remote.process import QueueProcess
-from harness.transfer_queue.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.storage.protocol import Session
-from tests.support.storages import SPECS, assert_read, columns, handout, tokens
+from tests.support.storages import SPECS, assert_read, assignment, columns, tokens
 
 pytest.importorskip("mooncake.store", reason="needs the mooncake extra", exc_type=ImportError)
 from harness.transfer_queue.storage.mooncake_storage import MooncakeBackend  # noqa: E402
@@ -57,41 +57,41 @@ def backend(master: str) -> MooncakeBackend:
 
 
 async def test_frames_are_read_by_another_and_dropped(backend: MooncakeBackend) -> None:
-    keeper = backend.keeper("queue")
+    store = backend.store("queue")
     writer, reader = backend.storage(Session("queue", 1)), backend.storage(Session("queue", 2))
     first, second = writer.write("train_0", columns(range(8))), writer.write("train_0", columns(range(8, 12)))
-    assert_read(reader.read(handout((first, 2, 5), (second, 0, 4)), SPECS), [2, 3, 4, 8, 9, 10, 11])
-    assert list(reader.read(handout((first, 0, 8), names=("reward",)), SPECS)) == ["reward"]
-    assert (await keeper.fetch("train_0", first))["reward"].size == 32
+    assert_read(reader.read(assignment((first, 2, 5), (second, 0, 4)), SPECS), [2, 3, 4, 8, 9, 10, 11])
+    assert list(reader.read(assignment((first, 0, 8), names=("reward",)), SPECS)) == ["reward"]
+    assert (await store.fetch("train_0", first))["reward"].size == 32
     refused = writer.write("train_0", columns(range(4)))
     writer.discard("train_0", refused)
     with pytest.raises(RuntimeError, match="has 0 bytes of the 88 bytes of column 'tokens' in partition 'train_0'"):
-        reader.read(handout((refused, 0, 4)), SPECS)
-    keeper.drop("train_0")
-    keeper._dropping.submit(int).result()  # its thread was there
+        reader.read(assignment((refused, 0, 4)), SPECS)
+    store.drop("train_0")
+    store._dropping.submit(int).result()  # its thread was there
     with pytest.raises(RuntimeError, match="has 0 bytes of the"):
-        reader.read(handout((first, 0, 8)), SPECS)
-    for storage in (writer, reader, keeper):
+        reader.read(assignment((first, 0, 8)), SPECS)
+    for storage in (writer, reader, store):
         storage.close()
 
 
 def test_a_full_store_refuses_the_put_and_evicts_nothing(backend: MooncakeBackend) -> None:
-    keeper, storage = backend.keeper("queue"), backend.storage(Session("queue", 1))
+    store, storage = backend.store("queue"), backend.storage(Session("queue", 1))
     first = storage.write("train_0", columns(range(4)))
     with pytest.raises(RuntimeError, match="could not write to partition 'train_0'.*no memory is left in the store"):
         for _ in range(40):
             storage.write("train_0", {"reward": np.zeros(1 << 18, np.float32)})
     with pytest.raises(RuntimeError, match="larger than the buffer of this process"):
         storage.write("train_0", {"reward": np.zeros(5 << 20, np.float32)})
-    assert_read(storage.read(handout((first, 0, 4)), SPECS), [0, 1, 2, 3])
+    assert_read(storage.read(assignment((first, 0, 4)), SPECS), [0, 1, 2, 3])
     storage.close()
-    keeper.close()
+    store.close()
 
 
 def test_a_master_that_is_not_there_is_named() -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ConnectionError, match=f"no mooncake_master listens on '{address}'"):
-        MooncakeBackend(address).keeper("queue")
+        MooncakeBackend(address).store("queue")
 
 
 async def test_a_queue_streams_through_the_store(backend: MooncakeBackend) -> None:

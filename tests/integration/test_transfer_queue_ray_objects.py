@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 
-from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue import ColumnSpec, GetRequest, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.client import RemoteQueue
@@ -87,7 +87,7 @@ async def test_two_actors_stream_through_the_queue_to_a_third_reader(queue: Remo
     scored = scorer.score.remote(queue, "train_0")
     written = writer.write.remote(queue, "train_0", rows[::-1], 6)
     got: list[int] = []
-    async for batch in StreamingDataLoader(queue, "train", 16, partition="train_0", timeout_s=60):
+    async for batch in StreamingDataLoader(queue, GetRequest("train", 16, partition="train_0", timeout_s=60)):
         got += batch.rows.tolist()
         expected = tokens(batch.rows)
         assert np.array_equal(batch.ragged("tokens").values, expected.values)
@@ -132,11 +132,11 @@ async def test_waiting_readers_keep_nobody_out(queue: RemoteQueue) -> None:
 
 async def test_a_cancelled_get_takes_nothing(host: QueueActor, queue: RemoteQueue) -> None:
     await queue.create_partition("train_0", range(4))
-    parked = asyncio.ensure_future(queue.get("score", 4))
+    pending = asyncio.ensure_future(queue.get("score", 4))
     await until(queue, lambda told: told["waiting_gets"]["score"] == 1)
-    parked.cancel()
+    pending.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await parked
+        await pending
     await queue.put("train_0", range(4), {"tokens": tokens(range(4))})
     answered = asyncio.ensure_future(queue.get("score", 2, timeout_s=60))
     await asyncio.sleep(0)  # it is sent; from here on this loop does not see its answer
@@ -156,13 +156,13 @@ async def test_what_a_consumer_started_under_a_bound_goes_first_or_is_dropped(qu
     for consumer, below in (("old", 2), ("new", 4), ("newest", 8)):
         await queue.set_bound("score", consumer, below)
         assert await queue.get("score", 4, minimum=1, consumer=consumer, timeout_s=60) is not None
-    parked = asyncio.ensure_future(queue.get("train", 4, minimum=2, first=("score", ((4, 0),)), timeout_s=60))
+    pending = asyncio.ensure_future(queue.get("train", 4, minimum=2, first=("score", ((4, 0),)), timeout_s=60))
     await until(queue, lambda told: told["waiting_gets"]["train"] == 1)
     (line,) = await queue.waiting()
     assert line.startswith("consumer '0' of task 'train' waits for 2 rows, first for these 4 of partition 'train_0'")
     assert await queue.drop("train", "score", 2) == [0, 1]
     await queue.put("train_0", range(2, 8), {"reward": np.zeros(6, np.float32)})
-    batch = await parked
+    batch = await pending
     assert batch is not None and batch.rows.tolist() == [2, 3]
     rest = await queue.get("train", 4, timeout_s=60)
     assert rest is not None and rest.rows.tolist() == [4, 5, 6, 7]
@@ -179,7 +179,7 @@ def test_a_process_without_an_event_loop_iterates(queue: RemoteQueue) -> None:
         run(queue.create_partition("train_0", range(6)))
         run(queue.put("train_0", range(6), {"tokens": tokens(range(6))}))
     copy = pickle.loads(pickle.dumps(queue))
-    batches = list(StreamingDataLoader(copy, "score", 4, partition="train_0", timeout_s=60))
+    batches = list(StreamingDataLoader(copy, GetRequest("score", 4, partition="train_0", timeout_s=60)))
     assert [batch.rows.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5]]
 
 
@@ -233,7 +233,7 @@ async def test_frames_stay_when_their_writer_dies_until_the_partition_is_cleared
         assert batch is not None and batch.ragged("tokens").values.tolist() == list(range(80_000))
         batch.ragged("tokens").values[:] = 0
         await queue.clear("train_0")
-        while frames_of(host):  # the keeper's thread has told the unit, or is about to
+        while frames_of(host):  # the store's thread has told the unit, or is about to
             pass
 
 
@@ -260,11 +260,11 @@ async def test_a_dead_unit_fails_puts_and_gets_by_its_name_and_the_queue_goes_on
 
 async def test_a_dead_queue_is_named() -> None:
     with QueueActor.start(SPEC) as host:
-        parked = asyncio.ensure_future(host.queue.get("score", 4))
+        pending = asyncio.ensure_future(host.queue.get("score", 4))
         await until(host.queue, lambda told: told["waiting_gets"]["score"] == 1)
         ray.kill(host.actor)
         with pytest.raises(ConnectionError, match="transfer queue on tcp:.* is lost: its process has ended"):
-            await parked
+            await pending
 
 
 async def test_a_unit_that_hangs_is_named_with_what_was_asked_of_it() -> None:

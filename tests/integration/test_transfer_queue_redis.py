@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.transfer_queue.frames import assemble
+from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.remote.process import QueueProcess
-from harness.transfer_queue.spec import QueueSpec, TaskSpec
+from harness.transfer_queue.rows.frames import assemble
 from harness.transfer_queue.storage.protocol import Session
-from tests.support.storages import SPECS, assert_read, columns, handout, tokens
+from tests.support.storages import SPECS, assert_read, assignment, columns, tokens
 
 redis = pytest.importorskip("redis", reason="needs the redis extra")
 from harness.transfer_queue.storage.redis_storage import RedisBackend  # noqa: E402
@@ -91,16 +91,16 @@ def test_a_partition_spreads_over_the_servers_and_is_read_by_another(
     writer, reader = backend.storage(Session("queue", 1)), backend.storage(Session("queue", 2))
     first, second = writer.write("train_0", columns(range(8))), writer.write("train_0", columns(range(8, 12)))
     assert {first.place[0], second.place[0]} == {0, 1}  # type: ignore[index]
-    assert_read(reader.read(handout((first, 2, 5), (second, 0, 4)), SPECS), [2, 3, 4, 8, 9, 10, 11])
-    assert_read(reader.read(handout((first, 0, 8)), SPECS), list(range(8)))
+    assert_read(reader.read(assignment((first, 2, 5), (second, 0, 4)), SPECS), [2, 3, 4, 8, 9, 10, 11])
+    assert_read(reader.read(assignment((first, 0, 8)), SPECS), list(range(8)))
     for server in servers:
         with server.client() as client:
             assert client.keys("*") == [b"queue:train_0"]
             assert 86_000 < client.ttl("queue:train_0") <= 86_400
-    assert reader.read(handout(), SPECS)["reward"].size == 0  # type: ignore[union-attr]
-    keeper = backend.keeper("queue")
-    keeper.drop("train_0")
-    keeper.close()
+    assert reader.read(assignment(), SPECS)["reward"].size == 0  # type: ignore[union-attr]
+    store = backend.store("queue")
+    store.drop("train_0")
+    store.close()
     writer.close()
     reader.close()
     assert keys(servers) == []
@@ -112,13 +112,13 @@ def test_a_reader_asks_for_its_columns_only_in_one_round_trip_a_server(servers: 
     frames = [storage.write("train_0", columns(range(4))) for _ in range(3)]
     with servers[0].client() as client:
         client.config_resetstat()
-        got = storage.read(handout(*((frame, 0, 4) for frame in frames), names=("reward",)), SPECS)
+        got = storage.read(assignment(*((frame, 0, 4) for frame in frames), names=("reward",)), SPECS)
         assert list(got) == ["reward"]
         told = client.info("commandstats")
         assert told["cmdstat_hmget"]["calls"] == told["cmdstat_expire"]["calls"] == 1
         assert "cmdstat_hget" not in told and "cmdstat_hgetall" not in told
-    keeper = backend.keeper("queue")
-    keeper.close()  # also frees what was never dropped
+    store = backend.store("queue")
+    store.close()  # also frees what was never dropped
     storage.close()
     assert keys(servers) == []
 
@@ -128,7 +128,7 @@ def test_a_small_frame_travels_in_its_message(backend: RedisBackend, servers: tu
     frame = storage.write("train_0", columns(range(4)))
     assert isinstance(frame.place, bytes)
     assert keys(servers) == []
-    assert_read(storage.read(handout((frame, 1, 3)), SPECS), [1, 2])
+    assert_read(storage.read(assignment((frame, 1, 3)), SPECS), [1, 2])
     storage.discard("train_0", frame)
     storage.close()
 
@@ -148,29 +148,29 @@ def test_a_drop_takes_what_a_dead_writer_left_and_nothing_of_other_partitions_or
         writer.write(partition, columns(range(4)))  # nobody was told of it
     other.write("train_0", columns(range(4)))
     writer.close()
-    keeper, others = backend.keeper("queue"), backend.keeper("queue*")
+    store, others = backend.store("queue"), backend.store("queue*")
     others.close()
     other.close()
     assert set(keys(servers)) == {b"queue:train_0", b"queue:train_1"}
-    keeper.drop("train_0")
-    keeper.drop("never written")
-    keeper._dropping.submit(int).result()  # its thread was there
+    store.drop("train_0")
+    store.drop("never written")
+    store._dropping.submit(int).result()  # its thread was there
     assert set(keys(servers)) == {b"queue:train_1"}
-    keeper.close()
+    store.close()
     assert keys(servers) == []
 
 
 async def test_a_snapshot_gets_the_buffers_of_a_frame(backend: RedisBackend) -> None:
-    storage, keeper = backend.storage(Session("queue", 1)), backend.keeper("queue")
+    storage, store = backend.storage(Session("queue", 1)), backend.store("queue")
     inline = replace(backend, inline_bytes=4096).storage(Session("queue", 2))
     for writer in (storage, inline):
         frame = writer.write("train_0", columns(range(4)))
-        buffers = await keeper.fetch("train_0", frame)
-        asked = handout((frame, 0, 4))
+        buffers = await store.fetch("train_0", frame)
+        asked = assignment((frame, 0, 4))
         read = assemble(asked, {(0, name): buffer.copy() for name, buffer in buffers.items()}, SPECS)
         assert_read(read, [0, 1, 2, 3])
         writer.close()
-    keeper.close()
+    store.close()
 
 
 def test_rows_that_a_server_lost_are_named(backend: RedisBackend, servers: tuple[Server, Server]) -> None:
@@ -182,9 +182,9 @@ def test_rows_that_a_server_lost_are_named(backend: RedisBackend, servers: tuple
     with pytest.raises(
         RuntimeError, match="socket has nothing of the 88 bytes of column 'tokens' in partition 'train_0'"
     ):
-        storage.read(handout((frame, 0, 4)), SPECS)
+        storage.read(assignment((frame, 0, 4)), SPECS)
     with pytest.raises(ValueError, match="said to lie in unit 7 of 2"):
-        storage.read(handout((replace(frame, place=(7, 0)), 0, 4)), SPECS)
+        storage.read(assignment((replace(frame, place=(7, 0)), 0, 4)), SPECS)
     storage.close()
 
 
@@ -193,7 +193,7 @@ def test_a_wrong_password_is_one_error_that_does_not_tell_it(servers: tuple[Serv
     with pytest.raises(
         PermissionError, match=f"redis at unix://{servers[0].path} refused to tell of its memory"
     ) as error:
-        backend.keeper("queue")
+        backend.store("queue")
     assert "secret-of-mine" not in str(error.value) + repr(backend)
     with pytest.raises(ValueError, match=r"urls\[0\] is not redis://") as mistaken:
         RedisBackend(("http://:secret-of-mine@here",))
@@ -203,7 +203,7 @@ def test_a_wrong_password_is_one_error_that_does_not_tell_it(servers: tuple[Serv
 def test_a_server_that_may_evict_rows_is_refused() -> None:
     with redis_server("maxmemory 10mb", "maxmemory-policy allkeys-lru") as server:
         with pytest.raises(ValueError, match="may evict rows: set its maxmemory-policy to noeviction, not allkeys-lru"):
-            RedisBackend((server.url,)).keeper("queue")
+            RedisBackend((server.url,)).store("queue")
 
 
 def test_a_full_server_refuses_the_put(servers: tuple[Server, Server]) -> None:
@@ -218,37 +218,37 @@ def test_a_full_server_refuses_the_put(servers: tuple[Server, Server]) -> None:
 def test_a_server_that_hangs_or_is_gone_is_named() -> None:
     with redis_server() as server:
         backend = RedisBackend((server.url,), timeout_s=0.2, inline_bytes=0)
-        storage, keeper = backend.storage(Session("queue", 1)), backend.keeper("queue")
+        storage, store = backend.storage(Session("queue", 1)), backend.store("queue")
         frame = replace(backend, timeout_s=60).storage(Session("queue", 2)).write("train_0", columns(range(4)))
         server.process.send_signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError, match=f"redis at unix://{server.path} took more than 0.2 s to write to"):
             storage.write("train_0", columns(range(4)))
-        keeper.drop("train_0")  # waits for nothing
+        store.drop("train_0")  # waits for nothing
         server.process.kill()
         server.process.wait()
         with pytest.raises(ConnectionError, match="could not read partition 'train_0'") as error:
-            storage.read(handout((frame, 0, 4)), SPECS)
+            storage.read(assignment((frame, 0, 4)), SPECS)
         assert server.password not in str(error.value)
         with pytest.raises(ConnectionError, match="could not list its keys"):
-            keeper.close()
+            store.close()
         storage.close()
 
 
 def test_what_a_server_could_not_drop_goes_with_the_next_drop() -> None:
     with redis_server() as server, server.client() as client:
         backend = RedisBackend((server.url,), inline_bytes=0)
-        storage, keeper = backend.storage(Session("queue", 1)), backend.keeper("queue")
+        storage, store = backend.storage(Session("queue", 1)), backend.store("queue")
         for partition in ("train_0", "train_1"):
             storage.write(partition, columns(range(4)))
         client.acl_setuser("default", enabled=True, commands=["-unlink"], keys=["*"])
-        keeper.drop("train_0")
-        keeper._dropping.submit(int).result()  # its thread was there
+        store.drop("train_0")
+        store._dropping.submit(int).result()  # its thread was there
         assert client.dbsize() == 2
         client.acl_setuser("default", enabled=True, commands=["+unlink"], keys=["*"])
-        keeper.drop("train_1")
-        keeper._dropping.submit(int).result()
+        store.drop("train_1")
+        store._dropping.submit(int).result()
         assert client.dbsize() == 0
-        keeper.close()
+        store.close()
         storage.close()
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from harness.transfer_queue import ColumnSpec, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.columns import Column
-from harness.transfer_queue.control.asks import Answer, Ask
-from harness.transfer_queue.frames import Handout
+from harness.transfer_queue.control.spec import GetRequest, Status
 from harness.transfer_queue.journal.service import JournaledService, at_once, load
-from harness.transfer_queue.service import QueueService
-from harness.transfer_queue.storage.local import LocalStorage
+from harness.transfer_queue.rows.columns import Column
+from harness.transfer_queue.rows.frames import BatchAssignment
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.inline import LocalStorage
 
 SPEC = QueueSpec(
     {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32", shape=(2,))},
@@ -52,9 +52,9 @@ class Queue:
         frame = self.storage.write(name, columns)
         assert self.service.try_put(name, np.array(rows), frame, SPEC.check_columns(len(rows), columns))
 
-    def get(self, task: str, count: int = 2, consumer: str = "x") -> tuple[int, list[int]] | Answer:
-        answer = self.service.try_get(Ask(task, count, 1, consumer, 0, None))
-        if not isinstance(answer, Handout):
+    def get(self, task: str, count: int = 2, consumer: str = "x") -> tuple[int, list[int]] | Status:
+        answer = self.service.try_get(GetRequest(task, count, minimum=1, consumer=consumer))
+        if not isinstance(answer, BatchAssignment):
             return answer
         columns = self.storage.read(answer, SPEC.columns)
         for column, wanted in zip(columns.values(), cells(answer.rows.tolist()).values(), strict=False):

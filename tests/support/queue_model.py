@@ -14,7 +14,7 @@ from harness.transfer_queue import QueueSpec, TaskSpec
 
 WAIT, CLOSED = "wait", "closed"
 Unit = tuple[int, ...]
-Answer = tuple[str, list[int]] | Literal["wait", "closed"]
+Status = tuple[str, list[int]] | Literal["wait", "closed"]
 """(partition, rows), or why there are none."""
 
 
@@ -86,7 +86,7 @@ class Model:
 
     # -- reading
 
-    def get(self, task: str, count: int, minimum: int, partition: str | None) -> Answer:
+    def get(self, task: str, count: int, minimum: int, partition: str | None) -> Status:
         """What a get is answered. Nothing is taken yet: see `hand_out`."""
         asked = [name for name in self.groups if partition in (None, name)]
         available = {name: self._available(task, name) for name in asked}

@@ -6,9 +6,9 @@ import tempfile
 
 from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.transfer_queue.journal.service import JournaledService, load, save
-from harness.transfer_queue.service import QueueService
-from harness.transfer_queue.storage.local import LocalStorage
-from harness.transfer_queue.storage.protocol import Backend, Keeper
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.inline import LocalStorage
+from harness.transfer_queue.storage.protocol import Backend, PayloadStore
 from tests.support.queue_sides import LocalSide, ServerThread, SocketSide
 
 
@@ -71,8 +71,8 @@ class SavedSocketSide(SocketSide):
             self.server.run(save(self.server.server.service, folder))
             self.close()
 
-            def loaded(keeper: Keeper) -> QueueService:
-                return load(self._made_of[0], keeper, folder)
+            def loaded(store: PayloadStore) -> QueueService:
+                return load(self._made_of[0], store, folder)
 
             self.server = ServerThread(*self._made_of, loaded)
         return True

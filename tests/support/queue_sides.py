@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from harness.transfer_queue import LocalQueue, QueueSpec
-from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from harness.transfer_queue.service import QueueService
-from harness.transfer_queue.storage.protocol import Backend, Keeper
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.protocol import Backend, PayloadStore
 
 START_S = 60.0
 
@@ -49,7 +49,7 @@ class ServerThread:
         spec: QueueSpec,
         backend: Backend,
         address: str | None = None,
-        service: Callable[[Keeper], QueueService] | None = None,
+        service: Callable[[PayloadStore], QueueService] | None = None,
     ) -> None:
         self._spec, self._backend, self._address, self._service = spec, backend, address, service
         self._started = threading.Event()
@@ -63,9 +63,9 @@ class ServerThread:
         try:
             self.server = QueueServer(self._spec, self._backend, address=self._address)
             if self._service is not None:
-                self.server.service = self._service(self.server.keeper)
+                self.server.service = self._service(self.server.store)
             async with self.server:
-                self.where = Whereabouts(self.server.address, self.server.token, self._backend, self._spec)
+                self.endpoint = Endpoint(self.server.address, self.server.token, self._backend, self._spec)
                 self._started.set()
                 await self._over.wait()
         finally:
@@ -89,9 +89,9 @@ class ServerThread:
 class AsyncConnection:
     """A RemoteQueue in an event loop of its own."""
 
-    def __init__(self, where: Whereabouts) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self._runner = asyncio.Runner()
-        self._queue = RemoteQueue(where)
+        self._queue = RemoteQueue(endpoint)
 
     def call(self, verb: str, /, *arguments: Any, **options: Any) -> Any:
         return self._runner.run(getattr(self._queue, verb)(*arguments, **options))
@@ -101,8 +101,8 @@ class AsyncConnection:
 
 
 class SyncConnection:
-    def __init__(self, where: Whereabouts) -> None:
-        self._queue = SyncQueue(where)
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._queue = SyncQueue(endpoint)
 
     def call(self, verb: str, /, *arguments: Any, **options: Any) -> Any:
         return getattr(self._queue, verb)(*arguments, **options)
@@ -123,7 +123,7 @@ class SocketSide:
 
     def call(self, consumer: str, verb: str, /, *arguments: Any, **options: Any) -> Any:
         if consumer not in self.connections:
-            self.connections[consumer] = KINDS[consumer](self.server.where)
+            self.connections[consumer] = KINDS[consumer](self.server.endpoint)
         return self.connections[consumer].call(verb, *arguments, **options)
 
     def die(self, consumer: str) -> bool:

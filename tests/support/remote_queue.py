@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 
 from harness.transfer_queue import Batch, Column, ColumnSpec, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.remote import auth
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.address import endpoint
-from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.framing import Splitter, header, receive
 from harness.transfer_queue.remote.server import QueueServer
+from harness.transfer_queue.remote.sockets import Splitter, header, receive, socket_address, token_digest
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend
 
@@ -36,13 +34,13 @@ async def serving(
 ) -> AsyncIterator[tuple[QueueServer, RemoteQueue]]:
     backend = ShmBackend() if backend is None else backend
     async with QueueServer(spec, backend, address=address, **options) as server:
-        queue = RemoteQueue(whereabouts(server))
+        queue = RemoteQueue(endpoint_of(server))
         yield server, queue
         await queue.disconnect()
 
 
-def whereabouts(server: QueueServer, token: bytes | None = None) -> Whereabouts:
-    return Whereabouts(server.address, server.token if token is None else token, server.backend, server.spec)
+def endpoint_of(server: QueueServer, token: bytes | None = None) -> Endpoint:
+    return Endpoint(server.address, server.token if token is None else token, server.backend, server.spec)
 
 
 def tokens(rows: Iterable[int], length: int = 500) -> dict[str, Column]:
@@ -70,13 +68,13 @@ class Stranger:
     sock: socket.socket
     writer: int = 0
     splitter: Splitter = field(default_factory=Splitter)
-    heard: list[tuple[int, m.Answer]] = field(default_factory=list)
+    heard: list[tuple[int, m.AnyResponse]] = field(default_factory=list)
 
     @classmethod
     @asynccontextmanager
     async def at(cls, server: QueueServer, known: bool = True) -> AsyncIterator[Stranger]:
         """known: admitted already."""
-        family, place = endpoint(server.address)
+        family, place = socket_address(server.address)
         with socket.socket(family) as sock:
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, place)
@@ -84,7 +82,7 @@ class Stranger:
             if known:
                 _, challenge = await stranger.hear()
                 assert isinstance(challenge, m.Challenge)
-                await stranger.say(1, m.encode(m.Proof(auth.digest(server.token, challenge.nonce))))
+                await stranger.say(1, m.encode(m.Proof(token_digest(server.token, challenge.nonce))))
                 _, welcome = await stranger.hear()
                 assert isinstance(welcome, m.Welcome)
                 stranger.writer = welcome.writer
@@ -97,7 +95,7 @@ class Stranger:
         else:
             await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
-    async def hear(self) -> tuple[int, m.Answer]:
+    async def hear(self) -> tuple[int, m.AnyResponse]:
         """(call, answer); ConnectionError at the end of the stream."""
         while not self.heard:
             data, descriptors = await self._readable()
@@ -109,7 +107,7 @@ class Stranger:
                     os.close(descriptor)
         return self.heard.pop(0)
 
-    async def asks(self, message: m.Message, descriptors: Sequence[int] = ()) -> m.Answer:
+    async def asks(self, message: m.Message, descriptors: Sequence[int] = ()) -> m.AnyResponse:
         await self.say(2, m.encode(message), descriptors)
         return (await self.hear())[1]
 

@@ -1,11 +1,11 @@
-"""Frames at hand for tests of a storage alone: what is written, and handouts made up of it."""
+"""Frames at hand for tests of a storage alone: what is written, and assignments made up of it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from harness.transfer_queue.columns import Column, ColumnSpec, Ragged
-from harness.transfer_queue.frames import Frame, Handout, Part
+from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 
 SPECS = {
     "tokens": ColumnSpec("int64", ragged=True),
@@ -23,11 +23,11 @@ def columns(rows: range) -> dict[str, Column]:
     return {"tokens": tokens(rows), "reward": np.array(rows, np.float32), "mask": mask}
 
 
-def handout(*runs: tuple[Frame, int, int], names: tuple[str, ...] = tuple(SPECS)) -> Handout:
+def assignment(*runs: tuple[Frame, int, int], names: tuple[str, ...] = tuple(SPECS)) -> BatchAssignment:
     """Rows start to stop of each of these frames, of partition train_0."""
     part = Part(names, tuple((f, start, stop) for f, (_, start, stop) in enumerate(runs)))
     rows = np.arange(sum(stop - start for _, start, stop in runs))
-    return Handout(1, "train_0", rows, tuple(frame for frame, _, _ in runs), (part,))
+    return BatchAssignment(1, "train_0", rows, tuple(frame for frame, _, _ in runs), (part,))
 
 
 def assert_read(got: dict[str, Column], rows: list[int]) -> None:

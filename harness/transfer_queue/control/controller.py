@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from harness.transfer_queue.columns import Rows
-from harness.transfer_queue.control import status
-from harness.transfer_queue.control.asks import Answer, Ask, check_one_rank, check_task
-from harness.transfer_queue.control.balance import SPLITS
-from harness.transfer_queue.control.latency import Latency
-from harness.transfer_queue.control.leases import Lease, Leases
-from harness.transfer_queue.control.partition import Partition
-from harness.transfer_queue.control.partitions import Partitions
-from harness.transfer_queue.control.policies import POLICIES
-from harness.transfer_queue.control.precedence import Precedence, precedence
+from harness.transfer_queue.control import reporting
+from harness.transfer_queue.control.leases import Lease, Leases, Share, Shares
+from harness.transfer_queue.control.partition import Partition, Partitions, Precedence, precedence
+from harness.transfer_queue.control.policies import POLICIES, SPLITS
 from harness.transfer_queue.control.progress import Positions, Progress
-from harness.transfer_queue.control.shares import Share, Shares
-from harness.transfer_queue.frames import Frame, Handout
-from harness.transfer_queue.spec import QueueSpec
+from harness.transfer_queue.control.reporting import Latency
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, Status, check_one_rank, check_task
+from harness.transfer_queue.rows.columns import Rows
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 
 
 class QueueClosed(RuntimeError):
@@ -28,7 +23,8 @@ class QueueClosed(RuntimeError):
 
 
 class Controller:
-    """Methods that can make rows available (or exhaust a partition) return the tasks whose readers should ask again."""
+    """Methods that can make rows available (or exhaust a partition) return the tasks whose readers should be tried
+    again."""
 
     def __init__(self, spec: QueueSpec) -> None:
         self.spec = spec
@@ -36,12 +32,12 @@ class Controller:
         self._partitions = Partitions(spec)
         self._leases = Leases()
         self._bounds: dict[tuple[str, str], int] = {}
-        self._handed = dict.fromkeys(spec.tasks, 0)  # rows handed out and not put back, over all partitions
+        self._dispatched = dict.fromkeys(spec.tasks, 0)  # rows dispatched and not put back, over all partitions
         self._shares = Shares(spec)
         self._latency = {task: Latency() for task in spec.tasks}
         self._weighed = spec.weighed
         self._tick = 0  # puts, over all partitions
-        self._now = 0.0  # the latest time that a caller told
+        self._now = 0.0  # the latest time that a caller passed
 
     # -- partitions
 
@@ -87,7 +83,7 @@ class Controller:
         """ValueError if there is none of this name, which says whether there was."""
         return self._partitions[name]
 
-    # -- handing out
+    # -- writing and dispatching
 
     def check_put(self, partition: str, rows: Rows, frame: Frame, lengths: Mapping[str, Rows]) -> Positions:
         """Where the rows are; ValueError for what the partition can never take."""
@@ -112,94 +108,94 @@ class Controller:
         self._partitions.nbytes += frame.nbytes
         return self._partitions[partition].put(positions, frame, lengths, self._tick, now)
 
-    def counted(self, ask: Ask) -> Ask:
+    def anchored(self, request: GetRequest) -> GetRequest:
         """As of now: the rows that its `first` counts from here on, counted from the queue's beginning."""
-        if ask.first is None:
-            return ask
-        other, pairs = ask.first
-        handed = self._handed[ask.task]
-        return replace(ask, first=(other, tuple(sorted((below, handed + within) for below, within in pairs))))
+        if request.first is None:
+            return request
+        other, pairs = request.first
+        so_far = self._dispatched[request.task]
+        return replace(request, first=(other, tuple(sorted((below, so_far + within) for below, within in pairs))))
 
-    def request(self, ask: Ask, now: float) -> Handout | Answer:
-        """Hand rows out, or say that there are none yet, or that there never will be. Asks that differ in nothing but
-        a consumer of the same bound get the same answer."""
+    def dispatch(self, request: GetRequest, now: float) -> BatchAssignment | Status:
+        """Rows, or that there are none yet, or that there never will be. `request` is `anchored`; requests that differ
+        in nothing but a consumer of the same bound (or a timeout) get the same answer."""
         self._now = now
-        share = self._shares.next(ask) or self._form(ask)
+        share = self._shares.next(request) or self._form(request)
         if share is None:
-            return Answer.CLOSED if self._exhausted(ask) else Answer.WAIT
+            return Status.CLOSED if self._exhausted(request) else Status.WAIT
         partition = self._partitions[share.partition]
-        progress = partition.tasks[ask.task]
-        positions = partition.unfinished(ask.task, share.units)
+        progress = partition.tasks[request.task]
+        positions = partition.unfinished(request.task, share.units)
         rows = partition.rows[positions]
-        below = self.bound(ask.task, ask.consumer)
+        below = self.bound(request.task, request.consumer)
         if below is not None and (rows >= below).any():  # another reader formed it under a wider bound
-            return Answer.WAIT
-        self._shares.collect(ask, share)
+            return Status.WAIT
+        self._shares.collect(request, share)
         progress.start(share.units, below)
-        self._handed[ask.task] += share.units.size * progress.unit_rows
-        self._latency[ask.task].add(progress.waited(share.units, now))
+        self._dispatched[request.task] += share.units.size * progress.unit_rows
+        self._latency[request.task].add(progress.waited(share.units, now))
         due = None if progress.spec.lease_s is None else now + progress.spec.lease_s
-        lease = self._leases.issue(ask, share, due)
+        lease = self._leases.issue(request, share, due)
         frames, parts = partition.locate(positions, progress.spec.columns)
-        return Handout(lease.number, share.partition, rows, frames, parts)
+        return BatchAssignment(lease.number, share.partition, rows, frames, parts)
 
-    def _form(self, ask: Ask) -> Share | None:
+    def _form(self, request: GetRequest) -> Share | None:
         """Take a micro-batch for all ranks, and leave each its share."""
-        task = self.spec.tasks[ask.task]
-        first = self._precedence(ask)
-        for partition, progress, limit in self._in_turn(ask, first):
-            least, most = _units(ask, progress, first.room)
+        task = self.spec.tasks[request.task]
+        first = self._precedence(request)
+        for partition, progress, limit in self._in_turn(request, first):
+            least, most = _units(request, progress, first.at_most)
             units = progress.take(least * task.ranks, most * task.ranks, limit, first.units.get(partition.name))
             if units is not None:
                 parts = SPLITS[task.split](units, task.ranks, progress.weights(units))
-                self._shares.form(ask.task, partition.name, parts, ask.count)
-                return self._shares.next(ask)
+                self._shares.form(request.task, partition.name, parts, request.count)
+                return self._shares.next(request)
         return None
 
-    def _precedence(self, ask: Ask) -> Precedence:
-        if ask.first is None:
-            return Precedence(ask.count)
-        return precedence(ask, list(self._partitions.asked(ask.partition)), self._handed[ask.task])
+    def _precedence(self, request: GetRequest) -> Precedence:
+        if request.first is None:
+            return Precedence(request.count)
+        return precedence(request, list(self._partitions.asked(request.partition)), self._dispatched[request.task])
 
-    def _in_turn(self, ask: Ask, first: Precedence) -> Iterator[tuple[Partition, Progress, int]]:
+    def _in_turn(self, request: GetRequest, first: Precedence) -> Iterator[tuple[Partition, Progress, int]]:
         """Where to look for rows, in this order, and the first unit of each that is beyond the consumer's bound."""
-        below = self.bound(ask.task, ask.consumer)
-        policy = POLICIES[self.spec.tasks[ask.task].policy]
+        below = self.bound(request.task, request.consumer)
+        policy = POLICIES[self.spec.tasks[request.task].policy]
         strict = policy.strict_partitions
         asked = (
-            (partition, progress, progress.units if below is None else partition.limit(ask.task, below))
-            for partition, progress in self._progress(ask)
+            (partition, progress, progress.units if below is None else partition.limit(request.task, below))
+            for partition, progress in self._progress(request)
             if progress.left and (partition.name in first.units if first.units else strict or len(progress.policy))
         )
         if strict and not first.units:
-            return islice(asked, 1)  # nobody passes it over
+            return islice(asked, 1)  # no reader passes it over
         if policy.takes_turns:
             return iter(sorted(asked, key=lambda one: one[1].turn(one[2], first.units.get(one[0].name))))
         return asked
 
-    def _exhausted(self, ask: Ask) -> bool:
+    def _exhausted(self, request: GetRequest) -> bool:
         """No row is left for this reader, none can come back by itself, and no partition it asks for can come."""
-        to_come = not self.closed and (ask.partition is None or ask.partition not in self._partitions)
-        if self._partitions.was_cleared(ask.partition):
+        to_come = not self.closed and (request.partition is None or request.partition not in self._partitions)
+        if self._partitions.was_cleared(request.partition):
             return True
-        return not to_come and all(progress.finished == progress.units for _, progress in self._progress(ask))
+        return not to_come and all(progress.finished == progress.units for _, progress in self._progress(request))
 
-    def _progress(self, ask: Ask) -> Iterator[tuple[Partition, Progress]]:
-        for partition in self._partitions.asked(ask.partition):
-            yield partition, partition.tasks[ask.task]
+    def _progress(self, request: GetRequest) -> Iterator[tuple[Partition, Progress]]:
+        for partition in self._partitions.asked(request.partition):
+            yield partition, partition.tasks[request.task]
 
     def bound(self, task: str, consumer: str) -> int | None:
         """The consumer gets only rows with ids less than this."""
         return self._bounds.get((task, consumer))
 
     def set_bound(self, task: str, consumer: str, below: int) -> None:
-        """Only this consumer's asks can be answered otherwise by it."""
+        """Only this consumer's requests can be answered otherwise by it."""
         check_task(self.spec, task)
         self._bounds[task, consumer] = below
 
     def drop(self, task: str, started: str, below: int) -> tuple[list[int], list[str]]:
-        """Take out of `task` what it was not handed of that which `started` was handed under a bound of `below` or
-        less: the rows, and whose readers should ask again."""
+        """Take out of `task` what it was not handed yet of that which `started` was handed under a bound of `below` or
+        less: the rows, and the tasks whose readers should be tried again."""
         check_task(self.spec, task)
         check_task(self.spec, started)
         check_one_rank(self.spec, task, "drop rows")
@@ -232,7 +228,7 @@ class Controller:
         return self._lose([lease for lease in self._leases if lease.consumer == consumer])
 
     def lose(self, numbers: Iterable[int]) -> list[str]:
-        """Whoever held these leases has gone: what tasks with leases handed out goes out again."""
+        """The holders of these leases have gone: of tasks with `lease_s`, what they held goes out again."""
         held = [lease for number in numbers if (lease := self._leases.get(number)) is not None]
         return self._lose([lease for lease in held if self.spec.tasks[lease.task].lease_s is not None])
 
@@ -247,7 +243,7 @@ class Controller:
         return sorted({task for lease in leases for task in self._put_back(lease)})
 
     def _put_back(self, lease: Lease) -> list[str]:
-        """To whoever asks next; among several ranks, to the same one, so that the others' micro-batches still fit."""
+        """To the next reader; among several ranks, to the same one, so that the others' micro-batches still fit."""
         share = lease.share
         partition = self._partitions[share.partition]
         progress = partition.tasks[lease.task]
@@ -255,7 +251,7 @@ class Controller:
         progress.acknowledged += share.units.size - units.size
         progress.stop(untouched)
         progress.wait_again(units, self._now)
-        self._handed[lease.task] -= units.size * progress.unit_rows
+        self._dispatched[lease.task] -= units.size * progress.unit_rows
         if self.spec.tasks[lease.task].ranks > 1:
             self._shares.put_back(lease.task, lease.rank, share)
         else:
@@ -266,16 +262,57 @@ class Controller:
         """When a lease runs out next."""
         return self._leases.next_due()
 
-    # -- what a person wants to know
+    # -- to files and back
 
-    def explain(self, ask: Ask) -> str:
-        """Why this ask is not served."""
-        asked = list(self._partitions.asked(ask.partition))
-        return status.explain(ask, asked, self.bound(ask.task, ask.consumer), self._precedence(ask))
+    def open_leases(self) -> list[Lease]:
+        """What was dispatched and not acknowledged: of tasks without leases, all that was of live partitions."""
+        return list(self._leases)
+
+    def frames(self) -> list[tuple[str, Frame]]:
+        """The frames of all puts, with their partition, in order."""
+        return [(partition.name, frame) for partition in self._partitions for frame in partition.frames]
+
+    def state(self) -> dict[str, Any]:
+        """All but the frames and what was measured, as plain data and arrays, shared with the controller: to be
+        encoded at once."""
+        return {
+            "partitions": self._partitions.state(),
+            "leases": self._leases.state(),
+            "shares": self._shares.state(),
+            "bounds": [(task, consumer, below) for (task, consumer), below in self._bounds.items()],
+            "dispatched": self._dispatched,
+            "closed": self.closed,
+            "tick": self._tick,
+            "now": self._now,
+        }
+
+    def restore(self, state: dict[str, Any], frames: Mapping[str, Sequence[Frame]]) -> None:
+        """A new one of the same spec goes on as that one was. frames: by partition, in the order of `frames`."""
+        self._partitions.restore(state["partitions"], frames)
+        self._leases.restore(state["leases"])
+        self._shares.restore(state["shares"])
+        self._bounds = {(task, consumer): below for task, consumer, below in state["bounds"]}
+        self._dispatched = state["dispatched"]
+        self.closed = state["closed"]
+        self._tick = state["tick"]
+        self._now = state["now"]
+
+    def shift(self, seconds: float) -> None:
+        """The clock of the times that callers pass was put forward by so much: leases keep what they had left."""
+        self._now += seconds
+        self._leases.shift(seconds)
+        self._partitions.shift(seconds)
+
+    # -- reporting
+
+    def explain(self, request: GetRequest) -> str:
+        """Why this request is not served."""
+        asked = list(self._partitions.asked(request.partition))
+        return reporting.explain(request, asked, self.bound(request.task, request.consumer), self._precedence(request))
 
     def slowest_task(self) -> str:
         """Why there is no room."""
-        return status.slowest_task(list(self.spec.tasks), list(self._partitions))
+        return reporting.slowest_task(list(self.spec.tasks), list(self._partitions))
 
     def describe(self) -> dict[str, Any]:
         """Plain numbers, by partition and task; see the folder's README."""
@@ -289,15 +326,18 @@ class Controller:
             "column_bytes": {c: sum(p.column_bytes[c] for p in partitions) for c in self.spec.columns},
             "depth_samples": sum(p.depth() for p in partitions),
             "partitions": {p.name: p.describe() for p in partitions},
-            "tasks": {t: status.describe_task(t, partitions, waited, self._now) for t, waited in self._latency.items()},
+            "tasks": {
+                t: reporting.describe_task(t, partitions, waited, self._now) for t, waited in self._latency.items()
+            },
         }
 
 
-def _units(ask: Ask, progress: Progress, room: int) -> tuple[int, int]:
-    """(least, most) units a rank takes, of up to `room` rows; ValueError unless the ask's count is of whole groups."""
-    if ask.count % progress.unit_rows:
+def _units(request: GetRequest, progress: Progress, rows: int) -> tuple[int, int]:
+    """(least, most) units a rank takes, of up to `rows`; ValueError unless the request's count is of whole groups."""
+    if request.count % progress.unit_rows:
         raise ValueError(
-            f"task {ask.task!r} takes whole groups of {progress.unit_rows} rows: count {ask.count} is not a multiple"
+            f"task {request.task!r} takes whole groups of {progress.unit_rows} rows: count {request.count} is not a "
+            "multiple"
         )
-    most = min(ask.count, room) // progress.unit_rows
-    return min(-(-ask.minimum // progress.unit_rows), most), most
+    most = min(request.count, rows) // progress.unit_rows
+    return min(-(-request.least // progress.unit_rows), most), most

@@ -1,15 +1,95 @@
-"""Who holds which rows, and until when."""
+"""Micro-batches cut into shares, one for each data-parallel rank; and who holds which of them until when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import isinf
 from typing import Any
 
-from harness.transfer_queue.control.asks import Ask
-from harness.transfer_queue.control.shares import Share
+from harness.transfer_queue.control.policies import Units
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """One rank's part of a micro-batch; numbered in the order they were formed. `count`: rows a rank asked for."""
+
+    number: int
+    partition: str
+    units: Units
+    count: int
+
+    def state(self) -> tuple[Any, ...]:
+        """What makes it again."""
+        return self.number, self.partition, self.units, self.count
+
+
+class Shares:
+    """What was formed and each rank has still to collect, by task and rank."""
+
+    def __init__(self, spec: QueueSpec) -> None:
+        self._waiting: dict[str, list[list[Share]]] = {
+            name: [[] for _ in range(task.ranks)] for name, task in spec.tasks.items()
+        }
+        self._to_collect = Counter[str]()  # by partition
+        self._formed = 0
+
+    def form(self, task: str, partition: str, parts: Sequence[Units], count: int) -> None:
+        """A micro-batch: leave rank r the share parts[r]."""
+        for part, waiting in zip(parts, self._waiting[task], strict=True):
+            waiting.append(Share(self._formed, partition, part, count))
+        self._to_collect[partition] += len(parts)
+        self._formed += 1
+
+    def next(self, request: GetRequest) -> Share | None:
+        """The oldest that this rank has to collect, of the partition if it names one; ValueError if it was formed
+        for another count."""
+        for share in self._waiting[request.task][request.rank]:
+            if request.partition in (None, share.partition):
+                if share.count != request.count:
+                    raise ValueError(
+                        f"rank {request.rank} of task {request.task!r} asks for {request.count} rows where another "
+                        f"rank asked for {share.count}: all readers must ask for the same"
+                    )
+                return share
+        return None
+
+    def collect(self, request: GetRequest, share: Share) -> None:
+        """This rank takes it."""
+        self._waiting[request.task][request.rank].remove(share)
+        self._to_collect[share.partition] -= 1
+
+    def put_back(self, task: str, rank: int, share: Share) -> None:
+        """This rank has to collect it again, in its old turn."""
+        insort(self._waiting[task][rank], share, key=lambda waiting: waiting.number)
+        self._to_collect[share.partition] += 1
+
+    def state(self) -> dict[str, Any]:
+        """As plain data and arrays, which are its own: to be encoded at once."""
+        waiting = {task: [[share.state() for share in w] for w in ranks] for task, ranks in self._waiting.items()}
+        return {"waiting": waiting, "formed": self._formed}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """New ones go on as those were."""
+        self._formed = state["formed"]
+        for task, ranks in state["waiting"].items():
+            self._waiting[task] = [[Share(*share) for share in waiting] for waiting in ranks]
+            self._to_collect.update(share.partition for waiting in self._waiting[task] for share in waiting)
+
+    def any_of(self, partition: str) -> bool:
+        """Whether a rank has to collect a share of it."""
+        return self._to_collect[partition] > 0
+
+    def forget(self, partition: str) -> None:
+        """The partition was cleared."""
+        if self._to_collect.pop(partition, 0):
+            for waiting in [waiting for ranks in self._waiting.values() for waiting in ranks]:
+                waiting[:] = [share for share in waiting if share.partition != partition]
+
 
 LOST_KEPT = 10_000
 
@@ -31,7 +111,7 @@ class Lease:
 
 
 class Leases:
-    """The open leases, numbered from 0 in hand-out order. Times are the caller's."""
+    """The open leases, numbered from 0 in dispatch order. Times are the caller's."""
 
     def __init__(self) -> None:
         self._open: dict[int, Lease] = {}
@@ -61,8 +141,8 @@ class Leases:
         """The open lease of this number."""
         return self._open.get(number)
 
-    def issue(self, ask: Ask, share: Share, due: float | None) -> Lease:
-        lease = Lease(self._next, ask.task, ask.rank, ask.consumer, share, due)
+    def issue(self, request: GetRequest, share: Share, due: float | None) -> Lease:
+        lease = Lease(self._next, request.task, request.rank, request.consumer, share, due)
         self._next += 1
         self._keep(lease)
         return lease
@@ -85,7 +165,7 @@ class Leases:
         return lease
 
     def lose(self, lease: Lease) -> None:
-        """End a lease that its consumer does not know to be over: it is told when it acknowledges."""
+        """End a lease that its consumer does not know to be over: its acknowledgement fails."""
         self.close(lease.number)
         self._lost.add(lease.number)
         heappush(self._lost_order, lease.number)
@@ -119,7 +199,7 @@ class Leases:
             self._keep(replace(lease, due=None if lease.due is None else lease.due + seconds))
 
     def check_kept(self, number: int) -> None:
-        """Raise LeaseExpired if the lease was lost; or if it is over, and so old that nobody knows how it ended."""
+        """Raise LeaseExpired if the lease was lost; or if it is over, and so old that how it ended is not kept."""
         if number in self._lost or (0 <= number <= self._forgotten and number not in self._open):
             raise LeaseExpired(f"lease {number} is over and its rows go out again: drop what was made of them")
 

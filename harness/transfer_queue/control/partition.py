@@ -1,18 +1,19 @@
-"""The state of one partition: which cells are written (row x column), and how far each task is (row x task)."""
+"""The live partitions: which cells are written (row x column), and how far each task is (row x task)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.transfer_queue.columns import Rows, runs
 from harness.transfer_queue.control.policies import Units
 from harness.transfer_queue.control.progress import Positions, Progress
-from harness.transfer_queue.frames import Frame, Part
-from harness.transfer_queue.spec import QueueSpec
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec
+from harness.transfer_queue.rows.columns import Rows, as_integers, runs
+from harness.transfer_queue.rows.frames import Frame, Part
 
 UNWRITTEN = -1
 _INDEX_BITS = 32  # a slot is (number of the frame) << 32 | (row in the frame)
@@ -48,19 +49,19 @@ class Partition:
     def started(self, task: str, other: str, below: int) -> Units:
         """The units that `task` is still to be handed, and `other` was handed (of a group: a row) under a bound of
         `below` or less. Looked for once, until either task is handed something here: not to be changed."""
-        mine, theirs = self.tasks[task], self.tasks[other]
-        now = (mine.changes, theirs.changes)
+        mine, others = self.tasks[task], self.tasks[other]
+        now = (mine.changes, others.changes)
         as_of, known = self._started.get((task, other), (None, {}))
         if as_of != now:
             known = {}
             self._started[task, other] = (now, known)
         if below not in known:
-            known[below] = self._find_started(mine, theirs, below)
+            known[below] = self._find_started(mine, others, below)
         return known[below]
 
     @staticmethod
-    def _find_started(mine: Progress, theirs: Progress, below: int) -> Units:
-        return mine.started_by(theirs).units(below)
+    def _find_started(mine: Progress, others: Progress, below: int) -> Units:
+        return mine.started_by(others).units(below)
 
     def count_started(self, task: str, other: str, below: int) -> int:
         """How many units `started` would name."""
@@ -205,3 +206,115 @@ class Partition:
             "depth": progress.left * progress.unit_rows,
             "missing": self.missing(task),
         }
+
+
+class Partitions:
+    """In creation order. rows, nbytes: what all of them hold."""
+
+    def __init__(self, spec: QueueSpec) -> None:
+        self._spec = spec
+        self._live: dict[str, Partition] = {}
+        self._cleared: set[str] = set()
+        self.rows = 0
+        self.nbytes = 0
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._live.values())
+
+    def __contains__(self, name: str | None) -> bool:
+        return name in self._live
+
+    def was_cleared(self, name: str | None) -> bool:
+        return name in self._cleared
+
+    def asked(self, name: str | None) -> Iterable[Partition]:
+        """That of this name, if it lives; None: all."""
+        if name is None:
+            return self._live.values()
+        return [self._live[name]] if name in self._live else []
+
+    def check_new(self, name: str, rows: Iterable[int], group_size: int) -> Rows:
+        """The rows of a partition that can be created once there is room; ValueError if it never can."""
+        ids = as_integers(rows, "rows").copy()
+        cap = self._spec.capacity_rows
+        if name in self._live or name in self._cleared:
+            raise ValueError(f"partition {name!r} exists or was cleared: a name is used once")
+        if not ids.size or np.unique(ids).size < ids.size:
+            raise ValueError(f"partition {name!r} needs one or more different rows, not {ids.tolist()[:20]}")
+        if group_size < 1 or ids.size % group_size:
+            raise ValueError(f"partition {name!r} has {ids.size} rows, which are not whole groups of {group_size}")
+        if cap is not None and ids.size > cap:
+            raise ValueError(f"partition {name!r} has {ids.size} rows, more than capacity_rows={cap}")
+        return ids
+
+    def create(self, name: str, rows: Rows, group_size: int) -> None:
+        self._live[name] = Partition(name, rows, group_size, self._spec)
+        self.rows += rows.size
+
+    def forget(self, name: str) -> None:
+        """It was cleared."""
+        partition = self._live.pop(name)
+        self._cleared.add(name)
+        self.rows -= partition.rows.size
+        self.nbytes -= partition.nbytes
+
+    def state(self) -> dict[str, Any]:
+        """As plain data and arrays, which are its own: to be encoded at once."""
+        return {"live": [partition.state() for partition in self], "cleared": list(self._cleared)}
+
+    def restore(self, state: dict[str, Any], frames: Mapping[str, Sequence[Frame]]) -> None:
+        """New ones go on as those were. frames: by partition."""
+        self._cleared = set(state["cleared"])
+        for one in state["live"]:
+            self.create(one["name"], one["rows"], one["group_size"])
+            partition = self._live[one["name"]]
+            partition.restore(one, frames.get(partition.name, ()))
+            self.nbytes += partition.nbytes
+
+    def shift(self, seconds: float) -> None:
+        """The caller's clock was put forward by so much."""
+        for progress in [progress for partition in self for progress in partition.tasks.values()]:
+            progress.shift(seconds)
+
+    def __getitem__(self, name: str) -> Partition:
+        """ValueError if there is none of this name, which says whether there was."""
+        if name not in self._live:
+            why = "was cleared" if name in self._cleared else f"is unknown; there are {list(self._live)}"
+            raise ValueError(f"partition {name!r} {why}")
+        return self._live[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Precedence:
+    """At most so many rows a rank, and where `units` (by partition) are named, none but these: all that is left of what
+    was started under a bound of `below` or less."""
+
+    at_most: int
+    below: int | None = None
+    units: Mapping[str, Units] = field(default_factory=dict)
+
+
+def precedence(request: GetRequest, asked: Sequence[Partition], dispatched: int) -> Precedence:
+    """asked: the partitions that rows may come from; dispatched: rows that the task was handed so far.
+
+    The slack of a pair (below, by) is how many other rows may still go before all that was started under `below`. What
+    a lower bound started, a higher one includes: so units of the first pair without slack cost nothing but the slack
+    of the pairs before it, which limits how many go at once.
+    """
+    at_most = request.count
+    if request.first is None:
+        return Precedence(at_most)
+    other, pairs = request.first
+    progress = [p.tasks[request.task] for p in asked]
+    unit = max((p.unit_rows for p in progress if p.left), default=1)
+    for below, by in pairs:
+        counts = [partition.count_started(request.task, other, below) for partition in asked]
+        rows = sum(count * p.unit_rows for count, p in zip(counts, progress, strict=True))
+        if not rows:
+            continue
+        slack = by - dispatched - rows
+        if slack < unit:
+            started = {p.name: p.started(request.task, other, below) for p in asked}
+            return Precedence(at_most, below, {name: units for name, units in started.items() if units.size})
+        at_most = min(at_most, slack)
+    return Precedence(at_most)

@@ -1,4 +1,6 @@
-"""In which order a task's ready units are handed out: pure state machines, one per task and partition.
+"""In which order a task's ready units are dispatched, and how a micro-batch is cut into shares for its ranks.
+
+A policy is a pure state machine, one per task and partition.
 
 A unit is what a task takes at a time: a row, or a group where it wants groups whole. Units are numbered in the
 partition's order. To add a policy, write a class and its line in POLICIES. What a call costs depends on the units that
@@ -7,6 +9,8 @@ it adds or takes, not on how many there are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, ClassVar, Protocol
 
@@ -36,7 +40,7 @@ class Policy(Protocol):
         """Units that were taken or removed, and are ready to go out again."""
 
     def remove(self, units: Units) -> None:
-        """Units, ready or not, that are dealt with out of turn: nobody waits for theirs."""
+        """Units, ready or not, that are dealt with out of turn: none waits for them."""
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
         """Up to `most` units below `limit`, in the policy's order; None, and nothing taken, where there are fewer
@@ -60,14 +64,14 @@ class Policy(Protocol):
 
 
 class Ready:
-    """The lowest ready unit first; what is not ready holds nobody up."""
+    """The lowest ready unit first; what is not ready holds nothing up."""
 
     strict_partitions: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = False
     weighs: ClassVar[bool] = False
 
     def __init__(self, units: int) -> None:
-        self._ready = bytearray(units)  # 1 = waits to be handed out; searched at the speed of memory
+        self._ready = bytearray(units)  # 1 = waits to be dispatched; searched at the speed of memory
         self._flags = np.frombuffer(self._ready, np.uint8)  # the same bytes
         self._low = 0  # no lower unit waits: what was searched is not searched again
         self._count = 0
@@ -180,7 +184,7 @@ class Keyed:
 
     def __init__(self, units: int) -> None:
         self._units = units
-        self._flags = bytearray(units)  # 1 = waits to be handed out
+        self._flags = bytearray(units)  # 1 = waits to be dispatched
         self._waits = np.frombuffer(self._flags, np.uint8)  # the same bytes
         self._count = 0
         self._key = np.zeros(units, np.int64)
@@ -287,3 +291,78 @@ POLICIES: dict[str, type[Policy]] = {
     "longest_first": LongestFirst,
 }
 """Name -> a policy for a partition of this many units."""
+
+
+_EVEN_ENOUGH = 1e-3  # of the heaviest share: no rank notices less
+_LIGHTEST = 4  # shares that the heaviest one tries to swap with
+_TRIES_PER_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """cut(weights int64 [n], shares) -> for each share the indices of what it gets, ascending."""
+
+    cut: Callable[[Weights, int], list[NDArray[np.int64]]]
+    weighs: bool
+
+    def __call__(self, units: Units, shares: int, weights: Weights | None) -> list[Units]:
+        """units: in the order in which they are dispatched, which each share keeps; weights: one a unit, needed where
+        the split weighs."""
+        if shares == 1:
+            return [units]
+        weights = np.ones(units.size, np.int64) if weights is None else weights
+        return [units[indices] for indices in self.cut(weights, shares)]
+
+
+def contiguous(weights: Weights, shares: int) -> list[NDArray[np.int64]]:
+    """One stretch after the other."""
+    return np.array_split(np.arange(weights.size), shares)
+
+
+def balanced(weights: Weights, shares: int) -> list[NDArray[np.int64]]:
+    """Of nearly equal weight: dealt out heaviest first, there and back again, then evened out by exchanges between the
+    heaviest share and the lightest ones (after Finn and Horowitz, "A linear time approximation algorithm for
+    multiprocessor scheduling", BIT 19, 1979, with pairs exchanged so that sizes stay)."""
+    order = np.argsort(-weights, kind="stable")
+    deal = np.arange(weights.size) % (2 * shares)
+    dealt = np.minimum(deal, 2 * shares - 1 - deal)  # 0 1 2 2 1 0 0 1 2 ...
+    parts = sorted((order[dealt == share] for share in range(shares)), key=lambda part: -part.size)
+    sums = [int(weights[part].sum()) for part in parts]
+    tries = 0
+    while tries < _TRIES_PER_SHARE * shares:
+        *others, heavy = sorted(range(shares), key=sums.__getitem__)
+        for light in others[:_LIGHTEST]:
+            tries += 1
+            moved = _exchange(parts[heavy], parts[light], weights, sums[heavy] - sums[light])
+            sums[heavy] -= moved
+            sums[light] += moved
+            if moved:
+                break
+        else:
+            break
+    return [np.sort(part) for part in parts]
+
+
+def _exchange(heavy: NDArray[np.int64], light: NDArray[np.int64], weights: Weights, gap: int) -> int:
+    """Swap the one of a heavy share and the one of a light share, `gap` less heavy, that bring the two closest
+    together; the weight that it moves, 0 where no swap does or it would not be noticed."""
+    if not light.size or gap <= _EVEN_ENOUGH * weights[heavy].sum():
+        return 0
+    order = np.argsort(weights[light])
+    ascending = weights[light[order]]
+    wanted = weights[heavy] - gap / 2  # what would make them equal
+    above = np.minimum(np.searchsorted(ascending, wanted), light.size - 1)
+    candidates = np.stack((above, np.maximum(above - 1, 0)))
+    off = np.abs(ascending[candidates] - wanted)
+    side, i = np.unravel_index(int(off.argmin()), off.shape)
+    j = order[candidates[side, i]]
+    moved = int(weights[heavy[i]] - weights[light[j]])
+    if not 0 < moved < gap:
+        return 0
+    heavy[i], light[j] = light[j], heavy[i]
+    return moved
+
+
+# Whatever the cut, shares are of equal size where it divides, else as even as can be, the first ones longer.
+SPLITS: dict[str, Split] = {"contiguous": Split(contiguous, weighs=False), "balanced": Split(balanced, weighs=True)}
+"""Name -> how ranks share a micro-batch."""

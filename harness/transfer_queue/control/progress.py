@@ -1,4 +1,4 @@
-"""How far one task is in one partition: which of its units are ready, handed out, finished."""
+"""How far one task is in one partition: which of its units are ready, dispatched, finished."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.transfer_queue.columns import Rows
 from harness.transfer_queue.control.policies import NEVER, POLICIES, Units, Weights
-from harness.transfer_queue.spec import TaskSpec
+from harness.transfer_queue.control.spec import TaskSpec
+from harness.transfer_queue.rows.columns import Rows
 
 Positions = NDArray[np.int64]
 _COUNTS = ("taken", "acknowledged", "dropped", "_ever_ready")
@@ -32,7 +32,7 @@ class Progress:
         self._missing_cells = np.full(self.units, self.unit_rows * len(spec.columns), np.int64)
         self._ready_at = np.full(self.units, np.inf)
         self._weights: Weights | None = None if spec.weight is None else np.zeros(self.units, np.int64)
-        self.open = np.ones(self.units, bool)  # neither handed out nor dropped
+        self.open = np.ones(self.units, bool)  # neither dispatched nor dropped
         self.changes = 0  # how often `open` or a bound changed
         self._bounds: NDArray[np.int64] | None = None  # under which each unit is out; there once one was given
         self._following: dict[Progress, _Started] = {}
@@ -40,7 +40,7 @@ class Progress:
 
     @property
     def left(self) -> int:
-        """Units that nobody holds or has finished."""
+        """Units that are neither dispatched nor dropped."""
         return self.units - self.taken - self.dropped
 
     @property
@@ -173,7 +173,7 @@ class Progress:
         self._changed(units)
 
     def stop(self, units: Units) -> None:
-        """They are in nobody's hands any more, and nothing was made of them."""
+        """No consumer holds them any more, and nothing was made of them."""
         if self._bounds is not None:
             self._bounds[units] = NEVER
             self._changed(units)

@@ -7,19 +7,15 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from harness.transfer_queue.columns import Rows
-from harness.transfer_queue.control.restorable import RestorableController
-from harness.transfer_queue.frames import Frame
-from harness.transfer_queue.journal.controller import JournaledController
-from harness.transfer_queue.journal.encoding import encode
-from harness.transfer_queue.journal.folder import Folder
-from harness.transfer_queue.journal.journal import Journal
-from harness.transfer_queue.journal.payload import fetch
-from harness.transfer_queue.journal.replay import Books
-from harness.transfer_queue.journal.snapshot import Work, write_snapshot
-from harness.transfer_queue.service import QueueService, Weights, loop_time
-from harness.transfer_queue.spec import QueueSpec
-from harness.transfer_queue.storage.protocol import Keeper, Storage
+from harness.transfer_queue.control.controller import Controller
+from harness.transfer_queue.control.spec import QueueSpec
+from harness.transfer_queue.journal.calls import JournaledController, ReplayState
+from harness.transfer_queue.journal.files import Folder, Journal, encode
+from harness.transfer_queue.journal.snapshot import Work, fetch, write_snapshot
+from harness.transfer_queue.rows.columns import Rows
+from harness.transfer_queue.rows.frames import Frame
+from harness.transfer_queue.service.service import QueueService, Weights, loop_time
+from harness.transfer_queue.storage.protocol import PayloadStore, Storage
 
 
 async def at_once(step: Callable[[], None]) -> None:
@@ -32,21 +28,22 @@ async def save(service: QueueService, folder: str | os.PathLike[str], work: Work
     """The queue as it is now, in a folder (made if need be) that holds one queue: what it held counts until all is on
     the disk. Puts and gets go on meanwhile. ValueError if a queue journals there: use its own `save`."""
     files = Folder(folder)
-    files.make()
+    files.create()
     with files.locked(), service.moment() as (state, frames):
         number = files.next_number()
         await write_snapshot(files.snapshot(number), service, encode(state), frames, work)
-        files.switch(number)
+        files.commit(number)
 
 
 def load(
     spec: QueueSpec,
-    keeper: Keeper,
+    store: PayloadStore,
     folder: str | os.PathLike[str],
     now: Callable[[], float] = loop_time,
     storage: Storage | None = None,
 ) -> QueueService:
-    """The queue as it was when it was saved, or when whoever journaled here ended or died. The folder stays as it is.
+    """The queue as it was when it was saved, or when the queue that journaled here ended or died. The folder stays as
+    it is.
 
     Open leases have as many seconds left as they had. Readers that still live may acknowledge them by their old
     numbers; of the others, `open_leases` names what is to be released, or lost. storage: where payload is written to;
@@ -54,14 +51,14 @@ def load(
     or in use; DamagedFile, which is one, if it is damaged.
     """
     files = Folder(folder)
-    books = Books(spec, RestorableController(spec), storage)
+    replay = ReplayState(spec, Controller(spec), storage)
     if not files.path.is_dir():
         raise ValueError(f"no queue was saved in {folder}: there is no such folder")
     with files.locked():
-        if books.read(files) is None:
+        if replay.read(files) is None:
             raise ValueError(f"no queue was saved in {folder}")
-    books.controller.shift(now() - books.now)
-    return QueueService(spec, keeper, now, books.controller, books.on_the_way)
+    replay.controller.shift(now() - replay.now)
+    return QueueService(spec, store, now, replay.controller, replay.unconfirmed)
 
 
 class JournaledService(QueueService):
@@ -76,7 +73,7 @@ class JournaledService(QueueService):
     def __init__(
         self,
         spec: QueueSpec,
-        keeper: Keeper,
+        store: PayloadStore,
         folder: str | os.PathLike[str],
         now: Callable[[], float] = loop_time,
         storage: Storage | None = None,
@@ -84,31 +81,31 @@ class JournaledService(QueueService):
         durable: bool = False,
     ) -> None:
         self._folder = Folder(folder)
-        self._folder.make()
+        self._folder.create()
         self._journaled = JournaledController(spec)
         self._saving = asyncio.Lock()
-        books = Books(spec, self._journaled, storage)
+        replay = ReplayState(spec, self._journaled, storage)
         with ExitStack() as undone:
             undone.enter_context(self._folder.locked())
-            after = books.read(self._folder)
-            if books.torn is not None:
-                books.torn.cut_off()
+            after = replay.read(self._folder)
+            if replay.torn is not None:
+                replay.torn.cut_off()
             self._journal = Journal(self._folder, spec, self._folder.next_number(), after, durable)
             undone.callback(self._journal.close)
             self._journaled.journal = self._journal
             if after is not None:
-                self._journaled.shift(now() - books.now)
+                self._journaled.shift(now() - replay.now)
             self._files = undone.pop_all()
-        super().__init__(spec, keeper, now, self._journaled, books.on_the_way)
+        super().__init__(spec, store, now, self._journaled, replay.unconfirmed)
 
     async def save(self, work: Work = asyncio.to_thread) -> None:
         """A new snapshot, and a new journal from this moment on; the old ones count until all is on the disk."""
         async with self._saving:
             with self.moment() as (state, frames):
                 number = self._folder.next_number()
-                self._journal.go_on(number)
+                self._journal.rotate(number)
                 await write_snapshot(self._folder.snapshot(number), self, encode(state), frames, work)
-                self._folder.switch(number)
+                self._folder.commit(number)
 
     def try_put(self, partition: str, rows: Rows, frame: Frame, weights: Weights) -> bool:
         """False, besides, for a frame whose payload has to be fetched for the journal."""
@@ -122,14 +119,14 @@ class JournaledService(QueueService):
     ) -> None:
         if self.try_put(partition, rows, frame, weights):
             return
-        self._journaled.fetched[id(frame)] = await fetch(self.keeper, partition, frame)
+        self._journaled.fetched[id(frame)] = await fetch(self.store, partition, frame)
         try:
             await super().put(partition, rows, frame, weights, timeout_s=timeout_s)
         finally:
             del self._journaled.fetched[id(frame)]  # in the file, or refused
 
     def received(self, lease: int) -> None:
-        if lease in self._payloads.on_the_way:
+        if lease in self._payloads.unconfirmed:
             self._journal.record("received", lease)
         super().received(lease)
 

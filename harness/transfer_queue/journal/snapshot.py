@@ -3,24 +3,79 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.transfer_queue.frames import Frame
-from harness.transfer_queue.journal.encoding import Start, decode, encode
-from harness.transfer_queue.journal.payload import fetch, restored
-from harness.transfer_queue.journal.records import DamagedFile, Piece, RecordWriter, read_records
-from harness.transfer_queue.service import QueueService
-from harness.transfer_queue.spec import QueueSpec
-from harness.transfer_queue.storage.protocol import Storage
+import numpy as np
 
-KIND = "transfer queue snapshot"
+from harness.transfer_queue.control.spec import QueueSpec
+from harness.transfer_queue.journal.files import (
+    SNAPSHOT,
+    DamagedFile,
+    FileHeader,
+    Piece,
+    RecordWriter,
+    decode,
+    encode,
+    read_records,
+)
+from harness.transfer_queue.rows.frames import Frame, pack, unpack
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.inline import inline_buffers
+from harness.transfer_queue.storage.protocol import PayloadStore, Storage
+
 _BATCH_BYTES = 4 << 20  # so much is in memory twice
 _BATCH_RECORDS = 256
 
 Work = Callable[[Callable[[], None]], Awaitable[None]]
 """Does what blocks: in a thread, or at once where there can be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """sizes: bytes of each column's buffer; pieces: the buffers, back to back, in any number of pieces."""
+
+    sizes: dict[str, int]
+    pieces: list[Piece]
+
+
+def at_hand(frame: Frame) -> Payload | None:
+    """The payload of a frame that carries it itself; None if a storage has it."""
+    if isinstance(frame.place, bytes):
+        return Payload(dict(frame.sizes), [frame.place])
+    if not isinstance(frame.place, Mapping):
+        return None
+    packed = {name: [_bytes_of(array) for array in pack(column)] for name, column in frame.place.items()}
+    sizes = {name: sum(map(len, pieces)) for name, pieces in packed.items()}
+    return Payload(sizes, [piece for pieces in packed.values() for piece in pieces])
+
+
+async def fetch(store: PayloadStore, partition: str, frame: Frame) -> Payload:
+    """The payload, wherever it is."""
+    carried = at_hand(frame)
+    if carried is not None:
+        return carried
+    buffers = await store.fetch(partition, frame)
+    return Payload(dict(frame.sizes), [buffers[name].data for name in frame.sizes])
+
+
+def restored(
+    partition: str, rows: int, sizes: Mapping[str, int], payload: bytes, spec: QueueSpec, storage: Storage | None
+) -> Frame:
+    """A frame of this payload: written to the storage, or without one carried by itself. ValueError if it cannot be of
+    this spec."""
+    frame = Frame(rows, sizes, payload)
+    frame.check(spec.columns)
+    if storage is None:
+        return frame
+    buffers = inline_buffers(frame)
+    return storage.write(partition, {name: unpack(buffers[name], spec.columns[name], rows) for name in sizes})
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 async def write_snapshot(
@@ -30,12 +85,12 @@ async def write_snapshot(
     the disk; on any error there is no such file."""
     writer = RecordWriter(path)
     try:
-        writer.append(encode(Start.of(KIND, service.spec)))
+        writer.append(encode(FileHeader.of(SNAPSHOT, service.spec)))
         writer.append(state)
         batch: list[tuple[bytes, Sequence[Piece]]] = []
         size = 0
         for partition, frame in frames:
-            payload = await fetch(service.keeper, partition, frame)
+            payload = await fetch(service.store, partition, frame)
             batch.append((encode((partition, frame.rows, payload.sizes)), payload.pieces))
             size += sum(payload.sizes.values())
             if size >= _BATCH_BYTES or len(batch) == _BATCH_RECORDS:
@@ -76,7 +131,7 @@ def read_snapshot(
     records = read_records(path)
     frames: dict[str, list[Frame]] = {}
     try:
-        Start.read(next(records).message, path, KIND, spec)
+        FileHeader.read(next(records).message, path, SNAPSHOT, spec)
         state = decode(next(records).message)
         while (message := decode((record := next(records)).message)) is not None:
             partition, rows, sizes = message

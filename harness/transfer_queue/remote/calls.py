@@ -9,20 +9,19 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.transfer_queue.columns import Batch, Column, as_integers
-from harness.transfer_queue.control.asks import First
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.address import Address
-from harness.transfer_queue.remote.framing import close_all
-from harness.transfer_queue.spec import QueueSpec
+from harness.transfer_queue.remote.sockets import Address, close_all
+from harness.transfer_queue.rows.columns import Batch, Column, as_integers
+from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.protocol import Backend, Storage
-from harness.transfer_queue.storage.shm import ShmStorage
+from harness.transfer_queue.storage.shm import Segment, ShmStorage
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """All that a client needs to know of a queue. token: keep it from whom the queue is not for; call_timeout_s: how
-    long the server may take for what it need not wait for."""
+class Endpoint:
+    """All that a client needs to know of a queue. token: keep it from processes that the queue is not for;
+    call_timeout_s: how long the server may take for what it need not wait for."""
 
     address: Address
     token: bytes = field(repr=False)
@@ -32,36 +31,35 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Send it and wait for the answer: a `Reply`. waits: for as long as the server lives."""
+class Request:
+    """Send it and wait for the answer: a `Response`. waits: for as long as the server lives."""
 
-    request: m.Message
+    message: m.Message
     descriptors: Sequence[int] = ()
     waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Send it; whatever the answer is, nobody wants to know."""
+class Notify:
+    """Send it; its answer, if any, is ignored."""
 
-    request: m.Message
+    message: m.Message
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Have the storage do it: what it returns."""
+class StorageWork:
+    """What this returns for the client's storage."""
 
-    work: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    work: Callable[[Storage], Any]
 
 
-Step = Ask | Tell | Work
-Reply = tuple[m.Answer, list[int]]
+Step = Request | Notify | StorageWork
+Response = tuple[m.AnyResponse, list[int]]
 """An answer, and the descriptors that came with it, which are now the caller's."""
 Call = Generator[Step, Any, Any]
 
 
-def value(answer: m.Answer) -> Any:
+def value(answer: m.AnyResponse) -> Any:
     """What the server answered; raises what it failed with."""
     if isinstance(answer, m.Failed):
         raise m.raised(answer)
@@ -70,91 +68,77 @@ def value(answer: m.Answer) -> Any:
     return answer.value
 
 
-def ask(request: m.Message) -> Call:
-    answer, _ = yield Ask(request)
-    return value(answer)
-
-
-def save(folder: str | None) -> Call:
-    answer, _ = yield Ask(m.Save(folder), waits=True)
+def send(message: m.Message, *, waits: bool = False) -> Call:
+    answer, _ = yield Request(message, waits=waits)
     return value(answer)
 
 
 def create_partition(name: str, rows: Iterable[int], group_size: int, timeout_s: float | None) -> Call:
-    request = m.CreatePartition(name, as_integers(rows, "rows").tobytes(), group_size, timeout_s)
-    answer, _ = yield Ask(request, waits=True)
-    return value(answer)
+    return send(m.CreatePartition(name, as_integers(rows, "rows").tobytes(), group_size, timeout_s), waits=True)
 
 
 def put(
-    storage: Storage,
-    spec: QueueSpec,
-    partition: str,
-    rows: Iterable[int],
-    columns: Mapping[str, Column],
-    timeout_s: float | None,
+    spec: QueueSpec, partition: str, rows: Iterable[int], columns: Mapping[str, Column], timeout_s: float | None
 ) -> Call:
     ids = as_integers(rows, "rows")
     weights = spec.check_columns(ids.size, columns)
-    frame = yield Work(storage.write, (partition, columns))
-    if isinstance(storage, ShmStorage) and (segment := storage.unannounced(partition)) is not None:
-        answer, _ = yield Ask(m.OpenSegment(partition, segment.unit), (segment.descriptor,))
+    frame, segment = yield StorageWork(lambda storage: _write(storage, partition, columns))
+    if segment is not None:
+        answer, _ = yield Request(m.OpenSegment(partition, segment.unit), (segment.descriptor,))
         if isinstance(answer, m.Failed):
-            storage.forget(partition)
+            yield StorageWork(lambda storage: forget_segment(storage, partition))
             raise m.raised(answer)
-    request = m.Put(
+    message = m.Put(
         partition,
         ids.tobytes(),
         m.from_frame(frame),
         {name: lengths.tobytes() for name, lengths in weights.items()},
         timeout_s,
     )
-    answer, _ = yield Ask(request, waits=spec.capacity_bytes is not None)
+    answer, _ = yield Request(message, waits=spec.capacity_bytes is not None)
     if isinstance(answer, m.Failed):
-        yield Work(storage.discard, (partition, frame))
+        yield StorageWork(lambda storage: storage.discard(partition, frame))
     return value(answer)
 
 
-def get_request(
-    task: str,
-    count: int,
-    consumer: str,
-    rank: int,
-    minimum: int | None,
-    partition: str | None,
-    first: First | None,
-    timeout_s: float | None,
-    keeps: bool,
-) -> m.Get:
-    least = count if minimum is None else minimum
-    return m.Get(task, count, least, consumer, rank, partition, first, timeout_s, keeps)
+def _write(storage: Storage, partition: str, columns: Mapping[str, Column]) -> tuple[Frame, Segment | None]:
+    """The frame, and its segment where the server does not have that yet."""
+    frame = storage.write(partition, columns)
+    return frame, storage.unannounced(partition) if isinstance(storage, ShmStorage) else None
 
 
-def get(storage: Storage, spec: QueueSpec, request: m.Get) -> Call:
-    answer, descriptors = yield Ask(request, waits=True)
-    if not isinstance(answer, m.Handed):
+def forget_segment(storage: Storage, partition: str) -> None:
+    if isinstance(storage, ShmStorage):
+        storage.forget(partition)
+
+
+def get(spec: QueueSpec, request: GetRequest, *, keeps: bool) -> Call:
+    """keeps: see `messages.Get`."""
+    answer, descriptors = yield Request(m.Get(request, keeps), waits=True)
+    if not isinstance(answer, m.Assigned):
         return value(answer)
     try:
-        handout = m.to_handout(answer, descriptors)
-        columns = yield Work(storage.read, (handout, spec.columns))
+        assignment = m.to_assignment(answer, descriptors)
+        columns = yield StorageWork(lambda storage: storage.read(assignment, spec.columns))
     except BaseException:
-        yield Tell(m.GiveBack(answer.lease))
+        yield Notify(m.GiveBack(answer.lease))
         raise
     finally:
         close_all(descriptors)
     if not answer.received:
-        yield Tell(m.Received(answer.lease))
-    return Batch(handout.partition, handout.rows, columns, handout.lease)
+        yield Notify(m.Received(answer.lease))
+    return Batch(assignment.partition, assignment.rows, columns, assignment.lease)
 
 
-def noticed(storage: Storage, notice: m.Answer) -> None:
-    """What the server says unasked."""
-    if isinstance(notice, m.Cleared) and isinstance(storage, ShmStorage):
-        storage.forget(notice.partition)
+def handle_notice(storage: Storage, notice: m.AnyResponse) -> None:
+    """What the server sends unasked."""
+    if isinstance(notice, m.Cleared):
+        forget_segment(storage, notice.partition)
 
 
-def described(request: m.Message) -> str:
+def describe(message: m.Message) -> str:
     """For an error: what was waited for."""
-    known = {name: getattr(request, name, None) for name in ("name", "partition", "task", "consumer", "lease")}
-    fields = [f"{name}={told!r}" for name, told in known.items() if told is not None]
-    return f"{type(request).__name__}({', '.join(fields)})"
+    of = getattr(message, "request", message)
+    known = {name: getattr(of, name, None) for name in ("name", "partition", "task", "consumer", "lease")}
+    fields = [f"{name}={value!r}" for name, value in known.items() if value is not None]
+    return f"{type(message).__name__}({', '.join(fields)})"

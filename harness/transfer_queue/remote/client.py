@@ -1,41 +1,274 @@
-"""The queue as every process may hold it: a TransferQueue over a socket."""
+"""The queue in any process with an event loop: a TransferQueue over a socket."""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from harness.transfer_queue.columns import Batch, Column
-from harness.transfer_queue.control.asks import First
-from harness.transfer_queue.queue import Portal
+import msgspec
+
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec
+from harness.transfer_queue.queue import Portal, TransferQueue
 from harness.transfer_queue.remote import calls
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.link import Link
-from harness.transfer_queue.spec import QueueSpec
-
-_links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, bytes], asyncio.Task[Link]]] = (
-    weakref.WeakKeyDictionary()
+from harness.transfer_queue.remote.sockets import (
+    ClientSocket,
+    Outbox,
+    Splitter,
+    WireError,
+    abandon_in_children,
+    client_socket,
+    close_all,
+    header,
+    receive,
+    send_at_once,
+    token_digest,
 )
+from harness.transfer_queue.rows.columns import Batch, Column
+from harness.transfer_queue.storage.protocol import Session, Storage
+
+
+class Connection:
+    """Carries out calls, any number at a time. Once it has failed, every call says so: what became of the queue is not
+    to be guessed."""
+
+    storage: Storage
+
+    def __init__(self, endpoint: calls.Endpoint, sock: ClientSocket) -> None:
+        self._endpoint = endpoint
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._splitter = Splitter()
+        self._outbox = Outbox(sock)
+        self._corked = bytearray()
+        self._waiting: dict[int, asyncio.Future[calls.Response]] = {}
+        self._calls = 0
+        self.ended: str | None = None
+        self.inherited = False
+        self._until_loop_ends = self._guard()
+
+    @classmethod
+    async def open(cls, endpoint: calls.Endpoint) -> Connection:
+        """PermissionError without the right token, ConnectionError where no queue listens."""
+        sock, place = client_socket(endpoint.address)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(endpoint.call_timeout_s):
+                await asyncio.get_running_loop().sock_connect(sock, place)
+        except (OSError, TimeoutError) as error:
+            sock.close()
+            raise ConnectionError(f"no transfer queue listens on {endpoint.address}: {error}") from None
+        send_at_once(sock)
+        connection = cls(endpoint, sock)
+        abandon_in_children(connection)
+        try:
+            await connection._greet()
+        except BaseException:
+            connection.end("the transfer queue did not let this client in")
+            raise
+        return connection
+
+    async def _greet(self) -> None:
+        await anext(self._until_loop_ends)
+        self._loop.add_reader(self._sock.fileno(), self._readable)
+        answer, _ = await self._reply(0, "its greeting", self._endpoint.call_timeout_s)
+        if not isinstance(answer, m.Challenge):
+            raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
+        answer, _ = await self._request(calls.Request(m.Proof(token_digest(self._endpoint.token, answer.nonce))))
+        if not isinstance(answer, m.Welcome):
+            calls.value(answer)
+            raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
+        self.storage = self._endpoint.backend.storage(Session(answer.queue, answer.writer))
+
+    async def _guard(self) -> AsyncGenerator[None, None]:
+        """An event loop that shuts down ends its generators, and with this one the connection."""
+        try:
+            yield
+        finally:
+            self.end("its event loop was shut down")
+
+    async def run(self, call: calls.Call) -> Any:
+        """The call's result; raises what it raises."""
+        try:
+            step = next(call)
+            while True:
+                try:
+                    result = await self._carry_out(step)
+                except BaseException as error:
+                    step = call.throw(error)
+                else:
+                    step = call.send(result)
+        except StopIteration as end:
+            return end.value
+
+    async def _carry_out(self, step: calls.Step) -> Any:
+        if isinstance(step, calls.Request):
+            return await self._request(step)
+        if isinstance(step, calls.Notify):
+            return self._notify(step.message)
+        if self.storage.waits:
+            return await asyncio.to_thread(step.work, self.storage)
+        return step.work(self.storage)
+
+    async def _request(self, step: calls.Request) -> calls.Response:
+        if self.ended is not None:
+            raise ConnectionError(self.ended)
+        self._calls += 1
+        call = self._calls
+        body = m.encode(step.message)
+        data = header(call, body, step.descriptors) + body
+        if self._corked:
+            data = bytes(self._corked) + data
+            self._corked.clear()
+        self._send(data, step.descriptors)
+        return await self._reply(call, step.message, None if step.waits else self._endpoint.call_timeout_s)
+
+    async def _reply(self, call: int, request: m.Message | str, timeout_s: float | None) -> calls.Response:
+        if self.ended is not None:
+            raise ConnectionError(self.ended)
+        answer: asyncio.Future[calls.Response] = self._loop.create_future()
+        self._waiting[call] = answer
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._late, call, request)
+        try:
+            return await answer
+        except BaseException:
+            self._withdraw(call, answer)
+            raise
+        finally:
+            self._waiting.pop(call, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _late(self, call: int, request: m.Message | str) -> None:
+        answer = self._waiting[call]
+        if not answer.done():
+            what = request if isinstance(request, str) else calls.describe(request)
+            waited = f"the transfer queue on {self._endpoint.address} did not answer {what}"
+            answer.set_exception(TimeoutError(f"{waited} within {self._endpoint.call_timeout_s} s"))
+
+    def _withdraw(self, call: int, answer: asyncio.Future[calls.Response]) -> None:
+        """The caller has gone: what it was to get, here already or on its way, goes back."""
+        if answer.done() and not answer.cancelled() and answer.exception() is None:
+            close_all(answer.result()[1])
+        if self.ended is None:
+            self._notify(m.Withdraw(call))
+
+    def _notify(self, request: m.Message) -> None:
+        """With what is sent next in this turn of the event loop, or at its end."""
+        if self.ended is not None:
+            return
+        if not self._corked:
+            self._loop.call_soon(self._uncork)
+        self._calls += 1
+        body = m.encode(request)
+        self._corked += header(self._calls, body) + body
+
+    def _uncork(self) -> None:
+        if self._corked and self.ended is None:
+            data = bytes(self._corked)
+            self._corked.clear()
+            self._send(data)
+
+    def _send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        try:
+            self._outbox.send(data, descriptors)
+        except OSError as error:
+            self._lost(error)
+        if self._outbox:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        try:
+            if self._outbox.flush():
+                self._loop.remove_writer(self._sock.fileno())
+        except OSError as error:
+            self._lost(error)
+
+    def _readable(self) -> None:
+        try:
+            data, descriptors = receive(self._sock)
+            frames = self._splitter.feed(data, descriptors)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            return self._lost(error)
+        if not data:
+            return self._lost(None)
+        for frame in frames:
+            try:
+                self._answered(frame.call, m.decode_answer(frame.body), frame.descriptors)
+            except msgspec.MsgspecError as error:
+                close_all(frame.descriptors)
+                self.end(f"the transfer queue on {self._endpoint.address} sent what is no answer: {error}")
+
+    def _answered(self, call: int, answer: m.AnyResponse, descriptors: list[int]) -> None:
+        waiting = self._waiting.get(call)
+        if waiting is not None and not waiting.done():
+            waiting.set_result((answer, descriptors))
+            return
+        close_all(descriptors)
+        if call == 0 and isinstance(answer, m.Failed):
+            self.end(f"the transfer queue on {self._endpoint.address} ended the connection: {answer.text}")
+        elif call == 0:
+            calls.handle_notice(self.storage, answer)
+
+    def _lost(self, error: Exception | None) -> None:
+        why = "its process has ended" if error is None else str(error)
+        self.end(f"the connection to the transfer queue on {self._endpoint.address} is lost: {why}")
+
+    def end(self, why: str) -> None:
+        """Every call fails with this reason, those that wait too."""
+        if self.ended is not None:
+            return
+        self.ended = why
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(ConnectionError(why))
+        self._let_go()
+
+    def abandon(self) -> None:
+        """See `sockets.Inherited`."""
+        self.inherited = True
+        self.ended = "this process was forked from the one that was connected"
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._sock.close()
+        self._outbox.close()
+        try:
+            self._splitter.close()
+        except WireError:
+            pass  # the end has its reason already
+        if hasattr(self, "storage"):
+            self.storage.close()
+
+
+_connections: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[tuple[str, bytes], asyncio.Task[Connection]]
+] = weakref.WeakKeyDictionary()
 """One connection for each event loop and queue: its address and token."""
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteQueue:
+class RemoteQueue(TransferQueue):
     """A TransferQueue client; picklable, with its token.
 
-    Connects with its first call, once for all in the same event loop, and never again there: after a failure every
-    call raises ConnectionError. A call that the server does not answer in `where.call_timeout_s` raises TimeoutError.
+    Connects with its first call, once for all in the same event loop, and never again there: after a failure every call
+    raises ConnectionError. A call that the server does not answer in `endpoint.call_timeout_s` raises TimeoutError.
     """
 
-    where: calls.Whereabouts
+    endpoint: calls.Endpoint
 
     @property
     def spec(self) -> QueueSpec:
-        return self.where.spec
+        return self.endpoint.spec
 
     async def create_partition(
         self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
@@ -45,59 +278,45 @@ class RemoteQueue:
     async def put(
         self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
     ) -> None:
-        link = await self._link()
-        await link.run(calls.put(link.storage, self.spec, partition, rows, columns, timeout_s))
+        await self._run(calls.put(self.spec, partition, rows, columns, timeout_s))
 
-    async def get(
-        self,
-        task: str,
-        count: int,
-        *,
-        consumer: str = "0",
-        rank: int = 0,
-        minimum: int | None = None,
-        partition: str | None = None,
-        first: First | None = None,
-        timeout_s: float | None = None,
-    ) -> Batch | None:
-        request = calls.get_request(task, count, consumer, rank, minimum, partition, first, timeout_s, False)
-        link = await self._link()
-        return await link.run(calls.get(link.storage, self.spec, request))
+    async def get_batch(self, request: GetRequest) -> Batch | None:
+        return await self._run(calls.get(self.spec, request, keeps=False))
 
     async def set_bound(self, task: str, consumer: str, below: int) -> None:
-        await self._run(calls.ask(m.SetBound(task, consumer, below)))
+        await self._run(calls.send(m.SetBound(task, consumer, below)))
 
     async def drop(self, task: str, started: str, below: int) -> list[int]:
-        return await self._run(calls.ask(m.Drop(task, started, below)))
+        return await self._run(calls.send(m.Drop(task, started, below)))
 
     async def acknowledge(self, lease: int) -> None:
-        await self._run(calls.ask(m.Acknowledge(lease)))
+        await self._run(calls.send(m.Acknowledge(lease)))
 
     async def give_back(self, lease: int) -> None:
-        await self._run(calls.ask(m.GiveBack(lease)))
+        await self._run(calls.send(m.GiveBack(lease)))
 
     async def release(self, consumer: str) -> None:
-        await self._run(calls.ask(m.Release(consumer)))
+        await self._run(calls.send(m.Release(consumer)))
 
     async def clear(self, partition: str) -> None:
-        await self._run(calls.ask(m.Clear(partition)))
+        await self._run(calls.send(m.Clear(partition)))
 
     async def clear_finished(self) -> list[str]:
-        return await self._run(calls.ask(m.ClearFinished()))
+        return await self._run(calls.send(m.ClearFinished()))
 
     async def waiting(self) -> list[str]:
-        return await self._run(calls.ask(m.Waiting()))
+        return await self._run(calls.send(m.Waiting()))
 
     async def save(self, folder: str | None = None) -> None:
         """The queue as it is now, in a folder of the server's machine, while it is in use; without one, in that in
         which it journals, whose journal becomes short again."""
-        await self._run(calls.save(folder))
+        await self._run(calls.send(m.Save(folder), waits=True))
 
     async def close(self) -> None:
-        await self._run(calls.ask(m.Close()))
+        await self._run(calls.send(m.Close()))
 
     async def describe(self) -> Mapping[str, Any]:
-        return await self._run(calls.ask(m.Describe()))
+        return await self._run(calls.send(m.Describe()))
 
     @contextmanager
     def portal(self) -> Iterator[Portal[Any]]:
@@ -106,27 +325,27 @@ class RemoteQueue:
 
     async def disconnect(self) -> None:
         """End this event loop's connection, which ends with the loop anyway: what it has leased goes out again."""
-        connecting = _links.get(asyncio.get_running_loop(), {}).pop(self._key, None)
+        connecting = _connections.get(asyncio.get_running_loop(), {}).pop(self._key, None)
         if connecting is not None:
             (await connecting).end("this client has disconnected")
 
     @property
     def _key(self) -> tuple[str, bytes]:
-        return self.where.address, self.where.token
+        return self.endpoint.address, self.endpoint.token
 
     async def _run(self, call: calls.Call) -> Any:
-        return await (await self._link()).run(call)
+        return await (await self._connection()).run(call)
 
-    async def _link(self) -> Link:
-        links = _links.setdefault(asyncio.get_running_loop(), {})
-        connecting = links.get(self._key)
+    async def _connection(self) -> Connection:
+        connections = _connections.setdefault(asyncio.get_running_loop(), {})
+        connecting = connections.get(self._key)
         if connecting is None or _is_inherited(connecting):
-            connecting = links[self._key] = asyncio.ensure_future(Link.open(self.where))
+            connecting = connections[self._key] = asyncio.ensure_future(Connection.open(self.endpoint))
         if connecting.done():
             return connecting.result()
         return await asyncio.shield(connecting)
 
 
-def _is_inherited(connecting: asyncio.Task[Link]) -> bool:
+def _is_inherited(connecting: asyncio.Task[Connection]) -> bool:
     """Of a process that forked while its event loop ran."""
     return connecting.done() and connecting.exception() is None and connecting.result().inherited

@@ -8,36 +8,60 @@ import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
-from harness.transfer_queue.control.asks import Answer
-from harness.transfer_queue.frames import Handout
-from harness.transfer_queue.remote import auth, verbs
+from harness.transfer_queue.control.spec import QueueSpec, Status
+from harness.transfer_queue.journal import service as journal
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.framing import Framed, Outbox, Splitter, WireError, close_all, header, receive
-from harness.transfer_queue.remote.trimming import trimmed
-
-if TYPE_CHECKING:
-    from harness.transfer_queue.remote.server import QueueServer
+from harness.transfer_queue.remote.sockets import (
+    Framed,
+    Outbox,
+    Splitter,
+    WireError,
+    check_digest,
+    close_all,
+    header,
+    new_nonce,
+    receive,
+)
+from harness.transfer_queue.rows.columns import Rows
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.gather import trimmed
+from harness.transfer_queue.storage.protocol import PayloadStore
+from harness.transfer_queue.storage.shm import ShmStore
 
 _HANDSHAKE_S = 30.0
-_HANDSHAKE_LIMIT = 1024  # bytes of a message of somebody unknown
-_OWED = 1 << 20  # bytes of answers not taken, from which no more requests are read
+_HANDSHAKE_LIMIT = 1024  # bytes of a message before the token is proved
+_UNSENT = 1 << 20  # bytes of answers not taken, from which no more requests are read
 _LOST = 256 << 20  # and from which the client is given up
 _WAITING = 1 << 16  # requests of a client that may wait at a time
 
 _log = logging.getLogger(__name__)
 
 
-class Connection:
+class Host(Protocol):
+    """What a connection needs of its server. segments: the store, where it is one of shared memory; limit: bytes of a
+    message."""
+
+    spec: QueueSpec
+    token: bytes
+    limit: int
+    name: str
+    service: QueueService
+    store: PayloadStore
+    segments: ShmStore | None
+
+
+class ServerConnection:
     """Reads a client's requests, from its proof that it has the token to the end of its stream.
 
     Waits for nothing: a call that does is a task of its own. gone(writer): called once, at the end.
     """
 
-    def __init__(self, server: QueueServer, sock: socket.socket, writer: int, gone: Callable[[int], Any]) -> None:
+    def __init__(self, server: Host, sock: socket.socket, writer: int, gone: Callable[[int], Any]) -> None:
         self._server = server
         self._service = server.service
         self._sock = sock
@@ -50,11 +74,11 @@ class Connection:
         self._held = False  # one was given to a task that has not begun yet: the next follows it
         self._reading = False
         self._waiting: dict[int, asyncio.Task[None]] = {}
-        self._handed: dict[int, int] = {}  # not received yet: lease -> call
+        self._unconfirmed: dict[int, int] = {}  # not received yet: lease -> call
         self._leased: set[int] = set()  # of tasks with leases, not acknowledged
         self._kept: dict[int, int] = {}  # the last that counted as received when it was sent: lease -> call
         self._ending = False
-        self._nonce = auth.new_nonce()
+        self._nonce = new_nonce()
         self._take = self._admit
         self._deadline = self._loop.call_later(_HANDSHAKE_S, self.close)
         self._read_on(True)
@@ -84,7 +108,7 @@ class Connection:
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._todo and not self._held and not self._ending and self._outbox.nbytes <= _OWED:
+        while self._todo and not self._held and not self._ending and self._outbox.nbytes <= _UNSENT:
             frame = self._todo.popleft()
             try:
                 self._take(frame)
@@ -105,12 +129,13 @@ class Connection:
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        """The client does not read as fast as it asks: what it asks next waits, and it is not waited for for ever."""
+        """The client does not read as fast as it asks: its next requests wait, and it is given up where it never
+        reads."""
         if self._outbox.nbytes > _LOST:
             _log.warning("client %d reads nothing: it is given up", self._writer)
             return self.close()
         self._loop.add_writer(self._sock.fileno(), self._writable)
-        if self._outbox.nbytes > _OWED:
+        if self._outbox.nbytes > _UNSENT:
             self._read_on(False)
 
     def _writable(self) -> None:
@@ -122,12 +147,12 @@ class Connection:
             self._loop.remove_writer(self._sock.fileno())
         if self._ending:
             return self.close() if empty else None
-        if self._outbox.nbytes <= _OWED:
+        if self._outbox.nbytes <= _UNSENT:
             self._read_on(True)
             self._go_on()
 
     def _refuse(self, call: int, error: Exception) -> None:
-        """The last word: then the connection ends."""
+        """Answer with this error, then end the connection."""
         self.send(call, m.failed(error))
         self._ending = True
         self._read_on(False)
@@ -154,13 +179,13 @@ class Connection:
         for task in list(self._waiting.values()):
             task.cancel()
         self._gone(self._writer)
-        self._service.lose(self._handed.keys() | self._leased)
+        self._service.lose(self._unconfirmed.keys() | self._leased)
 
     # -- requests
 
     def _admit(self, frame: Framed) -> None:
         try:
-            auth.check(self._server.token, self._nonce, m.decode_proof(frame.body).digest)
+            check_digest(self._server.token, self._nonce, m.decode_proof(frame.body).digest)
         except msgspec.MsgspecError:
             return self._refuse(frame.call, PermissionError("the transfer queue's token is to be proved first"))
         except PermissionError as error:
@@ -186,14 +211,14 @@ class Connection:
                 case m.OpenSegment():
                     self._open(frame, request)
                 case m.CreatePartition():
-                    self._begin(frame.call, partial(verbs.create, self._service, request))
+                    self._begin(frame.call, partial(_create, self._service, request))
                 case m.Save():
-                    self._begin(frame.call, partial(verbs.save, self._service, request))
+                    self._begin(frame.call, partial(_save, self._service, request))
                 case _:
                     if isinstance(request, m.Acknowledge | m.GiveBack):
-                        self._handed.pop(request.lease, None)
+                        self._unconfirmed.pop(request.lease, None)
                         self._leased.discard(request.lease)
-                    self.send(frame.call, m.Done(verbs.VERBS[type(request)](self._service, request)))
+                    self.send(frame.call, m.Done(_VERBS[type(request)](self._service, request)))
         except Exception as error:  # the caller's, whatever it is
             self._fail(frame.call, error)
 
@@ -211,7 +236,7 @@ class Connection:
         self.send(frame.call, m.Done())
 
     def _put(self, call: int, request: m.Put) -> None:
-        rows, frame, weights = verbs.read_put(request, self._server.spec)
+        rows, frame, weights = read_put(request, self._server.spec)
         if self._server.segments is not None:
             self._server.segments.check(self._writer, request.partition, frame)
         if self._service.try_put(request.partition, rows, frame, weights):
@@ -221,49 +246,48 @@ class Connection:
             self._begin(call, put)
 
     def _get(self, call: int, request: m.Get) -> None:
-        ask = request.ask()
-        answer = self._service.try_get(ask)
-        if isinstance(answer, Handout):
-            self._hand(call, request, answer)
-        elif answer is Answer.CLOSED:
+        answer = self._service.try_get(request.request)
+        if isinstance(answer, BatchAssignment):
+            self._assign(call, request, answer)
+        elif answer is Status.CLOSED:
             self.send(call, m.Done())
         else:
-            self._begin(call, partial(self._service.get, ask, timeout_s=request.timeout_s), request)
+            self._begin(call, partial(self._service.get, request.request), request)
 
-    def _hand(self, call: int, request: m.Get, handout: Handout) -> None:
+    def _assign(self, call: int, request: m.Get, assignment: BatchAssignment) -> None:
         """ValueError, and the rows go back, where it is more than a message takes."""
-        self._handed[handout.lease] = call
-        if self._server.spec.tasks[request.task].lease_s is not None:
-            self._leased.add(handout.lease)
-        received = request.keeps and self._server.keeper.pinned
+        self._unconfirmed[assignment.lease] = call
+        if self._server.spec.tasks[request.request.task].lease_s is not None:
+            self._leased.add(assignment.lease)
+        received = request.keeps and self._server.store.pinned
         try:
             if self._server.segments is None:
-                handout = trimmed(handout, self._server.spec.columns)
-                self.send(call, m.handed(handout, handout.frames, received))
+                assignment = trimmed(assignment, self._server.spec.columns)
+                self.send(call, m.assigned(assignment, assignment.frames, received))
             else:
-                frames, descriptors = self._server.segments.placed(handout)
-                self.send(call, m.handed(handout, frames, received), descriptors)
+                frames, descriptors = self._server.segments.placed(assignment)
+                self.send(call, m.assigned(assignment, frames, received), descriptors)
         except ValueError:
-            self._take_back(handout.lease)
+            self._take_back(assignment.lease)
             raise
         if received:
-            self._kept = {handout.lease: call}
-            self._received(handout.lease)
+            self._kept = {assignment.lease: call}
+            self._received(assignment.lease)
 
     def _received(self, lease: int) -> None:
-        self._handed.pop(lease, None)
+        self._unconfirmed.pop(lease, None)
         self._service.received(lease)
 
     def _take_back(self, lease: int) -> None:
-        self._handed.pop(lease, None)
+        self._unconfirmed.pop(lease, None)
         self._leased.discard(lease)
         self._service.give_back(lease)
 
     def _withdraw(self, call: int) -> None:
         if call in self._waiting:
             self._waiting.pop(call).cancel()
-        handed = self._handed | self._kept
-        for lease in [lease for lease, answered in handed.items() if answered == call]:
+        assigned = self._unconfirmed | self._kept
+        for lease in [lease for lease, answered in assigned.items() if answered == call]:
             self._take_back(lease)
 
     def _begin(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], get: m.Get | None = None) -> None:
@@ -281,11 +305,55 @@ class Connection:
     async def _finish(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], get: m.Get | None) -> None:
         try:
             value = await begin()
-            if get is not None and isinstance(value, Handout):
-                self._hand(call, get, value)
+            if get is not None and isinstance(value, BatchAssignment):
+                self._assign(call, get, value)
             else:
                 self.send(call, m.Done(value))
         except Exception as error:  # the caller's, whatever it is
             self._fail(call, error)
         finally:
             self._waiting.pop(call, None)
+
+
+_VERBS: dict[type[m.Message], Callable[[QueueService, Any], Any]] = {
+    m.SetBound: lambda service, request: service.set_bound(request.task, request.consumer, request.below),
+    m.Drop: lambda service, request: service.drop(request.task, request.started, request.below),
+    m.Acknowledge: lambda service, request: service.acknowledge(request.lease),
+    m.GiveBack: lambda service, request: service.give_back(request.lease),
+    m.Release: lambda service, request: service.release(request.consumer),
+    m.Clear: lambda service, request: service.clear(request.partition),
+    m.ClearFinished: lambda service, request: service.clear_finished(),
+    m.Waiting: lambda service, request: service.waiting_now(),
+    m.Close: lambda service, request: service.close(),
+    m.Describe: lambda service, request: service.describe(),
+}
+"""Those that never wait: the answer's value."""
+
+
+async def _create(service: QueueService, request: m.CreatePartition) -> None:
+    await service.create_partition(
+        request.name, m.to_rows(request.rows), request.group_size, timeout_s=request.timeout_s
+    )
+
+
+async def _save(service: QueueService, request: m.Save) -> None:
+    """ValueError without a folder where the queue journals in none."""
+    if request.folder is not None:
+        await journal.save(service, request.folder)
+    elif isinstance(service, journal.JournaledService):
+        await service.save()
+    else:
+        raise ValueError("the queue journals in no folder: name one to save it in")
+
+
+def read_put(request: m.Put, spec: QueueSpec) -> tuple[Rows, Frame, dict[str, Rows]]:
+    """ValueError where rows, weights and frame do not fit together, or the schema."""
+    rows, frame = m.to_rows(request.rows), m.to_frame(request.frame)
+    if frame.rows != rows.size:
+        raise ValueError(f"a frame of {frame.rows} rows came for {rows.size} row ids")
+    frame.check(spec.columns)
+    weights = {name: m.to_rows(data) for name, data in request.weights.items()}
+    for name, lengths in weights.items():
+        if lengths.size != rows.size:
+            raise ValueError(f"column {name!r} has {lengths.size} lengths for {rows.size} row ids")
+    return rows, frame, weights

@@ -1,7 +1,7 @@
-"""What clients and the server say to each other: typed msgpack, checked on arrival; no code travels.
+"""What clients and the server send each other: typed msgpack, checked on arrival; no code travels.
 
 Row ids, weights and lengths go as raw int64 bytes. A message is numbered by its frame (`framing.HEADER`): an answer
-carries the number of its request; 0 is nobody's.
+carries the number of its request; 0 is that of no request.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from harness.transfer_queue.columns import Rows
-from harness.transfer_queue.control.asks import Ask, First
 from harness.transfer_queue.control.controller import QueueClosed
 from harness.transfer_queue.control.leases import LeaseExpired
-from harness.transfer_queue.frames import Frame, Handout, Part
+from harness.transfer_queue.control.spec import GetRequest
+from harness.transfer_queue.rows.columns import Rows
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 WireFrame = tuple[Natural, dict[str, Natural], tuple[int, Natural] | bytes]
@@ -36,7 +36,7 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Proof(Message):
-    """Answers the challenge: whoever cannot prove that it has the token is refused."""
+    """Answers the challenge: a client that cannot prove that it has the token is refused."""
 
     digest: bytes
 
@@ -64,24 +64,14 @@ class Put(Message):
 
 
 class Get(Message):
-    """keeps: whoever asks takes what comes, and will not withdraw."""
+    """keeps: the client takes what comes, and will not withdraw."""
 
-    task: str
-    count: int
-    minimum: int
-    consumer: str
-    rank: int
-    partition: str | None
-    first: First | None
-    timeout_s: float | None
+    request: GetRequest
     keeps: bool = False
-
-    def ask(self) -> Ask:
-        return Ask(self.task, self.count, self.minimum, self.consumer, self.rank, self.partition, self.first)
 
 
 class Received(Message):
-    """What was handed out is read. No answer."""
+    """What was dispatched is read. No answer."""
 
     lease: int
 
@@ -142,7 +132,7 @@ class Describe(Message):
     pass
 
 
-Request = (
+AnyRequest = (
     CreatePartition
     | OpenSegment
     | Put
@@ -186,9 +176,9 @@ class Failed(Message):
     text: str
 
 
-class Handed(Message):
-    """A `Handout`. Where descriptors come with it, a frame's place is (which of them, where in it). received: it counts
-    as received already."""
+class Assigned(Message):
+    """A `BatchAssignment`. Where descriptors come with it, a frame's place is (which of them, where in it). received:
+    it counts as received already."""
 
     lease: int
     partition: str
@@ -204,7 +194,7 @@ class Cleared(Message):
     partition: str
 
 
-Answer = Challenge | Welcome | Done | Failed | Handed | Cleared
+AnyResponse = Challenge | Welcome | Done | Failed | Assigned | Cleared
 
 
 def _plain(value: Any) -> Any:
@@ -216,8 +206,8 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 encode = _encoder.encode
 decode_proof = msgspec.msgpack.Decoder(Proof).decode
-decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_answer = msgspec.msgpack.Decoder(Answer).decode
+decode_request = msgspec.msgpack.Decoder(AnyRequest).decode
+decode_answer = msgspec.msgpack.Decoder(AnyResponse).decode
 
 
 def to_rows(data: bytes) -> Rows:
@@ -237,19 +227,19 @@ def from_frame(frame: Frame) -> WireFrame:
     return frame.rows, dict(frame.sizes), place
 
 
-def handed(handout: Handout, frames: tuple[Frame, ...], received: bool) -> Handed:
-    """frames: the handout's, placed where its reader finds them."""
-    return Handed(
-        handout.lease,
-        handout.partition,
-        handout.rows.tobytes(),
+def assigned(assignment: BatchAssignment, frames: tuple[Frame, ...], received: bool) -> Assigned:
+    """frames: the assignment's, placed where its reader finds them."""
+    return Assigned(
+        assignment.lease,
+        assignment.partition,
+        assignment.rows.tobytes(),
         tuple([from_frame(frame) for frame in frames]),
-        tuple([(part.columns, part.runs) for part in handout.parts]),
+        tuple([(part.columns, part.runs) for part in assignment.parts]),
         received,
     )
 
 
-def to_handout(message: Handed, descriptors: list[int]) -> Handout:
+def to_assignment(message: Assigned, descriptors: list[int]) -> BatchAssignment:
     """With a descriptor instead of its index in a frame's place. rows: int64 [k], the reader's own."""
     frames = [to_frame(frame) for frame in message.frames]
     if descriptors:
@@ -261,7 +251,7 @@ def to_handout(message: Handed, descriptors: list[int]) -> Handout:
         ]
     rows = to_rows(message.rows).copy()
     parts = tuple([Part(*part) for part in message.parts])
-    return Handout(message.lease, message.partition, rows, tuple(frames), parts)
+    return BatchAssignment(message.lease, message.partition, rows, tuple(frames), parts)
 
 
 def failed(error: BaseException) -> Failed:

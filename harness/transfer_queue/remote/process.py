@@ -15,23 +15,21 @@ from typing import Any
 
 import msgspec
 
-from harness.transfer_queue.remote import restart
-from harness.transfer_queue.remote.address import Address, new_address
-from harness.transfer_queue.remote.auth import new_token
-from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.control.spec import QueueSpec
+from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.server import QueueServer
+from harness.transfer_queue.remote.server import QueueServer, ServiceFactory, journaled, loaded, new_service
+from harness.transfer_queue.remote.sockets import Address, new_address, new_token
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from harness.transfer_queue.spec import QueueSpec
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend
 
 _STOP_S = 10.0
 
 
-class Orders(msgspec.Struct):
-    """What the process is told on its standard input. backend: its class, as module:name, and its fields; resume,
-    journal: folders of `restart.loaded` and `restart.journaled`."""
+class LaunchOptions(msgspec.Struct):
+    """What the process reads from its standard input. backend: its class, as module:name, and its fields; resume,
+    journal: folders of `server.loaded` and `server.journaled`."""
 
     parent: int
     spec: QueueSpec
@@ -70,7 +68,7 @@ class QueueProcess:
             raise ValueError(f"resume from {resume} or journal in {journal}, not both: a journal resumes by itself")
         backend = ShmBackend() if backend is None else backend
         kind = type(backend)
-        orders = Orders(
+        options = LaunchOptions(
             os.getpid(),
             spec,
             new_token(),
@@ -87,15 +85,15 @@ class QueueProcess:
             start_new_session=True,  # an interrupt from the keyboard is its parent's to deal with
         )
         try:
-            listens_on = _ready(process, msgspec.msgpack.encode(orders), timeout_s)
+            listens_on = _ready(process, msgspec.msgpack.encode(options), timeout_s)
         except BaseException:
             process.kill()
             process.wait()
             raise
-        return cls(RemoteQueue(Whereabouts(listens_on, orders.token, backend, spec, call_timeout_s)), process)
+        return cls(RemoteQueue(Endpoint(listens_on, options.token, backend, spec, call_timeout_s)), process)
 
     def sync(self) -> SyncQueue:
-        return SyncQueue(self.queue.where)
+        return SyncQueue(self.queue.endpoint)
 
     def stop(self) -> None:
         """End the process and all it holds; every waiting call fails."""
@@ -113,12 +111,12 @@ class QueueProcess:
         self.stop()
 
 
-def _ready(process: subprocess.Popen[bytes], orders: bytes, timeout_s: float) -> Address:
-    """Hand the orders over, and wait for the address that it listens on."""
+def _ready(process: subprocess.Popen[bytes], options: bytes, timeout_s: float) -> Address:
+    """Write the options, and wait for the address that it listens on."""
     assert process.stdin is not None and process.stdout is not None
     until = time.monotonic() + timeout_s
     with process.stdin, process.stdout:
-        process.stdin.write(orders)
+        process.stdin.write(options)
         process.stdin.close()
         said = b""
         while not said.endswith(b"\n"):
@@ -133,28 +131,28 @@ def _ready(process: subprocess.Popen[bytes], orders: bytes, timeout_s: float) ->
     return said.decode().strip()
 
 
-def _backend(orders: Orders) -> Backend:
-    module, _, name = orders.backend.partition(":")
-    return msgspec.convert(orders.fields, getattr(importlib.import_module(module), name))
+def _backend(options: LaunchOptions) -> Backend:
+    module, _, name = options.backend.partition(":")
+    return msgspec.convert(options.fields, getattr(importlib.import_module(module), name))
 
 
-def _start(orders: Orders) -> restart.Start:
-    if orders.resume is not None:
-        return restart.loaded(orders.resume)
-    return restart.new if orders.journal is None else restart.journaled(orders.journal)
+def _service_factory(options: LaunchOptions) -> ServiceFactory:
+    if options.resume is not None:
+        return loaded(options.resume)
+    return new_service if options.journal is None else journaled(options.journal)
 
 
-async def _serve(orders: Orders) -> None:
+async def _serve(options: LaunchOptions) -> None:
     """Until the parent ends, or asks for the end."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
-    parent = os.pidfd_open(orders.parent)
+    parent = os.pidfd_open(options.parent)
     loop.add_reader(parent, over.set)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
-    if os.getppid() != orders.parent:  # it ended before anybody watched
+    if os.getppid() != options.parent:  # it ended before it was watched
         return
     server = QueueServer(
-        orders.spec, _backend(orders), token=orders.token, address=orders.address, start=_start(orders)
+        options.spec, _backend(options), token=options.token, address=options.address, start=_service_factory(options)
     )
     async with server:
         print(server.address, flush=True)
@@ -165,7 +163,7 @@ async def _serve(orders: Orders) -> None:
 
 if __name__ == "__main__":
     try:
-        told = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Orders)
-        asyncio.run(_serve(told))
+        launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=LaunchOptions)
+        asyncio.run(_serve(launch))
     except ProcessLookupError:
         sys.exit("the process that started this transfer queue has ended")

@@ -1,4 +1,4 @@
-"""The queue's process: one event loop, in which the control plane answers whoever is connected."""
+"""The queue's process: one event loop, in which the control plane answers the connected clients."""
 
 from __future__ import annotations
 
@@ -7,26 +7,74 @@ import errno
 import resource
 import secrets
 import socket
+from collections.abc import Callable
 from typing import Any
 
-from harness.transfer_queue.journal.service import JournaledService
-from harness.transfer_queue.remote import address as addresses
-from harness.transfer_queue.remote import auth, restart
-from harness.transfer_queue.remote.connection import Connection
-from harness.transfer_queue.remote.framing import MESSAGE_LIMIT
+from harness.transfer_queue.control.spec import QueueSpec
+from harness.transfer_queue.journal.service import JournaledService, load
+from harness.transfer_queue.remote.connection import ServerConnection
 from harness.transfer_queue.remote.messages import Cleared
-from harness.transfer_queue.spec import QueueSpec
-from harness.transfer_queue.storage.protocol import Backend
-from harness.transfer_queue.storage.shm_keeper import ShmKeeper
+from harness.transfer_queue.remote.sockets import (
+    MESSAGE_LIMIT,
+    Address,
+    listen,
+    new_address,
+    new_token,
+    send_at_once,
+    takes_descriptors,
+)
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.protocol import Backend, PayloadStore, Session, Storage
+from harness.transfer_queue.storage.shm import ShmStorage, ShmStore
 
-_BREATH_S = 0.1  # between two tries to accept while this process may open no more files
+_RETRY_S = 0.1  # between two tries to accept while this process may open no more files
+
+ServiceFactory = Callable[[QueueSpec, PayloadStore, Storage], QueueService]
+"""Makes the service; payload that it brings goes to the storage."""
+_NO_CLIENT = 0  # clients are numbered from 1
+
+
+def new_service(spec: QueueSpec, store: PayloadStore, storage: Storage) -> QueueService:
+    return QueueService(spec, store)
+
+
+def loaded(folder: str) -> ServiceFactory:
+    """The queue that was saved there; the folder stays as it is."""
+    return lambda spec, store, storage: load(spec, store, folder, storage=storage)
+
+
+def journaled(folder: str) -> ServiceFactory:
+    """The queue that is there, or a new one: every change is in the folder before it is answered."""
+    return lambda spec, store, storage: JournaledService(spec, store, folder, storage=storage)
+
+
+def start_service(
+    start: ServiceFactory, spec: QueueSpec, backend: Backend, store: PayloadStore, queue: str
+) -> QueueService:
+    """In the event loop that it will run in. What holds payload is from then on the store's."""
+    storage = backend.storage(Session(queue, _NO_CLIENT))
+    try:
+        service = start(spec, store, storage)
+        if isinstance(storage, ShmStorage) and isinstance(store, ShmStore):
+            _hand_over(storage, store, service)
+        return service
+    finally:
+        storage.close()
+
+
+def _hand_over(storage: ShmStorage, store: ShmStore, service: QueueService) -> None:
+    with service.moment() as (_, frames):
+        for partition in {partition for partition, _ in frames}:
+            segment = storage.unannounced(partition)
+            if segment is not None:
+                store.open(_NO_CLIENT, partition, segment.unit, segment.descriptor)
 
 
 class QueueServer:
     """Listens from `start` to `close`, in the event loop that runs.
 
-    token: what a client must have, made up unless given; address: see `address`; limit: bytes of a message; start: the
-    queue that it goes on with, a new one unless given; see `restart`.
+    token: what a client must have, made up unless given; address: see `sockets`; limit: bytes of a message; start: the
+    queue that it goes on with, a new one unless given; see `loaded`, `journaled`.
     """
 
     def __init__(
@@ -35,35 +83,35 @@ class QueueServer:
         backend: Backend,
         *,
         token: bytes | None = None,
-        address: addresses.Address | None = None,
+        address: Address | None = None,
         limit: int = MESSAGE_LIMIT,
-        start: restart.Start = restart.new,
+        start: ServiceFactory = new_service,
     ) -> None:
         self.spec = spec
         self.backend = backend
-        self.token = auth.new_token() if token is None else token
-        self.address = addresses.new_address() if address is None else address
+        self.token = new_token() if token is None else token
+        self.address = new_address() if address is None else address
         self.limit = limit
         self.name = f"transfer-queue-{secrets.token_hex(8)}"
-        self.keeper = backend.keeper(self.name)
-        self.segments = self.keeper if isinstance(self.keeper, ShmKeeper) else None
+        self.store = backend.store(self.name)
+        self.segments = self.store if isinstance(self.store, ShmStore) else None
         if self.segments is not None:
-            self.segments.dropped = self._tell_writers
-            if not addresses.takes_descriptors(self.address):
+            self.segments.dropped = self._notify_writers
+            if not takes_descriptors(self.address):
                 raise ValueError(f"no descriptors travel over {self.address}: take InlineBackend, or a unix socket")
-        self.service = restart.start_service(start, spec, backend, self.keeper, self.name)
+        self.service = start_service(start, spec, backend, self.store, self.name)
         self._listener: socket.socket | None = None
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._accepted = 0
 
     def start(self) -> None:
         """OSError where the address cannot be listened on."""
         allow_many_files()
-        self._listener, self.address = addresses.listen(self.address)
+        self._listener, self.address = listen(self.address)
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Every client is told at once, by the end of its stream."""
+        """Every client learns it at once, by the end of its stream."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()
@@ -72,7 +120,7 @@ class QueueServer:
             connection.close()
         if isinstance(self.service, JournaledService):
             self.service.end()
-        self.keeper.close()
+        self.store.close()
 
     async def __aenter__(self) -> QueueServer:
         self.start()
@@ -93,22 +141,22 @@ class QueueServer:
             self._pause()
             return
         sock.setblocking(False)
-        addresses.send_at_once(sock)
+        send_at_once(sock)
         self._accepted += 1
-        self._connections[self._accepted] = Connection(self, sock, self._accepted, self._connections.pop)
+        self._connections[self._accepted] = ServerConnection(self, sock, self._accepted, self._connections.pop)
 
     def _pause(self) -> None:
         """Clients wait in the listener's backlog until another has gone."""
         loop, listener = asyncio.get_running_loop(), self._listener
         assert listener is not None
         loop.remove_reader(listener.fileno())
-        loop.call_later(_BREATH_S, self._resume, listener)
+        loop.call_later(_RETRY_S, self._resume, listener)
 
     def _resume(self, listener: socket.socket) -> None:
         if listener is self._listener:
             asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
 
-    def _tell_writers(self, partition: str, writers: set[int]) -> None:
+    def _notify_writers(self, partition: str, writers: set[int]) -> None:
         for writer in writers & self._connections.keys():
             self._connections[writer].send(0, Cleared(partition))
 

@@ -1,16 +1,186 @@
-"""The queue for whoever has no event loop: the verbs of a TransferQueue, blocking."""
+"""The queue for threads without an event loop: the verbs of a TransferQueue, blocking."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import socket
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.transfer_queue.columns import Batch, Column
-from harness.transfer_queue.control.asks import First
+import msgspec
+
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, with_get_options
 from harness.transfer_queue.remote import calls
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.sync_link import SyncLink
-from harness.transfer_queue.spec import QueueSpec
+from harness.transfer_queue.remote.sockets import (
+    Framed,
+    Splitter,
+    WireError,
+    abandon_in_children,
+    client_socket,
+    close_all,
+    header,
+    portions,
+    receive,
+    send_at_once,
+    send_some,
+    token_digest,
+)
+from harness.transfer_queue.rows.columns import Batch, Column
+from harness.transfer_queue.storage.protocol import Session, Storage
+
+
+class SyncConnection:
+    """One call at a time. Connects when it is made: PermissionError without the right token, ConnectionError where no
+    queue listens."""
+
+    storage: Storage
+
+    def __init__(self, endpoint: calls.Endpoint) -> None:
+        self._endpoint = endpoint
+        self._splitter = Splitter()
+        self._frames: list[Framed] = []
+        self._calls = 0
+        self._used = threading.Lock()
+        self.ended: str | None = None
+        self.inherited = False
+        self._sock, place = client_socket(endpoint.address)
+        try:
+            self._sock.settimeout(endpoint.call_timeout_s)
+            self._sock.connect(place)
+        except OSError as error:
+            self._sock.close()
+            raise ConnectionError(f"no transfer queue listens on {endpoint.address}: {error}") from None
+        send_at_once(self._sock)
+        abandon_in_children(self)
+        try:
+            self._greet()
+        except BaseException:
+            self.end("the transfer queue did not let this client in")
+            raise
+
+    def _greet(self) -> None:
+        answer, _ = self._reply(0)
+        if not isinstance(answer, m.Challenge):
+            raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
+        answer, _ = self._request(calls.Request(m.Proof(token_digest(self._endpoint.token, answer.nonce))))
+        if not isinstance(answer, m.Welcome):
+            calls.value(answer)
+            raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
+        self.storage = self._endpoint.backend.storage(Session(answer.queue, answer.writer))
+
+    def run(self, call: calls.Call) -> Any:
+        """The call's result; raises what it raises. RuntimeError if another thread is in the middle of one."""
+        if not self._used.acquire(blocking=False):
+            raise RuntimeError("a SyncQueue is for one thread at a time: give each its own")
+        try:
+            step = next(call)
+            while True:
+                try:
+                    result = self._carry_out(step)
+                except BaseException as error:
+                    step = call.throw(error)
+                else:
+                    step = call.send(result)
+        except StopIteration as end:
+            return end.value
+        finally:
+            self._used.release()
+
+    def _carry_out(self, step: calls.Step) -> Any:
+        if isinstance(step, calls.Request):
+            return self._request(step)
+        if isinstance(step, calls.Notify):
+            return self._send(step.message)
+        return step.work(self.storage)
+
+    def _request(self, step: calls.Request) -> calls.Response:
+        if self.ended is not None:
+            raise ConnectionError(self.ended)
+        call = 0
+        try:
+            self._set_timeout(self._endpoint.call_timeout_s)
+            call = self._send(step.message, step.descriptors)
+            if step.waits:
+                self._set_timeout(None)
+            return self._reply(call)
+        except TimeoutError:
+            waited = f"the transfer queue on {self._endpoint.address} did not answer {calls.describe(step.message)}"
+            self.end(f"{waited} within {self._endpoint.call_timeout_s} s")
+            raise TimeoutError(self.ended) from None
+        except OSError as error:
+            self.end(f"the connection to the transfer queue on {self._endpoint.address} is lost: {error}")
+            raise ConnectionError(self.ended) from None
+        except BaseException:  # an interrupt: where in a frame that was is unknown
+            if call:  # what was asked for, here already or on its way, goes back
+                self._send(m.Withdraw(call))
+            self.end("a call was interrupted")
+            raise
+
+    def _set_timeout(self, timeout_s: float | None) -> None:
+        """So many seconds to what follows; a system call only where it changes."""
+        if self._sock.gettimeout() != timeout_s:
+            self._sock.settimeout(timeout_s)
+
+    def _send(self, request: m.Message, descriptors: Sequence[int] = ()) -> int:
+        self._calls += 1
+        body = m.encode(request)
+        data = header(self._calls, body, descriptors) + body
+        for portion, passed in portions(data, descriptors):
+            sent = send_some(self._sock, portion, passed)
+            if sent < len(portion):
+                self._sock.sendall(portion[sent:])
+        return self._calls
+
+    def _reply(self, call: int) -> calls.Response:
+        while True:
+            while self._frames:
+                frame = self._frames[0]
+                answer = self._decoded(frame)
+                del self._frames[0]  # from here on its descriptors are the caller's
+                if frame.call == call:
+                    return answer, frame.descriptors
+                close_all(frame.descriptors)
+                if frame.call == 0 and isinstance(answer, m.Failed):
+                    raise ConnectionError(answer.text)
+                if frame.call == 0:
+                    calls.handle_notice(self.storage, answer)
+            data, descriptors = receive(self._sock)
+            if not data:
+                raise ConnectionError("its process has ended")
+            self._frames += self._splitter.feed(data, descriptors)
+
+    def _decoded(self, frame: Framed) -> m.AnyResponse:
+        try:
+            return m.decode_answer(frame.body)
+        except msgspec.MsgspecError as error:
+            raise WireError(f"this is no answer: {error}") from None
+
+    def end(self, why: str) -> None:
+        self.ended = self.ended or why
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side was first
+        self._let_go()
+
+    def abandon(self) -> None:
+        """See `sockets.Inherited`."""
+        self.inherited = True
+        self.ended = "this process was forked from the one that was connected"
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._sock.close()
+        for frame in self._frames:
+            close_all(frame.descriptors)
+        self._frames.clear()
+        try:
+            self._splitter.close()
+        except WireError:
+            pass  # the end has its reason already
+        if hasattr(self, "storage"):
+            self.storage.close()
 
 
 class SyncQueue:
@@ -20,13 +190,13 @@ class SyncQueue:
     ConnectionError. Leaving its context disconnects: what it holds under a lease goes out again. Picklable.
     """
 
-    def __init__(self, where: calls.Whereabouts) -> None:
-        self.where = where
-        self._link: SyncLink | None = None
+    def __init__(self, endpoint: calls.Endpoint) -> None:
+        self.endpoint = endpoint
+        self._connection: SyncConnection | None = None
 
     @property
     def spec(self) -> QueueSpec:
-        return self.where.spec
+        return self.endpoint.spec
 
     def create_partition(
         self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
@@ -36,61 +206,53 @@ class SyncQueue:
     def put(
         self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
     ) -> None:
-        storage = self._connected().storage
-        self._run(calls.put(storage, self.spec, partition, rows, columns, timeout_s))
+        self._run(calls.put(self.spec, partition, rows, columns, timeout_s))
 
-    def get(
-        self,
-        task: str,
-        count: int,
-        *,
-        consumer: str = "0",
-        rank: int = 0,
-        minimum: int | None = None,
-        partition: str | None = None,
-        first: First | None = None,
-        timeout_s: float | None = None,
-    ) -> Batch | None:
-        request = calls.get_request(task, count, consumer, rank, minimum, partition, first, timeout_s, True)
-        return self._run(calls.get(self._connected().storage, self.spec, request))
+    def get_batch(self, request: GetRequest) -> Batch | None:
+        return self._run(calls.get(self.spec, request, keeps=True))
+
+    @with_get_options
+    def get(self, request: GetRequest) -> Batch | None:
+        """`get_batch`, called with the fields of a request."""
+        return self.get_batch(request)
 
     def set_bound(self, task: str, consumer: str, below: int) -> None:
-        self._run(calls.ask(m.SetBound(task, consumer, below)))
+        self._run(calls.send(m.SetBound(task, consumer, below)))
 
     def drop(self, task: str, started: str, below: int) -> list[int]:
-        return self._run(calls.ask(m.Drop(task, started, below)))
+        return self._run(calls.send(m.Drop(task, started, below)))
 
     def acknowledge(self, lease: int) -> None:
-        self._run(calls.ask(m.Acknowledge(lease)))
+        self._run(calls.send(m.Acknowledge(lease)))
 
     def give_back(self, lease: int) -> None:
-        self._run(calls.ask(m.GiveBack(lease)))
+        self._run(calls.send(m.GiveBack(lease)))
 
     def release(self, consumer: str) -> None:
-        self._run(calls.ask(m.Release(consumer)))
+        self._run(calls.send(m.Release(consumer)))
 
     def clear(self, partition: str) -> None:
-        self._run(calls.ask(m.Clear(partition)))
+        self._run(calls.send(m.Clear(partition)))
 
     def clear_finished(self) -> list[str]:
-        return self._run(calls.ask(m.ClearFinished()))
+        return self._run(calls.send(m.ClearFinished()))
 
     def waiting(self) -> list[str]:
-        return self._run(calls.ask(m.Waiting()))
+        return self._run(calls.send(m.Waiting()))
 
     def save(self, folder: str | None = None) -> None:
         """As `RemoteQueue.save`."""
-        self._run(calls.save(folder))
+        self._run(calls.send(m.Save(folder), waits=True))
 
     def close(self) -> None:
-        self._run(calls.ask(m.Close()))
+        self._run(calls.send(m.Close()))
 
     def describe(self) -> Mapping[str, Any]:
-        return self._run(calls.ask(m.Describe()))
+        return self._run(calls.send(m.Describe()))
 
     def disconnect(self) -> None:
-        if self._link is not None:
-            self._link.end("this client has disconnected")
+        if self._connection is not None:
+            self._connection.end("this client has disconnected")
 
     def __enter__(self) -> SyncQueue:
         return self
@@ -99,12 +261,12 @@ class SyncQueue:
         self.disconnect()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SyncQueue, (self.where,)
+        return SyncQueue, (self.endpoint,)
 
     def _run(self, call: calls.Call) -> Any:
         return self._connected().run(call)
 
-    def _connected(self) -> SyncLink:
-        if self._link is None or self._link.inherited:
-            self._link = SyncLink(self.where)
-        return self._link
+    def _connected(self) -> SyncConnection:
+        if self._connection is None or self._connection.inherited:
+            self._connection = SyncConnection(self.endpoint)
+        return self._connection

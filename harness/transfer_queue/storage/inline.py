@@ -1,4 +1,5 @@
-"""In the messages themselves: small puts on any backend, and all puts where only a stream connects the processes."""
+"""Payload without a place of its own: in the messages (small puts on any backend, all puts where only a stream connects
+the processes), or as it is in the memory of one process."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from harness.transfer_queue.columns import Column, ColumnSpec
-from harness.transfer_queue.frames import Buffer, Frame, Handout, assemble, pack
+from harness.transfer_queue.rows.columns import Column, ColumnSpec
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, cut, joined, pack
 from harness.transfer_queue.storage.protocol import Session
 
 SMALL = 4096
@@ -40,8 +41,8 @@ class InlineBackend:
     def storage(self, session: Session) -> InlineStorage:
         return InlineStorage()
 
-    def keeper(self, queue: str) -> InlineKeeper:
-        return InlineKeeper()
+    def store(self, queue: str) -> InlineStore:
+        return InlineStore()
 
 
 class InlineStorage:
@@ -51,13 +52,13 @@ class InlineStorage:
         rows = len(next(iter(columns.values()), ()))
         return inline({name: pack(column) for name, column in columns.items()}, rows)
 
-    def read(self, handout: Handout, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
+    def read(self, assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
         buffers = {
             (f, name): buffer
-            for f, frame in enumerate(handout.frames)
+            for f, frame in enumerate(assignment.frames)
             for name, buffer in inline_buffers(frame).items()
         }
-        return assemble(handout, buffers, specs)
+        return assemble(assignment, buffers, specs)
 
     def discard(self, partition: str, frame: Frame) -> None:
         """It goes with its last reference."""
@@ -66,7 +67,7 @@ class InlineStorage:
         """Nothing is held."""
 
 
-class InlineKeeper:
+class InlineStore:
     pinned = True
 
     def drop(self, partition: str) -> None:
@@ -77,3 +78,45 @@ class InlineKeeper:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class LocalStorage:
+    """Storage and PayloadStore at once, in one process: a frame carries its columns, and lives as long as it is
+    held."""
+
+    waits = False
+    pinned = True
+
+    def write(self, partition: str, columns: Mapping[str, Column]) -> Frame:
+        kept = {name: column.copy() for name, column in columns.items()}
+        rows = len(next(iter(kept.values()), ()))
+        return Frame(rows, {name: column.nbytes for name, column in kept.items()}, kept)
+
+    def read(self, assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
+        columns: dict[str, Column] = {}
+        for part in assignment.parts:
+            for name in part.columns:
+                pieces = [cut(_columns(assignment.frames[f])[name], start, stop) for f, start, stop in part.runs]
+                column = joined(pieces, specs[name])
+                columns[name] = column.copy() if len(pieces) == 1 else column
+        return columns
+
+    def discard(self, partition: str, frame: Frame) -> None:
+        """It goes with its last reference."""
+
+    def drop(self, partition: str) -> None:
+        """Frames go with the partition's record."""
+
+    async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
+        return {
+            name: np.concatenate([array.reshape(-1).view(np.uint8) for array in pack(column)])
+            for name, column in _columns(frame).items()
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _columns(frame: Frame) -> Mapping[str, Column]:
+    assert isinstance(frame.place, Mapping)
+    return frame.place

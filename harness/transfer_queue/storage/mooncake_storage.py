@@ -1,8 +1,8 @@
 """Payloads in a Mooncake store, over TCP: the only import of mooncake.
 
-A running `mooncake_master` keeps its books; the queue's own process lends it memory, and others may too. Frames are
+A running `mooncake_master` keeps its index; the queue's own process lends it memory, and others may too. Frames are
 pinned: a store without room refuses a put, and evicts nothing. Mooncake knows no passwords: only for networks in which
-everybody may read everything.
+every process may read everything.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
-from harness.transfer_queue.frames import Buffer
+from harness.transfer_queue.rows.frames import Buffer
 from harness.transfer_queue.storage.inline import SMALL
 from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.units import Cell, UnitKeeper, UnitStorage
+from harness.transfer_queue.storage.units import Cell, UnitStorage, UnitStore
 
 _ABSENT = -704
 _MEANING = {
@@ -45,9 +45,9 @@ class MooncakeBackend:
         """Connects: ConnectionError without a master."""
         return UnitStorage([MooncakeStore(self, session.queue, 0)], session.writer, self.inline_bytes)
 
-    def keeper(self, queue: str) -> UnitKeeper:
+    def store(self, queue: str) -> UnitStore:
         """Connects, like `storage`."""
-        return UnitKeeper([MooncakeStore(self, queue, self.lent_bytes)])
+        return UnitStore([MooncakeStore(self, queue, self.lent_bytes)])
 
 
 class MooncakeStore:

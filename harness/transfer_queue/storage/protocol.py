@@ -1,4 +1,4 @@
-"""What the queue asks of a backend: a writer's and reader's side, and the side of whoever decides what is kept."""
+"""What the queue asks of a backend: a writer's and reader's side, and the side of the control plane."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from harness.transfer_queue.columns import Column, ColumnSpec
-from harness.transfer_queue.frames import Buffer, Frame, Handout
+from harness.transfer_queue.rows.columns import Column, ColumnSpec
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame
 
 
 class Storage(Protocol):
-    """In a writer's or reader's process. The queue writes a frame before it tells of it, and reads only what it told
-    of and did not drop. Any call may fail: the put or get then fails with it, and the queue goes on."""
+    """In a writer's or reader's process. The queue writes a frame before it announces it, and reads only what was
+    announced and not dropped. Any call may fail: the put or get then fails with it, and the queue goes on."""
 
     waits: bool
     """Whether calls wait for another process, so that an event loop has them done in a thread."""
@@ -20,23 +20,23 @@ class Storage(Protocol):
     def write(self, partition: str, columns: Mapping[str, Column]) -> Frame:
         """Keep a copy of these columns (checked, of equal row counts), so that the writer may go on changing them."""
 
-    def read(self, handout: Handout, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
-        """The handout's columns, rows in its order, as writable arrays of the reader's own, valid as long as they are
-        held, whatever becomes of the partition."""
+    def read(self, assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
+        """The assignment's columns, rows in its order, as writable arrays of the reader's own, valid as long as they
+        are held, whatever becomes of the partition."""
 
     def discard(self, partition: str, frame: Frame) -> None:
-        """The queue refused this frame: nobody knows of it."""
+        """The queue refused this frame."""
 
     def close(self) -> None:
         """Let go of what this process holds; frames stay."""
 
 
-class Keeper(Protocol):
+class PayloadStore(Protocol):
     """In the process of the queue's control plane."""
 
     pinned: bool
-    """Whether a handout stays readable after its partition was dropped. Otherwise no partition is dropped while one of
-    its handouts is being read."""
+    """Whether an assignment stays readable after its partition was dropped. Otherwise no partition is dropped while one
+    of its assignments is being read."""
 
     def drop(self, partition: str) -> None:
         """Free all that was written for the partition; nothing to do if that is nothing. Does not wait for long."""
@@ -50,8 +50,8 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the control plane tells whoever connects. queue: a name that no other queue has; writer: a number that no
-    other connection to this queue ever had, from which unique keys are made."""
+    """What the control plane tells a client that connects. queue: a name that no other queue has; writer: a number that
+    no other connection to this queue ever had, from which unique keys are made."""
 
     queue: str
     writer: int
@@ -62,4 +62,4 @@ class Backend(Protocol):
 
     def storage(self, session: Session) -> Storage: ...
 
-    def keeper(self, queue: str) -> Keeper: ...
+    def store(self, queue: str) -> PayloadStore: ...

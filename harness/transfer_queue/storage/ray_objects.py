@@ -14,9 +14,9 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
-from harness.transfer_queue.frames import Buffer
+from harness.transfer_queue.rows.frames import Buffer
 from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.units import Cell, UnitKeeper, UnitStorage
+from harness.transfer_queue.storage.units import Cell, UnitStorage, UnitStore
 
 INLINE_BYTES = 256 << 10
 """Up to so many, a put goes in its message and lies in the queue's own process: 150 KB cost 0.5 ms of CPU there and
@@ -90,8 +90,8 @@ class RayBackend:
     def storage(self, session: Session) -> UnitStorage:
         return UnitStorage(self._units(), session.writer, self.inline_bytes)
 
-    def keeper(self, queue: str) -> UnitKeeper:
-        return UnitKeeper(self._units())
+    def store(self, queue: str) -> UnitStore:
+        return UnitStore(self._units())
 
     def _units(self) -> list[RayUnit]:
         return [RayUnit(f"ray storage unit {i}", unit, self.timeout_s) for i, unit in enumerate(self.units)]

@@ -2,7 +2,7 @@
 
 A partition is one hash on each server (`<queue>:<partition>`), with one field for each column of a frame. So a reader
 gets the columns it asks for in one round trip per server, and dropping a partition is one command, which also takes
-what writers left who died before they told of it. Hashes expire: a queue that was killed leaves nothing for ever.
+what writers left that died before they announced it. Hashes expire: a queue that was killed leaves nothing for ever.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from harness.transfer_queue.frames import Buffer
+from harness.transfer_queue.rows.frames import Buffer
 from harness.transfer_queue.storage.inline import SMALL
 from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.units import Cell, UnitKeeper, UnitStorage
+from harness.transfer_queue.storage.units import Cell, UnitStorage, UnitStore
 
 DAY_S = 86_400
 
@@ -31,7 +31,7 @@ DAY_S = 86_400
 class RedisBackend:
     """urls: redis://user:password@host:port/database, rediss://... or unix://...; a partition spreads over all of them.
     timeout_s: how long a server may take to accept a connection, or to take or give bytes.
-    expire_s: how long a partition outlives its last write or read, if nobody drops it.
+    expire_s: how long a partition outlives its last write or read, if it is not dropped.
     inline_bytes: of a put that goes in its message.
 
     Servers must not evict (maxmemory-policy noeviction, which is redis's default). ValueError for what is no such URL.
@@ -56,13 +56,13 @@ class RedisBackend:
     def storage(self, session: Session) -> UnitStorage:
         return UnitStorage(self._servers(session.queue), session.writer, self.inline_bytes)
 
-    def keeper(self, queue: str) -> UnitKeeper:
+    def store(self, queue: str) -> UnitStore:
         """Connects: ConnectionError, TimeoutError or PermissionError for a server that cannot be used; ValueError for
         one that may evict."""
         servers = self._servers(queue)
         for server in servers:
             server.check()
-        return UnitKeeper(servers)
+        return UnitStore(servers)
 
     def _servers(self, queue: str) -> list[RedisServer]:
         return [RedisServer(url, queue, self.timeout_s, self.expire_s) for url in self.urls]
@@ -142,7 +142,7 @@ def _field(number: int, column: str) -> str:
 
 def _public(url: str) -> str:
     """The URL without user, password and options."""
-    told = parse_url(url)
-    if "path" in told:
-        return f"unix://{told['path']}"
-    return f"redis://{told.get('host', 'localhost')}:{told.get('port', 6379)}/{told.get('db', 0)}"
+    parts = parse_url(url)
+    if "path" in parts:
+        return f"unix://{parts['path']}"
+    return f"redis://{parts.get('host', 'localhost')}:{parts.get('port', 6379)}/{parts.get('db', 0)}"

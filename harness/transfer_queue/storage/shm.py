@@ -1,7 +1,7 @@
-"""In shared memory of one node, without a name: nothing can be left behind, whoever is killed.
+"""In shared memory of one node, without a name: nothing is left behind, whichever process is killed.
 
 A writer appends its frames to one memfd per partition, a segment, whose descriptor the server holds too and passes to
-whoever is handed rows of it. When the partition is cleared, server and writer let go; a reader's arrays are its own.
+the readers of its rows. When the partition is cleared, server and writer let go; a reader's arrays are its own.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import fcntl
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
 
-from harness.transfer_queue.columns import Column, ColumnSpec
-from harness.transfer_queue.frames import Buffer, Frame, Handout, Part, assemble, pack
-from harness.transfer_queue.storage.inline import SMALL, inline
+from harness.transfer_queue.rows.columns import Column, ColumnSpec
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, Part, assemble, pack
+from harness.transfer_queue.storage.gather import ALIGNMENT, gathered, layout
+from harness.transfer_queue.storage.inline import SMALL, inline, inline_buffers
 from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.shm_gather import gathered
-from harness.transfer_queue.storage.shm_keeper import ShmKeeper, layout
 
 MAPPED = 4 << 20
 """Bytes of a stretch from which mapping it costs less than copying it: below, page faults cost more than the copy."""
@@ -44,8 +43,96 @@ class ShmBackend:
     def storage(self, session: Session) -> ShmStorage:
         return ShmStorage(session.writer, self.inline_bytes, self.mapped_bytes)
 
-    def keeper(self, queue: str) -> ShmKeeper:
-        return ShmKeeper()
+    def store(self, queue: str) -> ShmStore:
+        return ShmStore()
+
+
+@dataclass(slots=True)
+class Held:
+    """A segment of a partition; size: bytes that are known to be in it, which can only become more."""
+
+    partition: str
+    descriptor: int
+    size: int
+
+
+class ShmStore:
+    """The server's side: it holds a descriptor of every segment, and believes no writer.
+
+    dropped(partition, writers): called after a partition was dropped in which these writers have segments."""
+
+    pinned = True
+
+    def __init__(self) -> None:
+        self.dropped: Callable[[str, set[int]], None] = lambda partition, writers: None
+        self._segments: dict[int, Held] = {}
+        self._units: dict[str, set[int]] = {}
+
+    def open(self, writer: int, partition: str, unit: int, descriptor: int) -> None:
+        """Keep a copy of a writer's descriptor. ValueError unless it is a memfd that cannot shrink, of a number that
+        is the writer's own and new."""
+        if unit >> 32 != writer or unit in self._segments:
+            raise ValueError(f"segment {unit} is not one that writer {writer} may open")
+        if any(other >> 32 == writer for other in self._units.get(partition, ())):
+            raise ValueError(f"writer {writer} has a segment in partition {partition!r} already")
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError:
+            raise ValueError(f"segment {unit} is not shared memory: its descriptor knows no seals") from None
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise ValueError(f"segment {unit} is not sealed against shrinking: its readers could be killed by that")
+        self._segments[unit] = Held(partition, os.dup(descriptor), 0)
+        self._units.setdefault(partition, set()).add(unit)
+
+    def check(self, writer: int, partition: str, frame: Frame) -> None:
+        """ValueError unless the frame lies in a segment of this writer and this partition, or in its message."""
+        if isinstance(frame.place, bytes):
+            return
+        assert isinstance(frame.place, tuple)
+        unit, start = frame.place
+        held = self._segments.get(unit)
+        if held is None or unit >> 32 != writer or held.partition != partition:
+            raise ValueError(f"writer {writer} has no segment {unit} in partition {partition!r}")
+        starts, _ = layout(frame.sizes)
+        end = start + starts[-1] + list(frame.sizes.values())[-1] if starts and frame.sizes else start
+        if end > held.size:
+            held.size = os.fstat(held.descriptor).st_size
+        if end > held.size or start % ALIGNMENT:
+            raise ValueError(f"a frame from {start} to {end} does not fit into segment {unit} of {held.size} bytes")
+
+    def placed(self, assignment: BatchAssignment) -> tuple[tuple[Frame, ...], list[int]]:
+        """Its frames as a reader finds them, (which descriptor, where in it), and these descriptors."""
+        units: dict[int, int] = {}
+        frames = []
+        for frame in assignment.frames:
+            if isinstance(frame.place, tuple):
+                unit, start = frame.place
+                frame = Frame(frame.rows, frame.sizes, (units.setdefault(unit, len(units)), start))
+            frames.append(frame)
+        return tuple(frames), [self._segments[unit].descriptor for unit in units]
+
+    def drop(self, partition: str) -> None:
+        units = self._units.pop(partition, set())
+        for unit in units:
+            os.close(self._segments.pop(unit).descriptor)
+        if units:
+            self.dropped(partition, {unit >> 32 for unit in units})
+
+    async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
+        if isinstance(frame.place, bytes):
+            return inline_buffers(frame)
+        assert isinstance(frame.place, tuple)
+        unit, start = frame.place
+        buffers = {}
+        for (name, size), at in zip(frame.sizes.items(), layout(frame.sizes)[0], strict=True):
+            buffers[name] = np.empty(size, np.uint8)
+            if os.preadv(self._segments[unit].descriptor, [buffers[name].data], start + at) != size:
+                raise ValueError(f"segment {unit} ends before column {name!r} of a frame in it")
+        return buffers
+
+    def close(self) -> None:
+        for partition in list(self._units):
+            self.drop(partition)
 
 
 @dataclass(slots=True)
@@ -60,7 +147,7 @@ class Segment:
 
 @dataclass(slots=True)
 class ShmStorage:
-    """In a handout that it reads, a frame's place is (descriptor, where in it); descriptors stay the caller's."""
+    """In an assignment that it reads, a frame's place is (descriptor, where in it); descriptors stay the caller's."""
 
     writer: int
     inline_bytes: int
@@ -89,7 +176,8 @@ class ShmStorage:
         return self._segments[partition]
 
     def unannounced(self, partition: str) -> Segment | None:
-        """The segment of a partition, if the server does not have its descriptor yet; from now on it counts as told."""
+        """The segment of a partition, if the server does not have its descriptor yet; from now on it counts as
+        announced."""
         segment = self._segments.get(partition)
         if segment is None or segment.announced:
             return None
@@ -110,25 +198,25 @@ class ShmStorage:
             if (segment.unit, segment.end) == (unit, start + layout(frame.sizes)[1]):
                 segment.end = start
 
-    def read(self, handout: Handout, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
-        mapped = [part for part in handout.parts if self._worth_mapping(handout, part)]
+    def read(self, assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
+        mapped = [part for part in assignment.parts if self._worth_mapping(assignment, part)]
         columns: dict[str, Column] = {}
         if mapped:
             buffers = {
                 (f, name): buffer
                 for part in mapped
                 for f, _, _ in part.runs
-                for name, buffer in mapped_columns(handout.frames[f], part.columns).items()
+                for name, buffer in mapped_columns(assignment.frames[f], part.columns).items()
             }
-            columns = assemble(replace(handout, parts=tuple(mapped)), buffers, specs)
-        return columns | gathered(handout.frames, [part for part in handout.parts if part not in mapped], specs)
+            columns = assemble(replace(assignment, parts=tuple(mapped)), buffers, specs)
+        return columns | gathered(assignment.frames, [part for part in assignment.parts if part not in mapped], specs)
 
-    def _worth_mapping(self, handout: Handout, part: Part) -> bool:
+    def _worth_mapping(self, assignment: BatchAssignment, part: Part) -> bool:
         """One long stretch, in shared memory."""
         if len(part.runs) != 1:
             return False
         f, start, stop = part.runs[0]
-        frame = handout.frames[f]
+        frame = assignment.frames[f]
         size = sum([frame.sizes[name] for name in part.columns]) * (stop - start) // max(1, frame.rows)
         return isinstance(frame.place, tuple) and size >= self.mapped_bytes
 
@@ -152,7 +240,7 @@ def stretches(sizes: Mapping[str, int], wanted: Iterable[str]) -> list[tuple[lis
 
 
 def _new_memory(partition: str) -> int:
-    """A memfd that nobody can make shorter: what a reader has mapped stays there."""
+    """A memfd that cannot be made shorter: what a reader has mapped stays there."""
     descriptor = os.memfd_create(f"transfer-queue {partition}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return descriptor

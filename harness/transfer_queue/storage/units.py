@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from harness.transfer_queue.columns import Column, ColumnSpec, Ragged
-from harness.transfer_queue.frames import Buffer, Frame, Handout, assemble, pack
+from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, pack
 from harness.transfer_queue.storage.inline import inline, inline_buffers
 
 
@@ -42,7 +42,7 @@ class Unit(Protocol):
     def forget(self, partition: str, number: int, columns: Collection[str]) -> None: ...
 
     def drop(self, partitions: Collection[str]) -> None:
-        """All frames of these, also those that nobody was told of; nothing to do if there are none."""
+        """All frames of these, also those that were never announced; nothing to do if there are none."""
 
     def clear(self) -> None:
         """All frames of the queue."""
@@ -73,19 +73,19 @@ class UnitStorage:
         self._units[unit].store(partition, number, buffers)
         return Frame(rows, {name: buffer.size for name, buffer in buffers.items()}, (unit, number))
 
-    def read(self, handout: Handout, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
+    def read(self, assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
         found: dict[tuple[int, str], Buffer] = {}
         wanted: dict[int, list[tuple[int, str]]] = {}
-        for f, names in _needed(handout).items():
-            frame = handout.frames[f]
+        for f, names in _needed(assignment).items():
+            frame = assignment.frames[f]
             if isinstance(frame.place, tuple):
                 wanted.setdefault(frame.place[0], []).extend((f, name) for name in names)
             else:
                 found |= {(f, name): buffer for name, buffer in inline_buffers(frame).items()}
         for unit, keys in wanted.items():
-            cells = [_cell(handout.frames[f], name) for f, name in keys]
-            found |= zip(keys, _load(self._units, unit, handout.partition, cells), strict=True)
-        return {name: _owned(column) for name, column in assemble(handout, found, specs).items()}
+            cells = [_cell(assignment.frames[f], name) for f, name in keys]
+            found |= zip(keys, _load(self._units, unit, assignment.partition, cells), strict=True)
+        return {name: _owned(column) for name, column in assemble(assignment, found, specs).items()}
 
     def discard(self, partition: str, frame: Frame) -> None:
         if isinstance(frame.place, tuple):
@@ -97,8 +97,8 @@ class UnitStorage:
             unit.close()
 
 
-class UnitKeeper:
-    """The control plane's side. Units drop in a thread, as nobody's put may wait for them; what one could not drop is
+class UnitStore:
+    """The control plane's side. Units drop in a thread, as no put may wait for them; what one could not drop is
     tried again with the next drop."""
 
     pinned = False
@@ -136,10 +136,10 @@ def _drop(unit: Unit, due: set[str], partition: str) -> None:
     due.clear()
 
 
-def _needed(handout: Handout) -> dict[int, list[str]]:
-    """The columns to be read of each frame, by its index in the handout."""
+def _needed(assignment: BatchAssignment) -> dict[int, list[str]]:
+    """The columns to be read of each frame, by its index in the assignment."""
     needed: dict[int, list[str]] = {}
-    for part in handout.parts:
+    for part in assignment.parts:
         for f in dict.fromkeys(f for f, _, _ in part.runs):
             needed.setdefault(f, []).extend(part.columns)
     return needed

@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from harness.transfer_queue.columns import Column, Ragged
-from harness.transfer_queue.frames import Frame, Handout
+from harness.transfer_queue import GetRequest
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote import verbs
+from harness.transfer_queue.remote.connection import read_put
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from harness.transfer_queue.service import QueueService
+from harness.transfer_queue.rows.columns import Column, Ragged
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame
+from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage
-from harness.transfer_queue.storage.shm_keeper import ShmKeeper
+from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, ShmStore
 from tests.benchmarks.transfer_queue.cases import MICRO_BATCH
 from tests.benchmarks.transfer_queue.limits import round_trip_s, unix_pair
 from tests.benchmarks.transfer_queue.ours import Ours, spec_of
@@ -80,14 +80,14 @@ def batches() -> list[tuple[np.ndarray, dict[str, Column]]]:
 async def pieces(watch: Stopwatch) -> None:
     """Everything that a put and a get consist of, but the way there and back."""
     spec, backend = spec_of(READING), ShmBackend()
-    keeper = backend.keeper("breakdown")
-    storage, service = backend.storage(Session("breakdown", WRITER)), QueueService(spec, keeper)
+    store = backend.store("breakdown")
+    storage, service = backend.storage(Session("breakdown", WRITER)), QueueService(spec, store)
     todo = batches()
     await service.create_partition("p", range(len(todo) * MICRO_BATCH))
 
     def decide_put(message: m.Put) -> None:
-        rows, frame, weights = verbs.read_put(message, spec)
-        keeper.check(WRITER, "p", frame)
+        rows, frame, weights = read_put(message, spec)
+        store.check(WRITER, "p", frame)
         assert service.try_put("p", rows, frame, weights)
 
     for rows, columns in todo:
@@ -95,31 +95,31 @@ async def pieces(watch: Stopwatch) -> None:
         timed("check the columns", spec.check_columns, rows.size, columns)
         frame = timed("payload into memory", storage.write, "p", columns)
         if (segment := storage.unannounced("p")) is not None:
-            keeper.open(WRITER, "p", segment.unit, segment.descriptor)
+            store.open(WRITER, "p", segment.unit, segment.descriptor)
         asked = timed("messages", _put_message, rows, frame)
         message = timed("messages", _over, m.decode_request, asked)
         timed("messages", _over, m.decode_answer, m.Done())
         timed("control plane", decide_put, message)
     for _ in todo:
-        _get(watch, keeper, storage, service)
+        _get(watch, store, storage, service)
     storage.close()
-    keeper.close()
+    store.close()
 
 
-def _get(watch: Stopwatch, keeper: ShmKeeper, storage: ShmStorage, service: QueueService) -> None:
+def _get(watch: Stopwatch, store: ShmStore, storage: ShmStorage, service: QueueService) -> None:
     timed = watch.begin("get")
-    asked = m.Get(TASK, MICRO_BATCH, MICRO_BATCH, "0", 0, "p", None, None, True)
+    asked = m.Get(GetRequest(TASK, MICRO_BATCH, partition="p"), True)
     request = timed("messages", _over, m.decode_request, asked)
-    handout = timed("control plane", service.try_get, request.ask())
-    assert isinstance(handout, Handout), handout
-    frames, descriptors = timed("control plane", keeper.placed, handout)
-    told = timed("messages", _over, m.decode_answer, timed("messages", m.handed, handout, frames, True))
+    assignment = timed("control plane", service.try_get, request.request)
+    assert isinstance(assignment, BatchAssignment), assignment
+    frames, descriptors = timed("control plane", store.placed, assignment)
+    received = timed("messages", _over, m.decode_answer, timed("messages", m.assigned, assignment, frames, True))
     held = [os.dup(descriptor) for descriptor in descriptors]
-    found = timed("messages", m.to_handout, told, held)
+    found = timed("messages", m.to_assignment, received, held)
     columns = timed("payload out of memory", storage.read, found, service.spec.columns)
     for descriptor in held:
         os.close(descriptor)
-    assert columns["sample"].tolist() == handout.rows.tolist()
+    assert columns["sample"].tolist() == assignment.rows.tolist()
 
 
 def _put_message(rows: np.ndarray, frame: Frame) -> m.Put:

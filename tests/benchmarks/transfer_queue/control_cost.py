@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from harness.transfer_queue.columns import ColumnSpec
-from harness.transfer_queue.control.asks import Ask
-from harness.transfer_queue.frames import Frame, Handout
-from harness.transfer_queue.service import QueueService
-from harness.transfer_queue.spec import QueueSpec, TaskSpec
-from harness.transfer_queue.storage.local import LocalStorage
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, TaskSpec
+from harness.transfer_queue.rows.columns import ColumnSpec
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.inline import LocalStorage
 from tests.benchmarks.transfer_queue.cases import MICRO_BATCH, STORED_AT_ONCE, STORED_ROWS
 
 ROUNDS, CALLS = 15, 32  # so many calls read all of the smallest partition
@@ -45,13 +44,13 @@ async def once(rows: int) -> dict[str, float]:
     return {verb: 1e6 * statistics.median(seconds) for verb, seconds in took.items()}
 
 
-def _get(service: QueueService, task: str) -> Handout:
-    handout = service.try_get(Ask(task, MICRO_BATCH, MICRO_BATCH, "0", 0, "p"))
-    assert isinstance(handout, Handout), handout
-    return handout
+def _get(service: QueueService, task: str) -> BatchAssignment:
+    assignment = service.try_get(GetRequest(task, MICRO_BATCH, partition="p"))
+    assert isinstance(assignment, BatchAssignment), assignment
+    return assignment
 
 
-def _put(service: QueueService, batch: Handout, frame: Frame) -> None:
+def _put(service: QueueService, batch: BatchAssignment, frame: Frame) -> None:
     assert service.try_put("p", batch.rows, frame, {})
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.transfer_queue.columns import Batch, Column, ColumnSpec, Ragged
-from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
+from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from harness.transfer_queue.spec import QueueSpec, TaskSpec
+from harness.transfer_queue.rows.columns import Batch, Column, ColumnSpec, Ragged
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend
@@ -35,16 +35,16 @@ class Ours:
         self._running = ExitStack()
         self._services: list[int] = []
 
-    def start(self, flows: Mapping[str, Tasks]) -> dict[str, Whereabouts]:
+    def start(self, flows: Mapping[str, Tasks]) -> dict[str, Endpoint]:
         backend, self._services = self._running.enter_context(BACKENDS[self._backend]())
         found = {}
         for flow, tasks in flows.items():
             process = self._running.enter_context(QueueProcess.start(spec_of(tasks), backend))
             self._services.append(process.process.pid)
-            found[flow] = process.queue.where
+            found[flow] = process.queue.endpoint
         return found
 
-    def connect(self, address: Mapping[str, Whereabouts], flow: str) -> OurClient:
+    def connect(self, address: Mapping[str, Endpoint], flow: str) -> OurClient:
         return OurClient(SyncQueue(address[flow]))
 
     def services(self) -> list[int]:

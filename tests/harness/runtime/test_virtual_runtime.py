@@ -218,5 +218,5 @@ def test_the_queue_of_the_virtual_runtime_lives_in_this_process() -> None:
         spec = QueueSpec({"prompt": ColumnSpec("int64", ragged=True)}, {"rollout": TaskSpec(("prompt",))}, 8)
         assert await VirtualRuntime().start_queue(spec).get("rollout", 1, timeout_s=None) is None
 
-    with pytest.raises(Deadlock, match="main > LocalQueue.get"):
+    with pytest.raises(Deadlock, match="main > TransferQueue.get > LocalQueue.get_batch"):
         run_virtual(main())

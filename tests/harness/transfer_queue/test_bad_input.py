@@ -12,10 +12,17 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue import Column, ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.remote import auth
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.address import endpoint
-from harness.transfer_queue.remote.framing import HEADER, Framed, Splitter, header, receive
+from harness.transfer_queue.remote.sockets import (
+    HEADER,
+    Framed,
+    Splitter,
+    header,
+    new_token,
+    receive,
+    socket_address,
+    token_digest,
+)
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.queue_sides import AsyncConnection, LocalSide, ServerThread, SocketSide, SyncConnection
 
@@ -180,7 +187,7 @@ def server() -> Iterator[ServerThread]:
     """After whatever was said to it, it serves whoever behaves."""
     with ServerThread(SPEC, ShmBackend()) as server:
         yield server
-        connection = SyncConnection(server.where)
+        connection = SyncConnection(server.endpoint)
         connection.call("create_partition", "a", range(8), 2)
         connection.call("put", "a", [0], rewards(0))
         goes_on(connection.call)
@@ -191,7 +198,7 @@ class Stranger:
     """A bare connection. Every wait ends after ANSWER_S."""
 
     def __init__(self, server: ServerThread, admitted: bool) -> None:
-        family, place = endpoint(server.where.address)
+        family, place = socket_address(server.endpoint.address)
         self.sock = socket.socket(family)
         self.sock.settimeout(ANSWER_S)
         self.sock.connect(place)
@@ -200,13 +207,13 @@ class Stranger:
         challenge = self.hear()
         assert isinstance(challenge, m.Challenge)
         if admitted:
-            self.say(m.encode(m.Proof(auth.digest(server.where.token, challenge.nonce))))
+            self.say(m.encode(m.Proof(token_digest(server.endpoint.token, challenge.nonce))))
             assert isinstance(self.hear(), m.Welcome)
 
     def say(self, body: bytes) -> None:
         self.sock.sendall(header(1, body) + body)
 
-    def hear(self) -> m.Answer | None:
+    def hear(self) -> m.AnyResponse | None:
         """None: the server has hung up."""
         while not self._heard:
             data, descriptors = receive(self.sock)
@@ -222,7 +229,7 @@ class Stranger:
 
 @pytest.mark.parametrize("connect", [AsyncConnection, SyncConnection])
 def test_a_client_without_the_token_is_refused(server: ServerThread, connect: Any) -> None:
-    connection = connect(dataclasses.replace(server.where, token=auth.new_token()))
+    connection = connect(dataclasses.replace(server.endpoint, token=new_token()))
     with pytest.raises(PermissionError, match="the transfer queue refuses a client without its token"):
         connection.call("describe")
     connection.end()

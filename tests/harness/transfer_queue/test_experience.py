@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from harness.transfer_queue import Batch, Column, ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue import (
+    Batch,
+    Column,
+    ColumnSpec,
+    GetRequest,
+    LeaseExpired,
+    LocalQueue,
+    QueueSpec,
+    Ragged,
+    TaskSpec,
+)
 from harness.transfer_queue.experience import Experience, ExperienceQueue, Values, to_column, to_tensor
 
 SPEC = QueueSpec(
@@ -41,8 +51,8 @@ class Blocking:
     ) -> None:
         self.run("put", partition, rows, columns, timeout_s=timeout_s)
 
-    def get(self, task: str, count: int, **options: Any) -> Batch | None:
-        return self.run("get", task, count, **options)
+    def get_batch(self, request: GetRequest) -> Batch | None:
+        return self.run("get_batch", request)
 
     def acknowledge(self, lease: int) -> None:
         self.run("acknowledge", lease)

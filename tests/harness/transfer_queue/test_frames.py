@@ -1,4 +1,4 @@
-"""Frames: what a put packs is what a handout unpacks, and what cannot be is refused."""
+"""Frames: what a put packs is what a assignment unpacks, and what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue import Column, ColumnSpec, Ragged
-from harness.transfer_queue.frames import Buffer, Frame, Handout, Part, assemble, pack, unpack
-from harness.transfer_queue.storage.local import LocalStorage
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, Part, assemble, pack, unpack
+from harness.transfer_queue.storage.inline import LocalStorage
 
 SPECS = {"r": ColumnSpec("int64", ragged=True), "d": ColumnSpec("float32", shape=(2,))}
 ROWS = [np.arange(n) + 10 * n for n in (3, 0, 5, 1)]
@@ -21,9 +21,9 @@ def buffer(column: Column) -> Buffer:
     return np.concatenate([array.reshape(-1).view(np.uint8) for array in pack(column)])
 
 
-def handout(frames: Sequence[Frame], runs: tuple[tuple[int, int, int], ...]) -> Handout:
+def assignment(frames: Sequence[Frame], runs: tuple[tuple[int, int, int], ...]) -> BatchAssignment:
     rows = sum(stop - start for _, start, stop in runs)
-    return Handout(0, "p", np.arange(rows), tuple(frames), (Part(("r", "d"), runs),))
+    return BatchAssignment(0, "p", np.arange(rows), tuple(frames), (Part(("r", "d"), runs),))
 
 
 def check(read: Mapping[str, Column], rows: Sequence[int]) -> None:
@@ -53,21 +53,21 @@ def test_rows_are_gathered_over_frames_in_the_order_asked_for() -> None:
     ]
     storage = LocalStorage()
     frames = [storage.write("p", column) for column in columns]
-    check(storage.read(handout(frames, runs), SPECS), [3, 0, 2, 1])
+    check(storage.read(assignment(frames, runs), SPECS), [3, 0, 2, 1])
     buffers = {(f, name): buffer(column) for f, own in enumerate(columns) for name, column in own.items()}
-    check(assemble(handout(frames, runs), buffers, SPECS), [3, 0, 2, 1])
+    check(assemble(assignment(frames, runs), buffers, SPECS), [3, 0, 2, 1])
 
 
 def test_a_handout_of_no_rows_has_empty_columns() -> None:
     frame = LocalStorage().write("p", {"r": RAGGED, "d": DENSE})
-    read = LocalStorage().read(handout([frame], ()), SPECS)
+    read = LocalStorage().read(assignment([frame], ()), SPECS)
     assert len(read["r"]) == 0 and read["d"].shape == (0, 2)  # type: ignore[union-attr]
 
 
 def test_one_stretch_of_one_frame_is_a_view_of_its_buffer() -> None:
     buffers = {(0, "r"): buffer(RAGGED), (0, "d"): buffer(DENSE)}
     frame = Frame(4, {name: buffers[0, name].size for name in SPECS}, (0, 0))
-    read = assemble(handout([frame], ((0, 1, 3),)), buffers, SPECS)
+    read = assemble(assignment([frame], ((0, 1, 3),)), buffers, SPECS)
     check(read, [1, 2])
     read["d"][0, 0] = 99  # type: ignore[index]
     assert buffers[0, "d"].view(np.float32)[2] == 99
@@ -77,7 +77,7 @@ def test_the_local_storage_gives_every_reader_arrays_of_its_own() -> None:
     storage = LocalStorage()
     frame = storage.write("p", {"r": RAGGED, "d": DENSE})
     for _ in range(2):
-        read = storage.read(handout([frame], ((0, 0, 4),)), SPECS)
+        read = storage.read(assignment([frame], ((0, 0, 4),)), SPECS)
         check(read, [0, 1, 2, 3])
         read["d"][:] = -1  # type: ignore[index]
 
@@ -86,7 +86,7 @@ async def test_a_keeper_gives_the_buffers_of_a_frame() -> None:
     storage = LocalStorage()
     frame = storage.write("p", {"r": RAGGED, "d": DENSE})
     fetched = await storage.fetch("p", frame)
-    check(assemble(handout([frame], ((0, 0, 4),)), {(0, name): b for name, b in fetched.items()}, SPECS), range(4))
+    check(assemble(assignment([frame], ((0, 0, 4),)), {(0, name): b for name, b in fetched.items()}, SPECS), range(4))
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue import LeaseExpired, LocalQueue, Ragged
-from harness.transfer_queue.columns import Column
-from harness.transfer_queue.control.asks import Answer, Ask
-from harness.transfer_queue.frames import Buffer, Frame, Handout
+from harness.transfer_queue.control.spec import GetRequest, Status
 from harness.transfer_queue.journal.service import JournaledService, at_once, load, save
-from harness.transfer_queue.service import QueueService
-from harness.transfer_queue.storage.inline import InlineKeeper, InlineStorage, inline_buffers
+from harness.transfer_queue.rows.columns import Column
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.inline import InlineStorage, InlineStore, inline_buffers
 from tests.harness.transfer_queue.test_local import virtual
 from tests.support.queue_in_a_folder import SPEC, Queue, cells, journaled
 
@@ -62,8 +62,8 @@ async def test_a_handout_that_nobody_received_goes_out_again_and_one_that_was_re
         await queue.service.create_partition("a", range(4))
         queue.put([0, 1, 2, 3])
         assert queue.get("score") == (0, [0, 1])
-        answer = queue.service.try_get(Ask("score", 2, 2, "x", 0, None))
-        assert isinstance(answer, Handout) and answer.lease == 1
+        answer = queue.service.try_get(GetRequest("score", 2, consumer="x"))
+        assert isinstance(answer, BatchAssignment) and answer.lease == 1
     loaded = Queue.loaded(tmp_path)
     loaded.service.lose([lease.number for lease in loaded.service.open_leases()])
     assert loaded.get("score") == (2, [2, 3])
@@ -102,8 +102,8 @@ async def test_puts_gets_and_clears_go_on_while_a_queue_is_saved(tmp_path: Path)
         if steps == 1:
             await service.create_partition("c", range(20, 21))
             service.try_put("c", np.array([20]), storage.write("c", cells([20])), {})
-            answer = service.try_get(Ask("score", 2, 2, "x", 0, None))
-            assert isinstance(answer, Handout) and answer.rows.tolist() == [0, 1]
+            answer = service.try_get(GetRequest("score", 2, consumer="x"))
+            assert isinstance(answer, BatchAssignment) and answer.rows.tolist() == [0, 1]
             service.received(answer.lease)
             service.clear("a")
             assert storage.kept("a"), "it is still to be saved"
@@ -126,19 +126,19 @@ async def test_payload_that_a_storage_has_is_in_the_journal_before_the_put_is_an
     assert not service.try_put("a", np.array([2, 1]), frame, {})
     await service.put("a", np.array([2, 1]), frame, {})
     service.end()
-    loaded = load(SPEC, InlineKeeper(), tmp_path, lambda: 0.0)
-    answer = loaded.try_get(Ask("train", 2, 2, "x", 0, None))
-    assert answer is Answer.WAIT  # row 0 is not there yet
+    loaded = load(SPEC, InlineStore(), tmp_path, lambda: 0.0)
+    answer = loaded.try_get(GetRequest("train", 2, consumer="x"))
+    assert answer is Status.WAIT  # row 0 is not there yet
     frame = InlineStorage().write("a", cells([0]))
     loaded.try_put("a", np.array([0]), frame, {})
-    answer = loaded.try_get(Ask("train", 3, 3, "x", 0, None))
-    assert isinstance(answer, Handout)
+    answer = loaded.try_get(GetRequest("train", 3, consumer="x"))
+    assert isinstance(answer, BatchAssignment)
     tokens = InlineStorage().read(answer, SPEC.columns)["tokens"]
     assert isinstance(tokens, Ragged) and tokens.values.tolist() == [1, 2, 3]
 
 
 class UnitStorage:
-    """Frames in numbered places, which are gone when their partition is dropped. Storage and Keeper at once."""
+    """Frames in numbered places, which are gone when their partition is dropped. Storage and PayloadStore at once."""
 
     waits = False
     pinned = False

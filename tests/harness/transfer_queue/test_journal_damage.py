@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.transfer_queue.control.asks import Ask
-from harness.transfer_queue.journal.records import DamagedFile, read_records
+from harness.transfer_queue.control.spec import GetRequest
+from harness.transfer_queue.journal.files import DamagedFile, read_records
 from tests.support.queue_in_a_folder import SPEC, Queue, journaled
 
 
@@ -23,7 +23,7 @@ async def written(folder: Path) -> tuple[Path, list[tuple[int, Any]]]:
         for rows in ([1, 0], [3]):
             queue.put(rows)
             told.append((path.stat().st_size, queue.told()))
-            queue.service.try_get(Ask("train", 2, 1, "x", 0, None))
+            queue.service.try_get(GetRequest("train", 2, minimum=1, consumer="x"))
             told.append((path.stat().st_size, queue.told()))
     return path, told
 
@@ -36,7 +36,7 @@ async def test_a_torn_tail_is_left_out_wherever_it_was_torn(tmp_path: Path, capl
         path.write_bytes(whole[:size])
         caplog.clear()
         assert Queue.loaded(tmp_path).told() == [state for at, state in told if at <= size][-1]
-        assert ("whoever wrote it died" in caplog.text) == (size not in starts)
+        assert ("the process that wrote it died" in caplog.text) == (size not in starts)
 
 
 async def test_a_damaged_byte_anywhere_is_one_error_that_names_file_and_offset(tmp_path: Path) -> None:

@@ -15,18 +15,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.transfer_queue.columns import ColumnSpec, Ragged
-from harness.transfer_queue.control.asks import Answer, Ask
-from harness.transfer_queue.control.controller import QueueClosed
+from harness.transfer_queue.control.controller import Controller, QueueClosed
 from harness.transfer_queue.control.leases import LeaseExpired
-from harness.transfer_queue.control.restorable import RestorableController
-from harness.transfer_queue.frames import Handout
-from harness.transfer_queue.journal.folder import Folder
-from harness.transfer_queue.journal.replay import Books
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, Status, TaskSpec
+from harness.transfer_queue.journal.calls import ReplayState
+from harness.transfer_queue.journal.files import Folder
 from harness.transfer_queue.journal.service import JournaledService, at_once, load, save
-from harness.transfer_queue.service import QueueService
-from harness.transfer_queue.spec import QueueSpec, TaskSpec
-from harness.transfer_queue.storage.local import LocalStorage
+from harness.transfer_queue.rows.columns import ColumnSpec, Ragged
+from harness.transfer_queue.rows.frames import BatchAssignment
+from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.storage.inline import LocalStorage
 from tests.support.examples import examples
 
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32"), "old": ColumnSpec("int32")}
@@ -137,14 +135,24 @@ class Driven:
         ranks = TASKS[task].ranks
         count = 4 if ranks > 1 else 2 + 2 * (number % 2)
         first = first if ranks == 1 else None
-        answer = self.service.try_get(Ask(task, count, 1 + number % count, consumer, number % ranks, partition, first))
-        return self.read(answer) if isinstance(answer, Handout) else answer
+        answer = self.service.try_get(
+            GetRequest(
+                task,
+                count,
+                minimum=1 + number % count,
+                consumer=consumer,
+                rank=number % ranks,
+                partition=partition,
+                first=first,
+            )
+        )
+        return self.read(answer) if isinstance(answer, BatchAssignment) else answer
 
-    def read(self, handout: Handout) -> Any:
-        columns = self.storage.read(handout, COLUMNS)
+    def read(self, assignment: BatchAssignment) -> Any:
+        columns = self.storage.read(assignment, COLUMNS)
         for name, values in columns.items():
-            assert np.array_equal(flat(values), flat(column(name, handout.rows)))
-        return handout.lease, handout.partition, handout.rows.tolist(), sorted(columns)
+            assert np.array_equal(flat(values), flat(column(name, assignment.rows)))
+        return assignment.lease, assignment.partition, assignment.rows.tolist(), sorted(columns)
 
     def counts(self) -> Any:
         """Without times, which a journal knows less exactly."""
@@ -156,7 +164,7 @@ class Driven:
         """Whoever has not received, and lost, its lease is not waited for after a restart."""
         held = {lease.number for lease in self.service.open_leases()}
         with self.service.moment() as (state, _):
-            waits = [lease for lease, _ in state["on_the_way"]]
+            waits = [lease for lease, _ in state["unconfirmed"]]
         for lease in waits:
             if lease not in held:
                 self.service.received(lease)
@@ -182,7 +190,7 @@ def twin(start: Callable[[LocalStorage, Clock], QueueService], gap: float, writt
 
 def journaled_gap(folder: Path, now: float) -> float:
     """What has passed since the last time on record."""
-    books = Books(SPEC, RestorableController(SPEC), None)
+    books = ReplayState(SPEC, Controller(SPEC), None)
     books.read(Folder(folder))
     return now - books.now
 
@@ -234,7 +242,7 @@ async def same(calls: list[Step], queues: list[Driven]) -> None:
     for step in calls:
         answer, *others = [await queue.do(step) for queue in queues]
         assert all(other == answer for other in others), (step, answer, others)
-        seen[step[0]] += not isinstance(answer, Answer | str)
+        seen[step[0]] += not isinstance(answer, Status | str)
         counts, *others = [queue.counts() for queue in queues]
         assert all(other == counts for other in others), (step, counts, others)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.columns import Column
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
+from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend

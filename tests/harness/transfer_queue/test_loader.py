@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from harness.transfer_queue import Batch, ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, TaskSpec
+from harness.transfer_queue import Batch, ColumnSpec, GetRequest, LeaseExpired, LocalQueue, QueueSpec, TaskSpec
 from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
@@ -34,7 +34,7 @@ def rows(batches: list[Batch]) -> list[list[int]]:
 
 
 async def test_it_ends_when_its_partition_is_exhausted_and_reads_the_next_one_when_told() -> None:
-    loader = StreamingDataLoader(await filled(a=range(5), b=range(10, 12)), "train", 2, partition="a")
+    loader = StreamingDataLoader(await filled(a=range(5), b=range(10, 12)), GetRequest("train", 2, partition="a"))
     assert rows([batch async for batch in loader]) == [[0, 1], [2, 3], [4]]
     loader.set_partition("b")
     assert rows([batch async for batch in loader]) == [[10, 11]]
@@ -43,13 +43,13 @@ async def test_it_ends_when_its_partition_is_exhausted_and_reads_the_next_one_wh
 async def test_without_a_partition_it_ends_when_the_queue_is_closed_and_empty() -> None:
     queue = await filled(a=range(2), b=range(10, 12))
     await queue.close()
-    assert rows([batch async for batch in StreamingDataLoader(queue, "train", 2)]) == [[0, 1], [10, 11]]
+    assert rows([batch async for batch in StreamingDataLoader(queue, GetRequest("train", 2))]) == [[0, 1], [10, 11]]
 
 
 async def test_it_gives_a_batch_as_soon_as_it_is_ready() -> None:
     queue = LocalQueue(SPEC)
     await queue.create_partition("a", range(4))
-    stream = aiter(StreamingDataLoader(queue, "train", 2, partition="a"))
+    stream = aiter(StreamingDataLoader(queue, GetRequest("train", 2, partition="a")))
     first = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     await queue.put("a", [0, 1], {"reward": np.zeros(2, np.float32)})
@@ -58,19 +58,21 @@ async def test_it_gives_a_batch_as_soon_as_it_is_ready() -> None:
 
 
 async def test_every_epoch_repeats_the_batches_of_the_first_without_asking_the_queue() -> None:
-    loader = StreamingDataLoader(await filled(a=range(4)), "train", 2, partition="a", epochs=3)
+    loader = StreamingDataLoader(await filled(a=range(4)), GetRequest("train", 2, partition="a"), epochs=3)
     assert rows([batch async for batch in loader]) == [[0, 1], [2, 3]] * 3
 
 
 async def test_replay_holds_no_more_than_its_window() -> None:
-    loader = StreamingDataLoader(await filled(a=range(10)), "train", 2, partition="a", epochs=2, window_rows=4)
+    loader = StreamingDataLoader(
+        await filled(a=range(10)), GetRequest("train", 2, partition="a"), epochs=2, window_rows=4
+    )
     first, second, last = [[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]
     assert rows([batch async for batch in loader]) == first * 2 + second * 2 + last * 2
 
 
 async def test_a_batch_is_acknowledged_when_the_next_is_asked_for() -> None:
     queue = await filled(a=range(4))
-    stream = aiter(StreamingDataLoader(queue, "train", 2, consumer="w", partition="a"))
+    stream = aiter(StreamingDataLoader(queue, GetRequest("train", 2, consumer="w", partition="a")))
     await anext(stream)
     held = await anext(stream)
     await queue.release("w")
@@ -81,18 +83,18 @@ async def test_a_batch_is_acknowledged_when_the_next_is_asked_for() -> None:
 
 
 async def test_a_thread_without_an_event_loop_iterates_the_queue_of_another() -> None:
-    loader = StreamingDataLoader(await filled(a=range(5)), "train", 2, partition="a")
+    loader = StreamingDataLoader(await filled(a=range(5)), GetRequest("train", 2, partition="a"))
     assert rows(await asyncio.to_thread(list, loader)) == [[0, 1], [2, 3], [4]]
 
 
 async def test_the_thread_of_the_queues_own_loop_is_told_to_await() -> None:
-    loader = StreamingDataLoader(await filled(a=range(5)), "train", 2, partition="a")
+    loader = StreamingDataLoader(await filled(a=range(5)), GetRequest("train", 2, partition="a"))
     with pytest.raises(RuntimeError, match="use `await` or `async for`"):
         next(iter(loader))
 
 
 def test_pytorchs_data_loader_takes_it_as_it_is() -> None:
-    loader = StreamingDataLoader(asyncio.run(filled(a=range(5))), "train", 2, partition="a", epochs=2)
+    loader = StreamingDataLoader(asyncio.run(filled(a=range(5))), GetRequest("train", 2, partition="a"), epochs=2)
     batches = list(DataLoader(loader, batch_size=None, num_workers=0))
     assert rows(batches) == [[0, 1], [2, 3], [4]] * 2
     assert batches[0].torch("reward").tolist() == [0, 1]
@@ -100,11 +102,11 @@ def test_pytorchs_data_loader_takes_it_as_it_is() -> None:
 
 async def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0 and None"):
-        StreamingDataLoader(LocalQueue(SPEC), "train", 2, epochs=0)
+        StreamingDataLoader(LocalQueue(SPEC), GetRequest("train", 2), epochs=0)
 
 
 def test_a_worker_that_would_read_a_copy_of_the_queue_is_refused() -> None:
-    loader = StreamingDataLoader(asyncio.run(filled(a=range(5))), "train", 2, partition="a")
+    loader = StreamingDataLoader(asyncio.run(filled(a=range(5))), GetRequest("train", 2, partition="a"))
     with pytest.raises(RuntimeError, match="has a copy of it: workers share a queue that runs in a process of its own"):
         list(DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="fork"))
 
@@ -147,7 +149,7 @@ def test_workers_read_each_batch_once_and_the_next_partition_when_told(process: 
     with process.sync() as queue:
         fill(queue, f"a{workers}", range(10))
         fill(queue, f"b{workers}", range(10, 14))
-        loader = StreamingDataLoader(process.queue, "train", 2, partition=f"a{workers}", timeout_s=60)
+        loader = StreamingDataLoader(process.queue, GetRequest("train", 2, partition=f"a{workers}", timeout_s=60))
         assert streamed(loader, workers) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
         loader.set_partition(f"b{workers}")
         assert streamed(loader, workers) == [[10, 11], [12, 13]]
@@ -159,7 +161,7 @@ def test_workers_replay_their_windows(process: QueueProcess, workers: int) -> No
     with process.sync() as queue:
         fill(queue, f"c{workers}", range(12))
         loader = StreamingDataLoader(
-            process.queue, "train", 2, partition=f"c{workers}", timeout_s=60, epochs=3, window_rows=4
+            process.queue, GetRequest("train", 2, partition=f"c{workers}", timeout_s=60), epochs=3, window_rows=4
         )
         batches = [[row, row + 1] for row in range(0, 12, 2)]
         given = streamed(loader, workers)
@@ -172,7 +174,7 @@ def test_workers_replay_their_windows(process: QueueProcess, workers: int) -> No
 def test_whoever_stops_reading_gives_back_what_it_was_at(process: QueueProcess) -> None:
     with process.sync() as queue:
         fill(queue, "d", range(6))
-        for batch in StreamingDataLoader(process.queue, "train", 2, partition="d", timeout_s=60):
+        for batch in StreamingDataLoader(process.queue, GetRequest("train", 2, partition="d", timeout_s=60)):
             if batch.rows.tolist() == [2, 3]:
                 break
         await_handed_out(queue, "d", 2)
@@ -186,7 +188,9 @@ def test_the_rows_of_a_killed_worker_go_out_again(process: QueueProcess) -> None
     with process.sync() as queue:
         fill(queue, "e", range(6))
         others = set(multiprocessing.active_children())
-        loader = StreamingDataLoader(process.queue, "train", 2, consumer="worker", partition="e", timeout_s=60)
+        loader = StreamingDataLoader(
+            process.queue, GetRequest("train", 2, consumer="worker", partition="e", timeout_s=60)
+        )
         batches = iter(DataLoader(loader, batch_size=None, num_workers=1, prefetch_factor=1, **forked(1)))
         assert next(batches).rows.tolist() == [0, 1]
         await_handed_out(queue, "e", 4)  # the worker is at the second batch, and has acknowledged the first
@@ -210,5 +214,5 @@ def test_without_a_partition_workers_end_when_the_queue_is_closed_and_empty(work
         fill(queue, "a", range(4))
         fill(queue, "b", range(10, 14))
         queue.close()
-        loader = StreamingDataLoader(process.queue, "train", 2, timeout_s=60)
+        loader = StreamingDataLoader(process.queue, GetRequest("train", 2, timeout_s=60))
         assert streamed(loader, workers) == [[0, 1], [2, 3], [10, 11], [12, 13]]

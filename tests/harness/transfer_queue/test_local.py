@@ -21,10 +21,10 @@ from harness.transfer_queue import (
     TaskSpec,
     TransferQueue,
 )
-from harness.transfer_queue.columns import Column
 from harness.transfer_queue.control.policies import POLICIES
-from harness.transfer_queue.frames import Frame
-from harness.transfer_queue.storage.local import LocalStorage
+from harness.transfer_queue.rows.columns import Column
+from harness.transfer_queue.rows.frames import Frame
+from harness.transfer_queue.storage.inline import LocalStorage
 
 T = TypeVar("T")
 COLUMNS = {
@@ -504,7 +504,7 @@ async def test_rows_whose_lease_ran_out_go_out_again_and_a_late_acknowledgement_
     assert first is not None and second is not None
     await q.acknowledge(second.lease)
     started = asyncio.get_running_loop().time()
-    again = await q.get("score", 2)  # parked, woken by the lease's timer
+    again = await q.get("score", 2)  # pending, woken by the lease's timer
     assert asyncio.get_running_loop().time() - started == pytest.approx(10)
     assert again is not None and ids(again) == [0, 1]
     with pytest.raises(LeaseExpired):

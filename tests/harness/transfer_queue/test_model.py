@@ -1,7 +1,7 @@
 """The queue against a model in plain Python: any order of calls, exactly-once hand-out, whole groups.
 
 The model knows sets and lists, looks at every row on every request, and has no incremental state to get wrong. Readers
-stay parked over many steps; leases are numbered in hand-out order, so the model replays
+stay pending over many steps; leases are numbered in hand-out order, so the model replays
 what several of them were given.
 """
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from harness.transfer_queue import Batch, ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.control.asks import First
+from harness.transfer_queue.control.spec import First
 from tests.harness.transfer_queue.test_local import VirtualLoop
 from tests.support.examples import examples
 
@@ -254,14 +254,14 @@ class QueueAgainstModel(RuleBasedStateMachine):
         self.loop = VirtualLoop()
         self.queue = LocalQueue(QueueSpec(COLUMNS, TASKS))
         self.model = Model()
-        self.parked: dict[Get, asyncio.Task[Batch | None]] = {}
+        self.pending: dict[Get, asyncio.Task[Batch | None]] = {}
         self.created = 0
         for groups, group_size in sizes:
             self.create(groups, group_size)
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
-            for task in self.parked.values():
+            for task in self.pending.values():
                 task.cancel()
             self.run(asyncio.sleep(0))
             self.loop.close()
@@ -273,14 +273,14 @@ class QueueAgainstModel(RuleBasedStateMachine):
         """Let readers run, then make the model agree with all that they got and did not get."""
         for _ in range(4):
             self.run(asyncio.sleep(0))
-        answered = {get: task.result() for get, task in self.parked.items() if task.done()}
-        self.parked = {get: task for get, task in self.parked.items() if get not in answered}
+        answered = {get: task.result() for get, task in self.pending.items() if task.done()}
+        self.pending = {get: task for get, task in self.pending.items() if get not in answered}
         batches = [(get, batch) for get, batch in answered.items() if batch is not None]
         for get, batch in sorted(batches, key=lambda got: got[1].lease):
             self.check(get, batch)
         for get in [get for get, batch in answered.items() if batch is None]:
             assert self.model.request(get) == "closed"
-        for get in self.parked:
+        for get in self.pending:
             assert self.model.request(get) == "wait", f"{get} was left waiting"
 
     def check(self, get: Get, batch: Batch) -> None:
@@ -400,7 +400,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         )
 
     def get(self, get: Get) -> None:
-        if get not in self.parked:
+        if get not in self.pending:
             first = get.first
             if first is not None:
                 handed = self.model.handed[get.task]
@@ -414,7 +414,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
                 partition=get.partition,
                 first=first,
             )
-            self.parked[get] = self.loop.create_task(call)
+            self.pending[get] = self.loop.create_task(call)
             self.model.expire(self.loop.time())
             self.settle()
 
@@ -440,8 +440,8 @@ class QueueAgainstModel(RuleBasedStateMachine):
 
     @rule(data=st.data(), what=st.sampled_from(["cancel", "bound", "bound", "die", "clear", "close"]))
     def something_happens(self, data: st.DataObject, what: str) -> None:
-        if what == "cancel" and self.parked:
-            self.parked.pop(data.draw(st.sampled_from(list(self.parked)))).cancel()
+        if what == "cancel" and self.pending:
+            self.pending.pop(data.draw(st.sampled_from(list(self.pending)))).cancel()
         elif what == "bound":
             self.bound(data.draw(st.sampled_from(sorted(TASKS))), data.draw(st.integers(0, 100 * self.created + 8)))
         elif what == "die":
@@ -461,9 +461,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def die(self, consumer: str) -> None:
         self.run(self.queue.release(consumer))
         self.model.lose([n for n, lease in self.model.leases.items() if lease.consumer == consumer])
-        for get in [get for get in self.parked if get.consumer == consumer]:
+        for get in [get for get in self.pending if get.consumer == consumer]:
             with pytest.raises(LeaseExpired):
-                self.run(self.wait(self.parked.pop(get)))
+                self.run(self.wait(self.pending.pop(get)))
 
     @staticmethod
     async def wait(task: asyncio.Task[T]) -> T:

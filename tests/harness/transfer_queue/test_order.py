@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.transfer_queue import LocalQueue, Ragged, TaskSpec
-from harness.transfer_queue.columns import Column
 from harness.transfer_queue.control.partition import Partition, Progress
 from harness.transfer_queue.control.policies import Units
+from harness.transfer_queue.rows.columns import Column
 from tests.harness.transfer_queue.test_local import filled, ids, queue, rewards, soon, virtual
 
 COMPLETION = TaskSpec(("reward",), policy="completion")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.transfer_queue.control.balance import SPLITS, balanced, contiguous
+from harness.transfer_queue.control.policies import SPLITS, balanced, contiguous
 from tests.support.examples import examples
 
 

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue import LeaseExpired, Ragged, TaskSpec
-from harness.transfer_queue.control.asks import Ask
 from harness.transfer_queue.control.controller import Controller
-from harness.transfer_queue.control.latency import KEPT, Latency
-from harness.transfer_queue.control.leases import LOST_KEPT, Leases
-from harness.transfer_queue.control.metrics import queue_metrics
-from harness.transfer_queue.control.shares import Share
-from harness.transfer_queue.frames import Frame
+from harness.transfer_queue.control.leases import LOST_KEPT, Leases, Share
+from harness.transfer_queue.control.reporting import KEPT, Latency, queue_metrics
+from harness.transfer_queue.control.spec import GetRequest
+from harness.transfer_queue.rows.frames import Frame
 from tests.harness.transfer_queue.test_local import filled, queue, rewards, virtual
 
-ASK = Ask("score", 1, 1, "x", 0, None)
+ASK = GetRequest("score", 1, consumer="x")
 
 
 def share() -> Share:

@@ -23,6 +23,7 @@ from harness.transfer_queue import (
     Batch,
     Column,
     ColumnSpec,
+    GetRequest,
     LeaseExpired,
     LocalQueue,
     QueueSpec,
@@ -40,7 +41,7 @@ from tests.harness.transfer_queue.test_local import virtual
 from tests.support.examples import examples
 from tests.support.project import ROOT
 from tests.support.queue_sides import LocalSide, SocketSide
-from tests.support.remote_queue import Stranger, serving, until, whereabouts
+from tests.support.remote_queue import Stranger, endpoint_of, serving, until
 
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")}
 TRAIN = QueueSpec(COLUMNS, {"train": TaskSpec(("reward",), lease_s=3600), "other": TaskSpec(("tokens",))})
@@ -179,7 +180,9 @@ async def test_the_streaming_loader_gives_a_batch_the_moment_it_is_ready() -> No
     due = {0.001: [0], 0.25: [1], 3.0: [3, 4], 7.125: [2], 9.5: [5]}
     for at, rows in due.items():
         clock.call_later(at, lambda rows=rows: asyncio.ensure_future(queue.put("a", rows, rewards(rows))))
-    seen = [(clock.time(), ids(batch)) async for batch in StreamingDataLoader(queue, "train", 2, partition="a")]
+    seen = [
+        (clock.time(), ids(batch)) async for batch in StreamingDataLoader(queue, GetRequest("train", 2, partition="a"))
+    ]
     assert seen == [(0.25, [0, 1]), (7.125, [2, 3]), (9.5, [4, 5])]
 
 
@@ -191,7 +194,7 @@ def test_two_workers_of_a_data_loader_get_each_batch_once(start: str) -> None:
         with process.sync() as queue:
             queue.create_partition("a", range(64))
             queue.put("a", range(64), rewards(range(64)))
-        stream = StreamingDataLoader(process.queue, "train", 4, partition="a", timeout_s=60)
+        stream = StreamingDataLoader(process.queue, GetRequest("train", 4, partition="a", timeout_s=60))
         loader = DataLoader(
             stream, batch_size=None, num_workers=2, multiprocessing_context=start, timeout=120, in_order=False
         )
@@ -297,7 +300,7 @@ def test_no_module_of_the_queue_imports_what_unpickles(file: Path) -> None:
 async def test_a_client_without_the_token_is_refused() -> None:
     """TransferQueue 0.1.11 served whoever connected."""
     async with serving(spec=TRAIN) as (server, queue):
-        stranger = type(queue)(whereabouts(server, token=bytes(32)))
+        stranger = type(queue)(endpoint_of(server, token=bytes(32)))
         await queue.describe()
 
         async def ask() -> None:

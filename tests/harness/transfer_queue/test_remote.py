@@ -13,7 +13,7 @@ from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend
-from tests.support.remote_queue import COLUMNS, Stranger, ids, rewards, serving, tokens, until, whereabouts
+from tests.support.remote_queue import COLUMNS, Stranger, endpoint_of, ids, rewards, serving, tokens, until
 
 BACKENDS = pytest.mark.parametrize(
     ("backend", "address"),
@@ -43,7 +43,7 @@ async def test_a_blocking_client_does_the_same(backend: Backend, address: str | 
     async with serving(backend, address) as (server, queue):
 
         def blocking() -> None:
-            with SyncQueue(whereabouts(server)) as sync:
+            with SyncQueue(endpoint_of(server)) as sync:
                 sync.create_partition("a", range(8))
                 sync.put("a", range(8), tokens(range(8)))
                 assert ids(sync.get("score", 8)) == list(range(8))

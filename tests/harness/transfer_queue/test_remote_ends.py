@@ -7,19 +7,20 @@ import pickle
 
 import pytest
 
+from harness.transfer_queue import GetRequest
 from harness.transfer_queue.remote import connection
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
-from tests.support.remote_queue import Stranger, descriptors, ids, rewards, serving, tokens, until, whereabouts
+from tests.support.remote_queue import Stranger, descriptors, endpoint_of, ids, rewards, serving, tokens, until
 
 
 @pytest.mark.parametrize("turns", range(12))
 async def test_a_cancelled_get_loses_no_row(turns: int) -> None:
-    """Cancelled after so many turns of the event loop: while it is parked, answered, on its way, or here."""
+    """Cancelled after so many turns of the event loop: while it is pending, answered, on its way, or here."""
     async with serving() as (_, queue):
         await queue.create_partition("a", range(2))
         await queue.put("a", [0], rewards([0]))
@@ -46,7 +47,7 @@ async def test_a_client_that_goes_gives_back_what_it_leased() -> None:
         await queue.put("a", range(4), tokens(range(4)) | rewards(range(4)))
 
         def reader() -> None:
-            with SyncQueue(whereabouts(server)) as sync:
+            with SyncQueue(endpoint_of(server)) as sync:
                 first, second = sync.get("train", 1), sync.get("train", 1)
                 assert first is not None and second is not None
                 sync.acknowledge(first.lease)
@@ -60,8 +61,8 @@ async def test_what_never_arrived_goes_out_again() -> None:
         await queue.create_partition("a", range(4))
         await queue.put("a", range(4), tokens(range(4)))
         async with Stranger.at(server) as stranger:
-            get = m.Get("score", 2, 2, "0", 0, None, None, None)
-            assert isinstance(await stranger.asks(get), m.Handed)
+            get = m.Get(GetRequest("score", 2))
+            assert isinstance(await stranger.asks(get), m.Assigned)
         assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
 
 
@@ -69,7 +70,7 @@ async def test_parked_gets_of_a_client_that_went_take_nothing() -> None:
     async with serving() as (server, queue):
         await queue.create_partition("a", range(4))
         async with Stranger.at(server) as stranger:
-            await stranger.say(2, m.encode(m.Get("score", 2, 2, "0", 0, None, None, None)))
+            await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
             assert isinstance(await stranger.asks(m.Waiting()), m.Done)
         await until(queue, lambda waiting: not waiting)
         await queue.put("a", range(4), tokens(range(4)))
@@ -90,8 +91,10 @@ async def test_when_the_server_ends_every_client_is_told_at_once() -> None:
 
 async def test_a_server_that_does_not_answer_is_named_with_what_was_asked() -> None:
     async with serving() as (server, _):
-        where = whereabouts(server)
-        queue = RemoteQueue(Whereabouts(where.address, where.token, where.backend, where.spec, call_timeout_s=0.2))
+        endpoint = endpoint_of(server)
+        queue = RemoteQueue(
+            Endpoint(endpoint.address, endpoint.token, endpoint.backend, endpoint.spec, call_timeout_s=0.2)
+        )
         await queue.waiting()
         server.service.clear = lambda partition: None  # type: ignore[method-assign]
         for one in server._connections.values():
@@ -116,16 +119,16 @@ async def test_a_waiting_call_of_a_client_that_went_at_once_is_never_begun() -> 
     async with serving() as (server, queue):
         await queue.create_partition("a", range(4))
         async with Stranger.at(server) as stranger:
-            await stranger.say(2, m.encode(m.Get("score", 2, 2, "0", 0, None, None, None)))
+            await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
         await until(queue, lambda waiting: not waiting and len(server._connections) == 1)
 
 
 async def test_a_client_that_reads_nothing_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_OWED", 1000)
+    monkeypatch.setattr(connection, "_UNSENT", 1000)
     async with serving(InlineBackend()) as (server, queue), Stranger.at(server) as stranger:
         await queue.create_partition("a", range(400))
         await queue.put("a", range(400), tokens(range(400)))
-        get = m.encode(m.Get("score", 200, 200, "0", 0, None, None, None))
+        get = m.encode(m.Get(GetRequest("score", 200)))
         await stranger.say(2, get)
         await stranger.say(3, get)
         async with asyncio.timeout(60):  # the second get, of all that is left, is not even begun
@@ -140,7 +143,7 @@ async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyP
     async with serving(InlineBackend()) as (server, queue), Stranger.at(server) as stranger:
         await queue.create_partition("a", range(400))
         await queue.put("a", range(400), tokens(range(400)))
-        await stranger.say(2, m.encode(m.Get("score", 400, 400, "0", 0, None, None, None)))
+        await stranger.say(2, m.encode(m.Get(GetRequest("score", 400))))
         await until(queue, lambda _: len(server._connections) == 1)
         monkeypatch.undo()
         assert ids(await queue.get("score", 400)) == list(range(400))
@@ -192,7 +195,7 @@ async def test_a_client_travels() -> None:
         other = pickle.loads(pickle.dumps(queue))
         await other.create_partition("a", range(4))
         assert list((await queue.describe())["partitions"]) == ["a"] and len(server._connections) == 1
-        sync = pickle.loads(pickle.dumps(SyncQueue(queue.where)))
+        sync = pickle.loads(pickle.dumps(SyncQueue(queue.endpoint)))
         assert list((await asyncio.to_thread(sync.describe))["partitions"]) == ["a"]
         sync.disconnect()
 

@@ -92,13 +92,13 @@ def test_a_killed_server_fails_every_call_at_once(process: QueueProcess) -> None
         await process.queue.create_partition("a", range(4))
         await process.queue.put("a", range(4), tokens(range(4)))
         batch = await process.queue.get("score", 4)
-        parked = asyncio.create_task(process.queue.get("train", 1))
+        pending = asyncio.create_task(process.queue.get("train", 1))
         blocking = asyncio.create_task(asyncio.to_thread(block))
         async with asyncio.timeout(60):
             while len(await process.queue.waiting()) < 2:
                 pass
         process.process.kill()
-        for call in (parked, blocking):
+        for call in (pending, blocking):
             with pytest.raises(ConnectionError, match="is lost"):
                 await call
         with pytest.raises(ConnectionError, match="is lost"):

@@ -9,25 +9,25 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.calls import Whereabouts
+from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.framing import HEADER
 from harness.transfer_queue.remote.server import QueueServer
+from harness.transfer_queue.remote.sockets import HEADER
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
-from tests.support.remote_queue import SPEC, Stranger, descriptors, rewards, serving, tokens, until, whereabouts
+from tests.support.remote_queue import SPEC, Stranger, descriptors, endpoint_of, rewards, serving, tokens, until
 
 
 @pytest.mark.parametrize("token", [b"", b"wrong"])
 async def test_a_client_without_the_token_is_refused(token: bytes) -> None:
     async with serving() as (server, queue):
-        stranger = RemoteQueue(whereabouts(server, token))
+        stranger = RemoteQueue(endpoint_of(server, token))
         for _ in range(2):
             with pytest.raises(PermissionError, match="refuses a client without its token"):
                 await stranger.describe()
         with pytest.raises(PermissionError, match="refuses a client without its token"):
-            await asyncio.to_thread(SyncQueue(whereabouts(server, token)).describe)
+            await asyncio.to_thread(SyncQueue(endpoint_of(server, token)).describe)
         assert await queue.waiting() == []
 
 
@@ -78,7 +78,7 @@ async def test_an_oversized_message_ends_its_connection_only() -> None:
 
 
 async def test_an_oversized_put_is_refused_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.transfer_queue.remote.framing.header.__defaults__", ((), 10_000))
+    monkeypatch.setattr("harness.transfer_queue.remote.sockets.header.__defaults__", ((), 10_000))
     async with serving(InlineBackend()) as (_, queue):
         await queue.create_partition("a", range(4))
         with pytest.raises(ValueError, match="over the limit of 10000: put fewer rows at a time"):
@@ -141,8 +141,8 @@ async def test_shared_memory_does_not_go_over_tcp() -> None:
 
 
 async def test_nobody_listening_is_a_clear_error() -> None:
-    queue = RemoteQueue(Whereabouts("unix:nobody-is-here", b"", ShmBackend(), SPEC))
+    queue = RemoteQueue(Endpoint("unix:nobody-is-here", b"", ShmBackend(), SPEC))
     with pytest.raises(ConnectionError, match="no transfer queue listens on unix:nobody-is-here"):
         await queue.describe()
     with pytest.raises(ConnectionError, match="no transfer queue listens on unix:nobody-is-here"):
-        SyncQueue(queue.where).describe()
+        SyncQueue(queue.endpoint).describe()

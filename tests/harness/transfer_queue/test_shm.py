@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.transfer_queue import Column, ColumnSpec, Ragged
-from harness.transfer_queue.frames import Frame, Handout, Part
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, stretches
-from harness.transfer_queue.storage.shm_keeper import ShmKeeper
+from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, ShmStore, stretches
 from tests.support.examples import examples
 
 SPECS = {
@@ -41,34 +40,34 @@ def columns(rows: int, seed: int, longest: int = 40) -> dict[str, Column]:
 
 
 @contextmanager
-def pair(inline_bytes: int = 0, mapped_bytes: int = 1 << 20) -> Iterator[tuple[ShmStorage, ShmKeeper]]:
+def pair(inline_bytes: int = 0, mapped_bytes: int = 1 << 20) -> Iterator[tuple[ShmStorage, ShmStore]]:
     """A writer, and the server's side; every descriptor is closed in the end."""
     before = descriptors()
     backend = ShmBackend(inline_bytes, mapped_bytes)
-    storage, keeper = backend.storage(Session("queue", 1)), backend.keeper("queue")
-    yield storage, keeper
+    storage, store = backend.storage(Session("queue", 1)), backend.store("queue")
+    yield storage, store
     storage.close()
-    keeper.close()
+    store.close()
     assert descriptors() == before
 
 
-def write(storage: ShmStorage, keeper: ShmKeeper, partition: str, told: dict[str, Column]) -> Frame:
+def write(storage: ShmStorage, store: ShmStore, partition: str, told: dict[str, Column]) -> Frame:
     frame = storage.write(partition, told)
     segment = storage.unannounced(partition)
     if segment is not None:
-        keeper.open(1, partition, segment.unit, segment.descriptor)
-    keeper.check(1, partition, frame)
+        store.open(1, partition, segment.unit, segment.descriptor)
+    store.check(1, partition, frame)
     return frame
 
 
-def read(storage: ShmStorage, keeper: ShmKeeper, frames: list[Frame], parts: list[Part]) -> dict[str, Column]:
+def read(storage: ShmStorage, store: ShmStore, frames: list[Frame], parts: list[Part]) -> dict[str, Column]:
     rows = np.arange(sum(stop - start for _, start, stop in parts[0].runs))
-    handout = Handout(0, "p", rows, tuple(frames), tuple(parts))
-    placed, passed = keeper.placed(handout)
+    assignment = BatchAssignment(0, "p", rows, tuple(frames), tuple(parts))
+    placed, passed = store.placed(assignment)
     here = [
         Frame(f.rows, f.sizes, (passed[f.place[0]], f.place[1])) if isinstance(f.place, tuple) else f for f in placed
     ]
-    return storage.read(Handout(0, "p", rows, tuple(here), tuple(parts)), SPECS)
+    return storage.read(BatchAssignment(0, "p", rows, tuple(here), tuple(parts)), SPECS)
 
 
 def same(got: Column, wanted: Column) -> bool:
@@ -99,14 +98,14 @@ def joined(pieces: list[Column]) -> Column:
 def test_any_rows_of_any_columns_are_read_as_they_were_written(
     inline_bytes: int, mapped_bytes: int, sizes: list[int], names: set[str], data: st.DataObject
 ) -> None:
-    with pair(inline_bytes, mapped_bytes) as (storage, keeper):
+    with pair(inline_bytes, mapped_bytes) as (storage, store):
         told = [columns(rows, seed) for seed, rows in enumerate(sizes)]
-        frames = [write(storage, keeper, "p", one) for one in told]
+        frames = [write(storage, store, "p", one) for one in told]
         runs = []
         for f, rows in enumerate(sizes):
             start = data.draw(st.integers(0, rows - 1))
             runs.append((f, start, data.draw(st.integers(start + 1, rows))))
-        got = read(storage, keeper, frames, [Part(tuple(sorted(names)), tuple(runs))])
+        got = read(storage, store, frames, [Part(tuple(sorted(names)), tuple(runs))])
         for name in names:
             assert same(got[name], joined([part_of(told[f][name], start, stop) for f, start, stop in runs]))
 
@@ -114,11 +113,11 @@ def test_any_rows_of_any_columns_are_read_as_they_were_written(
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 30])
 def test_arrays_are_the_readers_own_aligned_and_outlive_the_partition(inline_bytes: int, mapped_bytes: int) -> None:
-    with pair(inline_bytes, mapped_bytes) as (storage, keeper):
+    with pair(inline_bytes, mapped_bytes) as (storage, store):
         told = columns(50, 0)
-        frame = write(storage, keeper, "p", told)
-        first, second = (read(storage, keeper, [frame], [Part(tuple(SPECS), ((0, 0, 50),))]) for _ in range(2))
-        keeper.drop("p")
+        frame = write(storage, store, "p", told)
+        first, second = (read(storage, store, [frame], [Part(tuple(SPECS), ((0, 0, 50),))]) for _ in range(2))
+        store.drop("p")
         storage.forget("p")
         for name, column in first.items():
             values = column.values if isinstance(column, Ragged) else column
@@ -129,18 +128,18 @@ def test_arrays_are_the_readers_own_aligned_and_outlive_the_partition(inline_byt
 
 
 def test_a_writer_may_go_on_changing_its_arrays() -> None:
-    with pair() as (storage, keeper):
+    with pair() as (storage, store):
         told = {"reward": np.ones(2000, np.float32)}
-        frame = write(storage, keeper, "p", told)
+        frame = write(storage, store, "p", told)
         told["reward"][:] = 7
-        assert (read(storage, keeper, [frame], [Part(("reward",), ((0, 0, 2000),))])["reward"] == 1).all()
+        assert (read(storage, store, [frame], [Part(("reward",), ((0, 0, 2000),))])["reward"] == 1).all()
 
 
 def test_small_frames_carry_their_bytes_and_need_no_segment() -> None:
-    with pair(inline_bytes=4096) as (storage, keeper):
-        frame = write(storage, keeper, "p", {"reward": np.ones(1024, np.float32)})
+    with pair(inline_bytes=4096) as (storage, store):
+        frame = write(storage, store, "p", {"reward": np.ones(1024, np.float32)})
         assert isinstance(frame.place, bytes) and storage.unannounced("p") is None
-        assert not isinstance(write(storage, keeper, "p", {"reward": np.ones(1025, np.float32)}).place, bytes)
+        assert not isinstance(write(storage, store, "p", {"reward": np.ones(1025, np.float32)}).place, bytes)
 
 
 @pytest.mark.parametrize("most", [1, 7, 100])
@@ -152,75 +151,75 @@ def test_what_one_system_call_cannot_write_the_next_ones_do(most: int, monkeypat
         return whole(descriptor, [left[:most]], at)
 
     monkeypatch.setattr(os, "pwritev", some)
-    with pair() as (storage, keeper):
+    with pair() as (storage, store):
         told = columns(5, 0) | {"mask": Ragged(np.empty(0, np.uint8), np.zeros(5, np.int64))}
-        frame = write(storage, keeper, "p", told)
-        got = read(storage, keeper, [frame], [Part(tuple(told), ((0, 0, 5),))])
+        frame = write(storage, store, "p", told)
+        got = read(storage, store, [frame], [Part(tuple(told), ((0, 0, 5),))])
         assert all(same(got[name], told[name]) for name in told)
 
 
 def test_the_memory_of_a_refused_frame_is_used_again() -> None:
-    with pair() as (storage, keeper):
-        write(storage, keeper, "p", columns(5, 0))
+    with pair() as (storage, store):
+        write(storage, store, "p", columns(5, 0))
         refused = storage.write("p", columns(9, 1))
         storage.discard("p", refused)
         assert storage.write("p", columns(9, 2)).place == refused.place
 
 
 async def test_a_snapshot_gets_the_buffers_of_a_frame() -> None:
-    with pair() as (storage, keeper):
+    with pair() as (storage, store):
         told = columns(5, 0)
-        buffers = await keeper.fetch("p", write(storage, keeper, "p", told))
+        buffers = await store.fetch("p", write(storage, store, "p", told))
         reward = told["reward"]
         assert isinstance(reward, np.ndarray) and buffers["reward"].tobytes() == reward.tobytes()
 
 
 def test_a_segment_that_could_shrink_is_refused() -> None:
-    with pair() as (_, keeper), memory(os.MFD_ALLOW_SEALING) as unsealed:
+    with pair() as (_, store), memory(os.MFD_ALLOW_SEALING) as unsealed:
         with pytest.raises(ValueError, match="not sealed against shrinking"):
-            keeper.open(1, "p", 1 << 32, unsealed)
+            store.open(1, "p", 1 << 32, unsealed)
 
 
 def test_a_segment_that_is_no_shared_memory_is_refused() -> None:
-    with pair() as (_, keeper), open(os.devnull) as file:
+    with pair() as (_, store), open(os.devnull) as file:
         with pytest.raises(ValueError, match="not shared memory"):
-            keeper.open(1, "p", 1 << 32, file.fileno())
+            store.open(1, "p", 1 << 32, file.fileno())
 
 
 def test_a_segment_of_another_writers_number_is_refused() -> None:
-    with pair() as (storage, keeper):
-        write(storage, keeper, "p", columns(5, 0))
+    with pair() as (storage, store):
+        write(storage, store, "p", columns(5, 0))
         with pytest.raises(ValueError, match="not one that writer 2 may open"):
-            keeper.open(2, "p", 1 << 32, 0)
+            store.open(2, "p", 1 << 32, 0)
         with pytest.raises(ValueError, match="not one that writer 1 may open"):
-            keeper.open(1, "p", 1 << 32, 0)
+            store.open(1, "p", 1 << 32, 0)
         with pytest.raises(ValueError, match="writer 1 has a segment in partition 'p' already"):
-            keeper.open(1, "p", 1 << 32 | 1, 0)
+            store.open(1, "p", 1 << 32 | 1, 0)
 
 
 def test_a_frame_outside_its_own_segment_is_refused() -> None:
-    with pair() as (storage, keeper):
-        frame = write(storage, keeper, "p", columns(50, 0))
+    with pair() as (storage, store):
+        frame = write(storage, store, "p", columns(50, 0))
         assert isinstance(frame.place, tuple)
         unit, start = frame.place
         with pytest.raises(ValueError, match="writer 2 has no segment"):
-            keeper.check(2, "p", frame)
+            store.check(2, "p", frame)
         with pytest.raises(ValueError, match="no segment .* in partition 'q'"):
-            keeper.check(1, "q", frame)
+            store.check(1, "q", frame)
         for place in ((unit, start + 64), (unit, 1 << 60), (unit, 1)):
             with pytest.raises(ValueError, match="does not fit into segment"):
-                keeper.check(1, "p", Frame(frame.rows, frame.sizes, place))
+                store.check(1, "p", Frame(frame.rows, frame.sizes, place))
         with pytest.raises(ValueError, match="no segment"):
-            keeper.check(1, "p", Frame(frame.rows, frame.sizes, (unit + 1, start)))
+            store.check(1, "p", Frame(frame.rows, frame.sizes, (unit + 1, start)))
 
 
 def test_dropping_a_partition_tells_who_has_segments_of_it() -> None:
-    with pair() as (storage, keeper):
+    with pair() as (storage, store):
         told: list[tuple[str, set[int]]] = []
-        keeper.dropped = lambda partition, writers: told.append((partition, writers))
-        write(storage, keeper, "p", columns(5, 0))
-        keeper.drop("p")
-        keeper.drop("q")
+        store.dropped = lambda partition, writers: told.append((partition, writers))
+        write(storage, store, "p", columns(5, 0))
+        store.drop("p")
+        store.drop("q")
         assert told == [("p", {1})]
 
 

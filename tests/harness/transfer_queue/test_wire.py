@@ -12,10 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.transfer_queue import LeaseExpired, QueueClosed
-from harness.transfer_queue.frames import Frame, Handout, Part
-from harness.transfer_queue.remote import address, auth
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.framing import HEADER, Outbox, Splitter, WireError, header, portions, receive
+from harness.transfer_queue.remote.sockets import (
+    HEADER,
+    Outbox,
+    Splitter,
+    WireError,
+    check_digest,
+    header,
+    new_nonce,
+    new_token,
+    portions,
+    receive,
+    socket_address,
+    token_digest,
+)
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 
 
 def framed(call: int, body: bytes) -> bytes:
@@ -143,10 +155,10 @@ def test_row_ids_that_are_no_whole_numbers_are_refused() -> None:
 
 def test_a_handout_arrives_as_it_was_with_descriptors_for_their_indices() -> None:
     frames = (Frame(2, {"a": 16}, (0, 64)), Frame(1, {"a": 8}, bytes(8)))
-    sent = Handout(3, "p", np.array([5, 6]), frames, (Part(("a",), ((0, 1, 2), (1, 0, 1))),))
-    message = m.decode_answer(m.encode(m.handed(sent, sent.frames, False)))
-    assert isinstance(message, m.Handed)
-    got = m.to_handout(message, [99])
+    sent = BatchAssignment(3, "p", np.array([5, 6]), frames, (Part(("a",), ((0, 1, 2), (1, 0, 1))),))
+    message = m.decode_answer(m.encode(m.assigned(sent, sent.frames, False)))
+    assert isinstance(message, m.Assigned)
+    got = m.to_assignment(message, [99])
     assert (got.lease, got.partition, got.rows.tolist(), got.parts) == (3, "p", [5, 6], sent.parts)
     assert [frame.place for frame in got.frames] == [(99, 64), bytes(8)] and got.rows.flags.writeable
 
@@ -167,19 +179,19 @@ def test_a_special_value_error_arrives_as_a_value_error() -> None:
 
 
 def test_the_token_is_proved_and_never_sent() -> None:
-    token, nonce = auth.new_token(), auth.new_nonce()
-    proof = auth.digest(token, nonce)
-    auth.check(token, nonce, proof)
+    token, nonce = new_token(), new_nonce()
+    proof = token_digest(token, nonce)
+    check_digest(token, nonce, proof)
     assert token not in proof
-    for wrong in (auth.digest(b"", nonce), auth.digest(token, auth.new_nonce()), b""):
+    for wrong in (token_digest(b"", nonce), token_digest(token, new_nonce()), b""):
         with pytest.raises(PermissionError, match="without its token"):
-            auth.check(token, nonce, wrong)
+            check_digest(token, nonce, wrong)
 
 
 @pytest.mark.parametrize("wrong", ["", "unix:", "tcp:host", "tcp::80", "http://x", "/tmp/socket"])
 def test_an_address_is_of_one_of_two_forms(wrong: str) -> None:
     with pytest.raises(ValueError, match="neither 'unix:NAME' nor 'tcp:HOST:PORT'"):
-        address.endpoint(wrong)
+        socket_address(wrong)
 
 
 def descriptors() -> int:

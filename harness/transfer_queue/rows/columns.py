@@ -160,7 +160,7 @@ class ColumnSpec:
 class Batch:
     """One micro-batch in a reader's hands; its arrays are the reader's own, writable.
 
-    rows: int64 [k], the sample ids in hand-out order; columns: those that the task reads, k rows each; lease: what
+    rows: int64 [k], the sample ids in dispatch order; columns: those that the task reads, k rows each; lease: what
     `acknowledge` takes. k may be 0 for a data-parallel rank whose share of a short batch is empty.
     """
 

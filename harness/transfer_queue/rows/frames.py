@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.transfer_queue.columns import Column, ColumnSpec, Ragged, Rows
+from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows
 
 Buffer = NDArray[np.uint8]
 Place = tuple[int, int] | bytes | Mapping[str, Column]
@@ -55,7 +55,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Handout:
+class BatchAssignment:
     """A micro-batch before it is read: rows int64 [k] in the reader's hands, and where their cells lie."""
 
     lease: int
@@ -84,7 +84,7 @@ def unpack(buffer: Buffer, spec: ColumnSpec, rows: int) -> Column:
 
 
 def assemble(
-    handout: Handout, buffers: Mapping[tuple[int, str], Buffer], specs: Mapping[str, ColumnSpec]
+    assignment: BatchAssignment, buffers: Mapping[tuple[int, str], Buffer], specs: Mapping[str, ColumnSpec]
 ) -> dict[str, Column]:
     """The columns of a micro-batch, from the buffers of its frames by (frame, column).
 
@@ -93,12 +93,12 @@ def assemble(
     return {
         name: joined(
             [
-                cut(unpack(buffers[f, name], specs[name], handout.frames[f].rows), start, stop)
+                cut(unpack(buffers[f, name], specs[name], assignment.frames[f].rows), start, stop)
                 for f, start, stop in part.runs
             ],
             specs[name],
         )
-        for part in handout.parts
+        for part in assignment.parts
         for name in part.columns
     }
 

@@ -1,23 +1,33 @@
-"""Reads rows that lie in several places straight into arrays of the reader's own: as few system calls as there are
-stretches, and no other copy."""
+"""Rows that lie in several places of shared memory or messages, read straight into arrays of the reader's own: as few
+system calls as there are stretches, and no other copy."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from harness.transfer_queue.columns import Column, ColumnSpec, Ragged
-from harness.transfer_queue.frames import Buffer, Frame, Part
-from harness.transfer_queue.storage.shm_keeper import ALIGNMENT, layout
+from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, Part, pack
+from harness.transfer_queue.storage.inline import inline
 
+ALIGNMENT = 64
+"""Of columns in shared memory, in bytes."""
 _OFFSET = 8
 _MOST = 1000  # buffers of a system call; the kernel takes 1024
+_WASTE = 64 << 10
+"""Bytes that may travel for nothing: fewer cost less than a copy."""
 _PADDING = memoryview(bytearray(ALIGNMENT))  # where what lies between two columns goes
+
+
+def layout(sizes: Mapping[str, int]) -> tuple[list[int], int]:
+    """Where each column of a frame starts, counted from the frame's first byte, and the length of it all."""
+    ends = list(accumulate([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values()]))
+    return [0, *ends[:-1]], ends[-1] if ends else 0
 
 
 @dataclass(slots=True)
@@ -133,3 +143,22 @@ def _lengths(offsets: np.ndarray, ends: list[int]) -> np.ndarray:
     if len(ends) == 1:
         return offsets[1:] - offsets[:-1]
     return np.concatenate([offsets[a + 1 : b] - offsets[a : b - 1] for a, b in pairwise([0, *ends])])
+
+
+def trimmed(assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> BatchAssignment:
+    """The same rows, gathered into one frame where they are a small part of large ones that travel in messages."""
+    sizes = [len(frame.place) for frame in assignment.frames if isinstance(frame.place, bytes)]
+    if len(sizes) < len(assignment.frames) or sum(sizes) <= _WASTE:
+        return assignment
+    asked = sum(
+        assignment.frames[f].sizes[name] * (stop - start) // max(1, assignment.frames[f].rows)
+        for part in assignment.parts
+        for f, start, stop in part.runs
+        for name in part.columns
+    )
+    if sum(sizes) <= asked + _WASTE:
+        return assignment
+    columns = gathered(assignment.frames, assignment.parts, specs)
+    rows = assignment.rows.size
+    frame = inline({name: pack(column) for name, column in columns.items()}, rows)
+    return replace(assignment, frames=(frame,), parts=(Part(tuple(columns), ((0, 0, rows),)),))

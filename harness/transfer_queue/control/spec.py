@@ -1,28 +1,32 @@
-"""What a queue is told once, when it is made: its columns, the tasks that read them, and how much it may hold."""
+"""What a queue is made of (columns, the tasks that read them, how much it may hold), and what a get asks of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from enum import Enum
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
-from harness.transfer_queue.columns import Column, ColumnSpec, Ragged, Rows
-from harness.transfer_queue.control.balance import SPLITS
-from harness.transfer_queue.control.policies import POLICIES
+from harness.transfer_queue.control.policies import POLICIES, SPLITS
+from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows
+
+Self = TypeVar("Self")
+Returned = TypeVar("Returned")
+Options = ParamSpec("Options")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """One kind of reader; each row is handed out to it once.
+    """One kind of reader; each row is dispatched to it once.
 
-    columns: what it reads, all of which must be written before a row is ready for it.
-    policy: a key of `policies.POLICIES`.
-    ranks: data-parallel ranks that share each micro-batch out among them.
-    whole_groups: a group is handed out whole, to one rank.
-    lease_s: seconds a reader has to acknowledge; then its rows go out again. None: a row is consumed when handed out.
-    weight: a ragged column of `columns`; a row weighs the length of its cell, a group the sum of its rows.
-    split: a key of `balance.SPLITS`: how a micro-batch is cut into shares for the ranks.
-    writes: columns that its readers write, perhaps a row at a time. A row that has them is done with, whoever had it:
-        what goes out again goes out without it.
+    columns: what it reads, all of which must be written before a row is ready for it. policy: a key of
+    `policies.POLICIES`. ranks: data-parallel ranks that share each micro-batch out among them. whole_groups: a group is
+    dispatched whole, to one rank. lease_s: seconds a reader has to acknowledge; then its rows go out again. None: a row
+    is consumed when dispatched. weight: a ragged column of `columns`; a row weighs the length of its cell, a group the
+    sum of its rows. split: a key of `policies.SPLITS`: how a micro-batch is cut into shares for the ranks. writes:
+    columns that its readers write, perhaps a row at a time. A row that has them is done, whichever reader wrote them:
+    what goes out again goes out without it.
     """
 
     columns: tuple[str, ...]
@@ -39,8 +43,7 @@ class TaskSpec:
 class QueueSpec:
     """Raises ValueError with the offending value for anything that cannot work.
 
-    capacity_rows: rows that may live in the queue at a time, over all partitions (None = no cap). DESIGN section 5:
-    B * n * (ceil(eta) + 1).
+    capacity_rows: rows that may live in the queue at a time, over all partitions (None = no cap).
     capacity_bytes: payload that may live in it at a time (None = no cap): a put beyond it waits for a partition to be
     cleared.
     """
@@ -104,3 +107,76 @@ class QueueSpec:
             raise ValueError(f"task {name!r} is weighed by column {task.weight!r}, which it does not read")
         elif not self.columns[task.weight].ragged:
             raise ValueError(f"task {name!r} is weighed by column {task.weight!r}, which is not ragged")
+
+
+First = tuple[str, tuple[tuple[int, int], ...]]
+"""(other, ((below, within), ...)): what task `other` was dispatched under a bound of `below` or less is to be among the
+next `within` rows of this task."""
+
+
+class Status(Enum):
+    """Why there are no rows."""
+
+    WAIT = "not now"
+    CLOSED = "nothing is left, and nothing will come"
+
+
+@dataclass(frozen=True, slots=True)
+class GetRequest:
+    """What one `get` asks for: `minimum` (`count` unless given) to `count` rows of a task for each rank. What the
+    options mean stands at `queue.TransferQueue.get`."""
+
+    task: str
+    count: int
+    _: KW_ONLY
+    minimum: int | None = None
+    consumer: str = "0"
+    rank: int = 0
+    partition: str | None = None
+    first: First | None = None
+    timeout_s: float | None = None
+
+    @property
+    def least(self) -> int:
+        return self.count if self.minimum is None else self.minimum
+
+    def check(self, spec: QueueSpec) -> None:
+        """ValueError for what can never be served."""
+        check_task(spec, self.task)
+        task = spec.tasks[self.task]
+        if not 0 <= self.rank < task.ranks:
+            raise ValueError(f"rank {self.rank} of task {self.task!r} is outside its {task.ranks} ranks")
+        if not 1 <= self.least <= self.count:
+            raise ValueError(f"a get takes 1 <= minimum <= count, not minimum={self.least}, count={self.count}")
+        if self.first is not None:
+            check_task(spec, self.first[0])
+            check_one_rank(spec, self.task, "get what comes first")
+
+
+def _options_of(
+    make: Callable[Options, GetRequest],
+) -> Callable[[Callable[[Self, GetRequest], Returned]], Callable[Concatenate[Self, Options], Returned]]:
+    def decorate(method: Callable[[Self, GetRequest], Returned]) -> Callable[Concatenate[Self, Options], Returned]:
+        @wraps(method)
+        def call(self: Self, *args: Options.args, **kwargs: Options.kwargs) -> Returned:
+            return method(self, make(*args, **kwargs))
+
+        return call
+
+    return decorate
+
+
+with_get_options = _options_of(GetRequest)
+"""Decorates a method that takes a GetRequest: it is called with the fields of one, and typed like that."""
+
+
+def check_task(spec: QueueSpec, task: str) -> None:
+    """ValueError unless there is this task."""
+    if task not in spec.tasks:
+        raise ValueError(f"task {task!r} is unknown; there are {sorted(spec.tasks)}")
+
+
+def check_one_rank(spec: QueueSpec, task: str, what: str) -> None:
+    """ValueError where several readers of a task would have to agree on it."""
+    if (ranks := spec.tasks[task].ranks) > 1:
+        raise ValueError(f"task {task!r} has {ranks} ranks and cannot {what}: give it one")

@@ -1,14 +1,133 @@
-"""Frames on a stream: a header, a message, and the descriptors that come with it. No I/O but that of one socket."""
+"""All that happens on a socket below the messages: addresses, the proof of the token, frames with descriptors.
+
+An address is "unix:NAME", an abstract socket of this node, which leaves nothing on disk, or "tcp:HOST:PORT", over which
+no descriptors travel. A client may talk to a queue if it proves that it has its token, which itself never travels. A
+frame is a header, a message, and the descriptors that come with it.
+"""
 
 from __future__ import annotations
 
 import array
+import hmac
 import os
+import secrets
 import socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+BACKLOG = 4096
+
+Address = str
+SocketAddress = tuple[socket.AddressFamily, str | tuple[str, int]]
+
+
+def new_address() -> Address:
+    """An abstract unix socket of a new name."""
+    return f"unix:transfer-queue-{secrets.token_hex(8)}"
+
+
+def takes_descriptors(address: Address) -> bool:
+    return address.startswith("unix:")
+
+
+def socket_address(address: Address) -> SocketAddress:
+    """Socket family and the address in it. ValueError for anything else than the two forms."""
+    scheme, _, place = address.partition(":")
+    host, _, port = place.rpartition(":")
+    if scheme == "unix" and place:
+        return socket.AF_UNIX, "\0" + place
+    if scheme == "tcp" and host and port.isdigit():
+        return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]"), int(port))
+    raise ValueError(f"address {address!r} is neither 'unix:NAME' nor 'tcp:HOST:PORT'")
+
+
+def listen(address: Address) -> tuple[socket.socket, Address]:
+    """A non-blocking listening socket, and the address with the port that it got (port 0 = any)."""
+    family, place = socket_address(address)
+    listener = socket.socket(family)
+    try:
+        if family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    if family == socket.AF_UNIX:
+        return listener, address
+    host, port = listener.getsockname()[:2]
+    return listener, f"tcp:{host}:{port}"
+
+
+class ClientSocket(socket.socket):
+    """Closed with its last reference, without a warning: a queue's client has no `close`, for a queue outlives its
+    clients."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def client_socket(address: Address) -> tuple[ClientSocket, str | tuple[str, int]]:
+    """A socket to connect, and what to."""
+    family, place = socket_address(address)
+    return ClientSocket(family), place
+
+
+def send_at_once(sock: socket.socket) -> None:
+    """Requests are small and are waited for: TCP must not collect them."""
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Inherited(Protocol):
+    """A client's connection. A forked child has a copy of its parent's, and must not use it."""
+
+    def abandon(self) -> None:
+        """Close what this process has of it, and tell neither the other side nor an event loop."""
+
+
+_held: weakref.WeakSet[Inherited] = weakref.WeakSet()
+
+
+def abandon_in_children(connection: Inherited) -> None:
+    """From now on, for as long as it lives, a forked child abandons it at once."""
+    _held.add(connection)
+
+
+def _forked() -> None:
+    for connection in list(_held):
+        connection.abandon()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def new_token() -> bytes:
+    """32 random bytes."""
+    return secrets.token_bytes(32)
+
+
+def new_nonce() -> bytes:
+    """32 bytes that no other connection is challenged with."""
+    return secrets.token_bytes(32)
+
+
+def token_digest(token: bytes, nonce: bytes) -> bytes:
+    """HMAC-SHA256 of the server's challenge."""
+    return hmac.digest(token, b"transfer queue client" + nonce, "sha256")
+
+
+def check_digest(token: bytes, nonce: bytes, answer: bytes) -> None:
+    """PermissionError unless the answer was made with this token."""
+    if not hmac.compare_digest(token_digest(token, nonce), answer):
+        raise PermissionError("the transfer queue refuses a client without its token")
+
 
 HEADER = struct.Struct("<IHI")
 """Bytes of the message, descriptors that come with it, number of the call."""

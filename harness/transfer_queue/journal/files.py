@@ -1,0 +1,328 @@
+"""The files that a queue has in its folder.
+
+CURRENT               the number of the snapshot that counts; none counts before it is there
+snapshot-N.msgpack    the queue as it was when journal N was begun
+journal-N.log         what changed it then; continued by the journal of the next number that there is
+
+At every moment some that belong together count. Each file is records, only ever appended to: a message (plain data and
+arrays in msgpack, so that no code travels) and the payload that belongs to it, with checksums.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from harness.transfer_queue.control.spec import QueueSpec
+
+HEAD = struct.Struct("<IQI")
+"""Bytes of the message, bytes of the payload behind it, checksum of both."""
+CHECK = struct.Struct("<I")
+"""Checksum of the head, which follows it: a wrong length must not look like the end of the file."""
+RECORD_HEAD = HEAD.size + CHECK.size
+_BUFFERS_PER_CALL = 1024  # the system takes no more
+
+Piece = bytes | memoryview
+"""Of single bytes."""
+
+
+class DamagedFile(ValueError):
+    """What was written is not what is there."""
+
+
+class TornRecord(DamagedFile):
+    """The file ends in the middle of a record: its writer died."""
+
+    def __init__(self, path: Path, end: int, rest: int) -> None:
+        super().__init__(f"{path} ends {rest} bytes into a record, at offset {end}")
+        self._path = path
+        self._end = end
+
+    def cut_off(self) -> None:
+        """The file ends with the record before it."""
+        os.truncate(self._path, self._end)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """start: its offset in the file."""
+
+    start: int
+    message: bytes
+    payload: bytes = field(repr=False)
+
+
+class RecordWriter:
+    """Appends to a file that it makes. durable: every record is on the disk, and not only with the system, before
+    `append` returns. After an OSError the file ends in a torn record and takes no more: OSError again."""
+
+    def __init__(self, path: Path, durable: bool = False) -> None:
+        self.path = path
+        self._durable = durable
+        self._failed: OSError | None = None
+        self._file = path.open("xb", buffering=0)
+
+    def append(self, message: bytes, payload: Sequence[Piece] = ()) -> None:
+        self.check()
+        size, crc = 0, crc32(message)
+        for piece in payload:
+            size += len(piece)
+            crc = crc32(piece, crc)
+        head = HEAD.pack(len(message), size, crc)
+        try:
+            _write(self._file.fileno(), [head + CHECK.pack(crc32(head)) + message, *payload])
+            if self._durable:
+                self.sync()
+        except OSError as error:
+            self._failed = error
+            raise
+
+    def check(self) -> None:
+        """OSError if it takes no more."""
+        if self._failed is not None:
+            raise OSError(f"{self.path} takes no more, for a write failed: {self._failed}") from self._failed
+
+    def sync(self) -> None:
+        """Returns when all is on the disk."""
+        os.fdatasync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def remove(self) -> None:
+        """There was no such file."""
+        self.path.unlink(missing_ok=True)
+
+
+def _write(file: int, pieces: Sequence[Piece]) -> None:
+    """All of it: the system may take less at a time."""
+    rest = deque(memoryview(piece) for piece in pieces if len(piece))
+    while rest:
+        written = os.writev(file, list(islice(rest, _BUFFERS_PER_CALL)))
+        while rest and written >= len(rest[0]):
+            written -= len(rest.popleft())
+        if written:
+            rest[0] = rest[0][written:]
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """One after the other. DamagedFile, with file and offset, for one that is not what was written; TornRecord where
+    the file ends in the middle of one."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = 0
+        while start < size:
+            if size - start < RECORD_HEAD:
+                raise TornRecord(path, start, size - start)
+            head, check = file.read(HEAD.size), file.read(CHECK.size)
+            if CHECK.unpack(check)[0] != crc32(head):
+                raise _damaged(path, start)
+            length, payload, crc = HEAD.unpack(head)
+            end = start + RECORD_HEAD + length + payload
+            if end > size:
+                raise TornRecord(path, start, size - start)
+            record = Record(start, file.read(length), file.read(payload))
+            if crc32(record.payload, crc32(record.message)) != crc:
+                raise _damaged(path, start)
+            yield record
+            start = end
+
+
+def _damaged(path: Path, start: int) -> DamagedFile:
+    return DamagedFile(
+        f"{path} is damaged: the record at offset {start} is not what was written; "
+        f"cut to {start} bytes it holds what came before"
+    )
+
+
+VERSION = 1
+_ARRAY = 1  # type number of the extension: three characters of dtype, then the items
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or len(value.dtype.str) != 3:
+            raise NotImplementedError(f"an array {value.dtype} {list(value.shape)} has no place in a file")
+        return msgspec.msgpack.Ext(_ARRAY, value.dtype.str.encode() + value.tobytes())
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"a {type(value).__name__} has no place in a file")
+
+
+def _unpack(code: int, data: memoryview) -> np.ndarray:
+    if code != _ARRAY:
+        raise ValueError(f"extension {code} is unknown")
+    return np.frombuffer(data[3:], bytes(data[:3]).decode()).copy()
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+decode = msgspec.msgpack.Decoder(ext_hook=_unpack).decode
+
+
+class FileHeader(msgspec.Struct, frozen=True):
+    """The first message of a file. after: the number of the journal that it continues."""
+
+    kind: str
+    spec: dict[str, Any]
+    after: int | None = None
+    version: int = VERSION
+
+    @classmethod
+    def of(cls, kind: str, spec: QueueSpec, after: int | None = None) -> FileHeader:
+        return cls(kind, msgspec.to_builtins(spec), after)
+
+    @classmethod
+    def read(cls, message: bytes, path: Path, kind: str, spec: QueueSpec) -> FileHeader:
+        """ValueError unless the file is of this kind and version, and of a queue of this spec."""
+        version = decode(message).get("version")
+        if version != VERSION:
+            raise ValueError(f"{path} has version {version} of the format; this code reads version {VERSION}")
+        start = msgspec.msgpack.decode(message, type=cls)
+        if start.kind != kind:
+            raise ValueError(f"{path} is a {start.kind}, not a {kind}")
+        differences = _differences(start.spec, msgspec.msgpack.decode(encode(msgspec.to_builtins(spec))))
+        if differences:
+            raise ValueError(f"{path} is of another queue: {'; '.join(differences)}")
+        return start
+
+
+def _differences(there: Any, here: Any, where: str = "spec") -> list[str]:
+    if not isinstance(there, Mapping) or not isinstance(here, Mapping):
+        return [] if there == here else [f"{where} is {there!r} there, {here!r} here"]
+    lines = []
+    for key in [*there, *(key for key in here if key not in there)]:
+        if key in there and key in here:
+            lines += _differences(there[key], here[key], f"{where}.{key}")
+        else:
+            lines.append(f"{where}.{key} is only {'there' if key in there else 'here'}")
+    return lines
+
+
+_NAME = re.compile(r"(snapshot|journal)-(\d+)\.(?:msgpack|log)")
+
+
+class Folder:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def create(self) -> None:
+        """Nothing to do where it is there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def snapshot(self, number: int) -> Path:
+        return self.path / f"snapshot-{number}.msgpack"
+
+    def journal(self, number: int) -> Path:
+        return self.path / f"journal-{number}.log"
+
+    def current(self) -> int | None:
+        """The number of the snapshot that counts."""
+        file = self.path / "CURRENT"
+        return int(file.read_text()) if file.exists() else None
+
+    def journals(self) -> list[int]:
+        """The numbers of those that count, in order."""
+        return sorted(n for kind, n, _ in self._files() if kind == "journal" and n >= (self.current() or 0))
+
+    def next_number(self) -> int:
+        """Larger than that of any file."""
+        return max((number for _, number, _ in self._files()), default=-1) + 1
+
+    def commit(self, number: int) -> None:
+        """From now on this snapshot counts, which is on the disk; older files are deleted."""
+        self.sync()
+        fresh = self.path / "CURRENT.new"
+        with fresh.open("w") as file:
+            file.write(f"{number}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, self.path / "CURRENT")
+        self.sync()
+        for _, old, path in self._files():
+            if old < number:
+                path.unlink()
+
+    def sync(self) -> None:
+        """Returns when the names of its files are on the disk."""
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other process reads or writes here meanwhile. ValueError if one does: a queue that journals here. Ends
+        with the process, however it ends."""
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"{self.path} is in use by a queue: save to another folder, or end that queue"
+                ) from None
+            yield
+        finally:
+            os.close(directory)
+
+    def _files(self) -> list[tuple[str, int, Path]]:
+        matches = [(_NAME.fullmatch(path.name), path) for path in self.path.iterdir()]
+        return [(match[1], int(match[2]), path) for match, path in matches if match]
+
+
+JOURNAL = "transfer queue journal"
+SNAPSHOT = "transfer queue snapshot"
+
+
+class Journal:
+    """Goes on in file after file of a folder. after: the number of the snapshot or journal that the first continues.
+    durable: each call is on the disk before `record` returns. OSError from the first write that fails on."""
+
+    def __init__(self, folder: Folder, spec: QueueSpec, number: int, after: int | None, durable: bool) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._durable = durable
+        self._number = after
+        self._file = self._begin(number)
+
+    def _begin(self, number: int) -> RecordWriter:
+        file = RecordWriter(self._folder.journal(number), self._durable)
+        try:
+            file.append(encode(FileHeader.of(JOURNAL, self._spec, self._number)))
+            self._folder.sync()
+        except BaseException:
+            file.close()
+            file.remove()
+            raise
+        self._number = number
+        return file
+
+    def rotate(self, number: int) -> None:
+        """In a new file."""
+        self._file.check()
+        old, self._file = self._file, self._begin(number)
+        old.close()
+
+    def record(self, *call: Any, payload: Sequence[Piece] = ()) -> None:
+        self._file.append(encode(call), payload)
+
+    def check(self) -> None:
+        """OSError if nothing can be recorded any more."""
+        self._file.check()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,1 @@
+"""The control plane at work inside one event loop."""
