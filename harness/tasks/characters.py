@@ -55,7 +55,6 @@ class CharacterTask:
     vocabulary_size = VOCABULARY_SIZE
     pad_token = PAD
     stop_token = STOP
-    extra_metrics: tuple[str, ...] = ()
 
     def score(self, response: np.ndarray, answer: np.ndarray) -> Score:
         return score_tokens(response, answer)

@@ -34,7 +34,10 @@ class Score:
 
 
 class Task(Protocol):
-    """One source of problems. Pure: `problem` depends on its arguments only, so any process can ask in any order."""
+    """One source of problems. Pure: `problem` depends on its arguments only, so any process can ask in any order.
+
+    A task whose scores have extra values declares their names besides, as `extra_metrics: tuple[str, ...]`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -50,10 +53,6 @@ class Task(Protocol):
     @property
     def stop_token(self) -> int:
         """What ends a response; every answer ends in it, nothing else contains it."""
-
-    @property
-    def extra_metrics(self) -> tuple[str, ...]:
-        """Names of the values that a score may have in `extra`. A task that lacks this has none."""
 
     @property
     def max_prompt_tokens(self) -> int: ...
@@ -76,7 +75,8 @@ class Task(Protocol):
 
 
 def extra_metrics(task: Task) -> tuple[str, ...]:
-    """`task.extra_metrics`, or none. Raises ValueError for a name that cannot name a metric, or is there twice."""
+    """Names of the extra values of its scores: `task.extra_metrics`, or none. Raises ValueError for a name that is there
+    twice, or cannot name a metric."""
     names = tuple(getattr(task, "extra_metrics", ()))
     for name in names:
         if not isinstance(name, str) or not EXTRA_NAME.fullmatch(name):
@@ -116,7 +116,6 @@ class SimulatedTask:
     prompt_tokens: int
     max_response_tokens: int
     name: str = "simulated"
-    extra_metrics: tuple[str, ...] = ()
     vocabulary_size: int = 1
     pad_token: int = 0
     stop_token: int = 0
