@@ -2,8 +2,8 @@
 
 All running samples advance by one token per decode step, so one counter of steps serves them all: a sample that starts
 at count k with r tokens to go finishes at count k + r, and between two events nothing but time and the counter moves.
-`harness.cost_model.step_time` says how long a step lasts. New samples join, and the engine stops, between two steps
-only. The prompts of those that join are prefilled first, and everybody waits for that: it counts as the first part of
+`harness.cost_model.cost` says how long a step lasts. New samples join, and the engine stops, between two steps
+only. The prompts of those that join are prefilled first, and all samples wait for that: it counts as the first part of
 the next step.
 
 The KV cache may have limited room. Then samples are admitted and preempted as by vLLM (Kwon et al., "Efficient memory
@@ -15,12 +15,131 @@ that were admitted last lose their cache and wait before all others, until their
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
-from engines.simulated.running import RunningSamples
-from engines.simulated.samples import SimulatedSample, Versions
-from harness.cost_model.step_time import SAME_STEP, DecodeCost
+from harness.cost_model.cost import SAME_STEP, DecodeCost
+
+
+@dataclass(slots=True)
+class SimulatedSample:
+    """One sample on its way. runs: (version, tokens) of each stretch that one version sampled.
+
+    cached: tokens of its prompt and of what it had when it got its slot, at least 1; remaining: tokens it will sample
+    from there.
+    """
+
+    sample_id: int
+    cached: int
+    remaining: int
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    started_at: float | None = None
+    start: int = 0  # the step count at which it got a slot
+    preempted: bool = False  # it lost its slot, and waits for another
+
+    def add_run(self, version: int, tokens: int) -> None:
+        """A run of no tokens leaves no trace; one under the version of the last run lengthens that."""
+        if tokens and self.runs and self.runs[-1][0] == version:
+            version, before = self.runs.pop()
+            tokens += before
+        if tokens:
+            self.runs.append((version, tokens))
+
+
+class Versions:
+    """Which version an engine had at each of its decode steps."""
+
+    def __init__(self, version: int) -> None:
+        self._changed_at, self._versions = [0], [version]
+
+    def change(self, version: int, count: int) -> None:
+        """From the step after this count on, which is never less than the last one."""
+        if self._changed_at[-1] == count:
+            self._changed_at.pop(), self._versions.pop()
+        self._changed_at.append(count)
+        self._versions.append(version)
+
+    def between(self, begun: int, until: int) -> Iterator[tuple[int, int]]:
+        """(version, steps) from one count to another, in order."""
+        if self._changed_at[-1] <= begun:
+            yield self._versions[-1], until - begun
+            return
+        place = bisect_right(self._changed_at, begun) - 1
+        for version, end in zip(self._versions[place:], [*self._changed_at[place + 1 :], until], strict=True):
+            yield version, end - begun
+            begun = end
+
+
+class RunningSamples:
+    """room: tokens that the cache holds, None for no limit. `count` is the engine's decode steps so far.
+
+    A step makes every context longer by a token, and all of them must fit. It may begin only if they will.
+    """
+
+    def __init__(self, room: int | None) -> None:
+        self._room = room
+        self._admitted = 0  # so many samples, ever; numbers them
+        self._samples: dict[int, SimulatedSample] = {}  # in the order in which they were admitted
+        self._finishes: list[tuple[int, int]] = []  # heap: the count, and the number; with those that were preempted
+        self._offset = 0  # sum over samples of cached - start
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __iter__(self) -> Iterator[SimulatedSample]:
+        """In the order in which they were admitted."""
+        return iter(self._samples.values())
+
+    def cached(self, count: int) -> int:
+        """Tokens of all contexts."""
+        return self._offset + len(self._samples) * count
+
+    def next_count(self) -> int:
+        """When the first finishes, or the cache is full if that is sooner. There must be samples."""
+        finish = self._finishes[0][0]
+        return finish if self._room is None else min(finish, (self._room - self._offset) // len(self._samples))
+
+    def fits(self, tokens: int, count: int) -> bool:
+        """Is there room for another context of so many tokens, and for the next step?"""
+        return self._room is None or self.cached(count) + tokens + len(self._samples) + 1 <= self._room
+
+    def overflows(self, count: int) -> bool:
+        """Is there too little room for the next step?"""
+        return self._room is not None and self.cached(count) + len(self._samples) > self._room
+
+    def add(self, sample: SimulatedSample, count: int) -> None:
+        sample.start = count
+        self._admitted += 1
+        self._samples[self._admitted] = sample
+        self._offset += sample.cached - count
+        heappush(self._finishes, (count + sample.remaining, self._admitted))
+
+    def take_finished(self, count: int) -> SimulatedSample | None:
+        """One that has all its tokens at this count, which no finish was before; those admitted first come first."""
+        if not self._finishes or self._finishes[0][0] != count:
+            return None
+        sample = self._samples.pop(heappop(self._finishes)[1])
+        self._leave(sample)
+        return sample
+
+    def take_latest(self) -> SimulatedSample:
+        """The one that was admitted last."""
+        _, sample = self._samples.popitem()
+        self._leave(sample)
+        return sample
+
+    def clear(self) -> None:
+        self._samples.clear()
+        self._finishes.clear()
+        self._offset = 0
+
+    def _leave(self, sample: SimulatedSample) -> None:
+        self._offset -= sample.cached - sample.start
+        while self._finishes and self._finishes[0][1] not in self._samples:
+            heappop(self._finishes)
 
 
 class Decoding:

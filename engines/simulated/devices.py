@@ -32,7 +32,7 @@ class SharedDevice:
 
 
 class LockedDevice:
-    """Roles of several processes of one host agree by locks on two files: whoever is next holds the second.
+    """Roles of several processes of one host agree by locks on two files: the one that is next holds the second.
 
     So no role gets two turns while another waits. The system takes locks from a process that dies. Raises TimeoutError
     after `timeout_s` without a turn.

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engines.requests import require_still
-from engines.simulated.columns import completion_of, sample_of
-from engines.simulated.decoding import Decoding
+from engines.simulated.decoding import Decoding, SimulatedSample
 from harness.config import CostConfig
-from harness.cost_model.cost import offload_s, reload_s
+from harness.cost_model.cost import DecodeCost, offload_s, reload_s
 from harness.cost_model.lengths import Lengths
-from harness.cost_model.step_time import DecodeCost
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request
 
 if TYPE_CHECKING:
@@ -33,8 +31,8 @@ class SimulatedRollout:
     cost: resolved for the model; load_s: what taking new weights lasts; group_size: a handful of samples.
 
     To spare the event loop, `finished` hands samples over when the last of a group is done, or when another
-    `group_size` slots have become free (then whoever fills the engine has something to do); each sample keeps the time
-    at which it finished. On a real clock a timer that comes late delays what it tells, and no sample.
+    `group_size` slots have become free (then the role that fills the engine has something to do); each sample keeps
+    the time at which it finished. On a real clock a timer that comes late delays what is reported, and no sample.
     """
 
     def __init__(
@@ -244,3 +242,40 @@ class SimulatedRollout:
 
     def _require_still(self, action: str) -> None:
         require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)
+
+
+def sample_of(request: Request, length: int) -> SimulatedSample:
+    """A sample of `length` tokens in all, less those of its partial.
+
+    Raises ValueError for a prompt that is not one value of 1 or more, and for a partial that is not the sample's own.
+    """
+    partial = request.partial
+    if len(request.prompt) != 1 or request.prompt[0] < 1:
+        raise ValueError(
+            f"sample {request.sample_id}: a simulated prompt is one value, its number of tokens, which is 1 or more; "
+            f"got {request.prompt.tolist()}"
+        )
+    prompt = int(request.prompt[0])
+    if partial is None:
+        return SimulatedSample(request.sample_id, prompt, length)
+    if partial.sample_id != request.sample_id or partial.finish_reason != "abort":
+        raise ValueError(
+            f"sample {request.sample_id}: only its own aborted completion can be continued, got one of sample "
+            f"{partial.sample_id} that ended by {partial.finish_reason!r}"
+        )
+    runs = list(zip(partial.versions.tolist(), partial.tokens.tolist(), strict=True))
+    before = int(partial.tokens.sum())
+    started_at = partial.started_at if before else None  # one that had only waited begins here
+    return SimulatedSample(request.sample_id, prompt + before, length - before, runs, started_at)
+
+
+def completion_of(sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:
+    return Completion(
+        sample_id=sample.sample_id,
+        tokens=np.array([tokens for _, tokens in sample.runs], np.int64),
+        log_probs=np.zeros(len(sample.runs), np.float32),
+        versions=np.array([version for version, _ in sample.runs], np.int32),
+        finish_reason=reason,
+        started_at=at if sample.started_at is None else sample.started_at,
+        finished_at=at,
+    )

@@ -30,7 +30,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if plan.backend != "real":
         check_given(config)
         print_banner(plan, console)
-    for line in planned.said:
+    for line in planned.messages:
         console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
     folders = []
     for seed in config.seed_list:

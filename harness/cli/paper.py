@@ -10,9 +10,8 @@ from rich.console import Console
 
 from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
-from harness.studies.papers.experiment import names
-from harness.studies.papers.run import make
-from harness.studies.papers.surroundings import Surroundings
+from harness.studies.papers.experiment import Context, names
+from harness.studies.papers.run import run_papers
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -25,10 +24,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if not own["paper"]:
         raise ConfigError(f"which? PAPER=all, or one of {', '.join(names())}")
     with console.status("reading") as status:
-        around = Surroundings(
-            results, console, processes=os.cpu_count() or 1, told=lambda said: status.update(f"{said}")
-        )
-        paths = make(own["paper"][-1], around)
+        context = Context(results, console, processes=os.cpu_count() or 1, progress=status.update)
+        paths = run_papers(own["paper"][-1], context)
     for path in paths:
         console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     return 0

@@ -12,10 +12,8 @@ from rich.console import Console
 
 from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
-from harness.studies.planner.jobs import DEFAULTS, EFFORT, fixed_by, plan_jobs
-from harness.studies.planner.picture import draw_plan
-from harness.studies.planner.plan import Plan, make_plan
-from harness.studies.planner.report import as_json, print_plan
+from harness.studies.planner.plan import DEFAULTS, EFFORT, Plan, fixed_by, make_plan, plan_jobs
+from harness.studies.planner.report import as_json, draw_plan, print_plan
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -25,7 +23,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     jobs, settings = plan_jobs(arguments)
     fixed = fixed_by(settings) - DEFAULTS.keys()
     with console.status("planning") as status:
-        plan = make_plan(jobs, fixed, EFFORT, told=lambda name: status.update(f"planning: done with {name}"))
+        plan = make_plan(jobs, fixed, EFFORT, progress=lambda name: status.update(f"planning: done with {name}"))
     seconds = time.monotonic() - started
     print_plan(plan, settings, console)
     folder = _folder(jobs, settings, results)

@@ -16,7 +16,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Calibrate on the synchronous rows of a published table, predict the others, and say how far off that is."""
     from harness.studies.predictions.page import draw, print_fits, print_predictions, write_csv
     from harness.studies.predictions.phases import check_given
-    from harness.studies.predictions.run import predict_table
+    from harness.studies.predictions.prediction import predict_table
 
     own, settings = own_arguments(arguments, "table", "given")
     if not own["table"]:

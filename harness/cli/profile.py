@@ -14,8 +14,8 @@ from harness.cli.calibrate import print_costs
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Time the embedded engines on this machine's device, or read times from a file, and fit costs to them."""
     from harness.config.compose import compose_job
-    from harness.cost_model.calibration.cost_file import explained, write_costs
-    from harness.cost_model.profile.costs import about, base_of, fitted_costs, this_device, told_shares
+    from harness.cost_model.calibration.fitting import explained, write_costs
+    from harness.cost_model.profile.fitting import about, base_of, fitted_costs, peak_shares, this_device
     from harness.cost_model.profile.record import record
     from harness.cost_model.profile.rows import read_profile, write_profile
 
@@ -31,12 +31,12 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
                 job.model,
                 job.training,
                 device=this_device(job),
-                told=lambda row: status.update(f"timing {row.phase}: {row.samples} x {row.length}"),
+                progress=lambda row: status.update(f"timing {row.phase}: {row.samples} x {row.length}"),
             )
         write_profile(path, found)
         console.print(f"{path}", highlight=False, soft_wrap=True)
     fitted = fitted_costs(found, base_of(found, settings), name)
-    shares = told_shares(found, fitted.cost)
+    shares = peak_shares(found, fitted.cost)
     written = write_costs(results / "costs", fitted, [*about(found), *shares])
     print_costs(written, [*about(found), *explained(fitted), *shares], console)
     return 0

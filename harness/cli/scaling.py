@@ -12,7 +12,7 @@ from harness.config import ConfigError
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Plan every schedule for 32 to 1,024 devices, and write docs/scaling.md."""
-    from harness.studies.planner.scaling import write_study
+    from harness.studies.scaling import write_study
 
     if arguments:
         raise ConfigError(f"{arguments[0]} changes nothing: `make scaling` has no settings")

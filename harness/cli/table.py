@@ -12,7 +12,7 @@ from harness.config import ConfigError
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Simulate every schedule under twelve conditions, and write docs/schedule_table.md."""
-    from harness.studies.schedule_table.study import write_page
+    from harness.studies.schedule_table import write_page
 
     if arguments:
         raise ConfigError(f"{arguments[0]} changes nothing: `make table` has no settings")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.placement import Placement
-from harness.cost_model.layout import Layout
 from harness.cost_model.memory import (
     GIB,
+    Layout,
     activation_bytes_per_token,
     advice,
     kv_tokens,

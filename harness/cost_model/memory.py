@@ -1,14 +1,15 @@
-"""What fits on a device: a rank's training state and activations, a copy to score with, an engine and its KV cache.
+"""How a job lies on devices, and what fits: a rank's training state and activations, a copy to score with, an engine.
 
 Of a device's memory, `kv_share` may be used; the rest is the driver's, the libraries' and lost between blocks. Where
-rollout takes turns with training (colocated), whoever waits keeps its state in host memory, which is taken to be large
-enough, and an engine may use `kv_share_colocated`.
+rollout takes turns with training (colocated), the one that waits keeps its state in host memory, which is taken to be
+large enough, and an engine may use `kv_share_colocated`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from harness.config import ConfigError, DeviceConfig, ModelConfig, RooflineConfig
-from harness.cost_model.layout import Layout
 from harness.cost_model.shape import (
     bytes_per_number,
     head_parameters,
@@ -19,8 +20,34 @@ from harness.cost_model.shape import (
 )
 
 GIB = 1 << 30
+
 STATE_BYTES = 16
 """Per parameter: weights, gradients and both moments of AdamW, in float32."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Devices of a rollout engine, and of the training world. Scoring is laid out as training is."""
+
+    engine_devices: int = 1  # of one rollout engine: its tensor parallelism
+    train_devices: int = 1  # of one data-parallel rank: tensor x pipeline
+    train_ranks: int = 1  # data-parallel ranks; they share weights, gradients and optimizer (FSDP, ZeRO-3)
+    colocated: bool = False  # rollout takes turns with training on the same devices
+    pipeline: int = 1  # of train_devices: stages that the layers are cut into
+    expert_ranks: int = 1  # of train_ranks: those over which the experts of each layer are spread
+    samples_per_call: int = 1  # of a rank's micro-batch: they go through the pipeline one after another
+    recompute: bool = False  # activations inside of layers are computed again for the backward pass
+    one_node: bool = False  # all devices of the job stand in one node
+
+    @property
+    def tensor(self) -> int:
+        """Devices of a rank that share each layer."""
+        return self.train_devices // self.pipeline
+
+    @property
+    def shards(self) -> int:
+        """Devices over which training state is cut."""
+        return self.train_ranks * self.train_devices
 
 
 def state_bytes(model: ModelConfig, layout: Layout) -> float:
@@ -98,15 +125,3 @@ def advice(layout: Layout) -> str:
     """What makes an engine smaller on each device."""
     wider = 2 * layout.engine_devices
     return f'set ARGS="engine.tensor_parallel={wider}" or a device with more memory, as in DEVICE=h200'
-
-
-def fits(
-    model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout, *, longest: int, copies: int = 0
-) -> bool:
-    """Whether both a training rank and a rollout engine fit, each with a sample of `longest` tokens.
-
-    copies: scoring copies beside training, on the same devices.
-    """
-    training = training_bytes(model, layout, longest) + copies * scoring_bytes(model, layout.shards)
-    engine = engine_bytes(model, layout, longest)
-    return training <= device.memory_bytes * factors.kv_share and engine <= engine_memory(device, factors, layout)

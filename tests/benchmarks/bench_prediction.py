@@ -21,7 +21,7 @@ from pathlib import Path
 
 from harness.config import CostConfig
 from harness.config.compose import compose_job
-from harness.cost_model.calibration.cost_file import explained
+from harness.cost_model.calibration.fitting import explained
 from harness.cost_model.calibration.runs import WARMUP, base_job, calibrate_runs
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_timeline

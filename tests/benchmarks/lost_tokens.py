@@ -18,8 +18,8 @@ from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, RooflineConfig
 from harness.config.compose import compose_job
 from harness.cost_model.cost import Transport, transfer_times
-from harness.cost_model.layout import Layout
 from harness.cost_model.lengths import Lengths
+from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
 from harness.protocols import Completion, PauseMode, Request
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual

@@ -7,10 +7,9 @@ import torch
 
 from harness.config import CostConfig, LengthsConfig, ModelConfig, TrainingConfig
 from harness.cost_model.profile.fitting import fit_profile
-from harness.cost_model.profile.grid import Grid
-from harness.cost_model.profile.record import record
+from harness.cost_model.profile.record import Grid, record
 from harness.cost_model.profile.rows import PHASES
-from harness.cost_model.profile.stopwatch import Stopwatch
+from harness.cost_model.profile.timing import Stopwatch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engines.simulated.samples import SimulatedSample
+from engines.simulated.decoding import SimulatedSample
 from harness.config import CostConfig
 
 SAME = 1e-9  # seconds: nearer than this is the same moment, rounded

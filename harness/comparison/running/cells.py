@@ -19,7 +19,7 @@ from harness.config.machine import Machine
 from harness.cost_model.job_cost import check_given
 from harness.driver.run import run_directory
 from harness.studies.planner.automatic import with_plan
-from harness.studies.planner.command import written
+from harness.studies.planner.plan import as_argument
 from schedules import SCHEDULES
 
 _NO_AXIS = {
@@ -160,7 +160,7 @@ def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
     config = replace(planned.config, backend=plan.backend)
     if plan.backend != "real":
         check_given(config)
-    found = [f"{name}={written(value)}" for name, value in _changed(plain(asked), plain(config)).items()]
+    found = [f"{name}={as_argument(value)}" for name, value in _changed(plain(asked), plain(config)).items()]
     return ResolvedCell(request.label, (*request.settings, *found), config, plan, planned.config != asked)
 
 

@@ -1,17 +1,26 @@
-"""Costs from timings: least squares in which no cost is below nothing, and how well each phase is explained."""
+"""Costs from timings: least squares in which no cost is below nothing, how well each phase is explained, and the
+file of settings, `cost=results/costs/mine.yaml`, whose comments say so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import combinations
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from harness.config import CostConfig
+from harness.metrics.atomic_files import write_text
 
 _OUTLIER = 2.0  # times what was fitted
+
 _DOUBTFUL = 0.3  # of a cost: a larger standard error
+
+_WIDE = 118
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,39 @@ class Fit:
     left_out: int
     error: float
     doubtful: np.ndarray
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What was fitted of one kind of work. costs: names of `CostConfig`; timings: what they were fitted to, in words;
+    error: median of |fitted / measured - 1|, None where a median was taken and nothing fitted; note: what to mind."""
+
+    name: str
+    costs: tuple[str, ...]
+    timings: str
+    error: float | None = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, name: str, costs: tuple[str, ...], found: Fit, of_what: str) -> Phase:
+        left_out = f", {found.left_out} left out that took more than twice as long" if found.left_out else ""
+        doubtful = [cost for cost, is_doubtful in zip(costs, found.doubtful, strict=False) if is_doubtful]
+        note = f"not separable from the rest: {', '.join(doubtful)}" if doubtful else ""
+        return cls(name, costs, f"{found.timings} {of_what}{left_out}", found.error, note)
+
+
+@dataclass(frozen=True)
+class FittedCosts:
+    """Costs, and where they come from. unseen: what was kept from other costs, called `base`, as nothing showed it."""
+
+    cost: CostConfig
+    phases: tuple[Phase, ...]
+    unseen: tuple[str, ...]
+    base: str
+
+    def values(self, names: Iterable[str]) -> list[str]:
+        """`name 0.00123` of each."""
+        return [f"{name} {getattr(self.cost, name):.3g}" for name in names]
 
 
 def fit(seconds: np.ndarray, amounts: np.ndarray, weights: np.ndarray | None = None) -> Fit:
@@ -62,19 +104,10 @@ def relative_error(fitted: np.ndarray, measured: np.ndarray) -> float:
 
 
 def not_negative(seconds: np.ndarray, amounts: np.ndarray) -> np.ndarray:
-    """The costs >= 0 of least squares, [k], exactly: the best of all choices of costs that are not zero. For few."""
-    kinds = amounts.shape[1]
+    """The costs >= 0 of least squares, [k]. Units are scaled first: costs differ by many powers of ten."""
     scale = np.maximum(np.linalg.norm(amounts, axis=0), np.finfo(float).tiny)
-    scaled = amounts / scale
-    best, least = np.zeros(kinds), float(seconds @ seconds)
-    for count in range(1, kinds + 1):
-        for used in map(list, combinations(range(kinds), count)):
-            found = np.linalg.lstsq(scaled[:, used], seconds, rcond=None)[0]
-            squares = float(((scaled[:, used] @ found - seconds) ** 2).sum())
-            if (found >= 0).all() and squares < least:
-                best, least = np.zeros(kinds), squares
-                best[used] = found / scale[used]
-    return best
+    costs: np.ndarray = nnls(amounts / scale, seconds)[0] / scale
+    return costs
 
 
 def _standard_errors(seconds: np.ndarray, amounts: np.ndarray, costs: np.ndarray) -> np.ndarray:
@@ -89,34 +122,35 @@ def _standard_errors(seconds: np.ndarray, amounts: np.ndarray, costs: np.ndarray
     return errors
 
 
-@dataclass(frozen=True)
-class Phase:
-    """What was fitted of one kind of work. costs: names of `CostConfig`; timings: what they were fitted to, in words;
-    error: median of |fitted / measured - 1|, None where a median was taken and nothing fitted; note: what to mind."""
-
-    name: str
-    costs: tuple[str, ...]
-    timings: str
-    error: float | None = None
-    note: str = ""
-
-    @classmethod
-    def of(cls, name: str, costs: tuple[str, ...], found: Fit, of_what: str) -> Phase:
-        left_out = f", {found.left_out} left out that took more than twice as long" if found.left_out else ""
-        doubtful = [cost for cost, is_doubtful in zip(costs, found.doubtful, strict=False) if is_doubtful]
-        note = f"not told apart from the rest: {', '.join(doubtful)}" if doubtful else ""
-        return cls(name, costs, f"{found.timings} {of_what}{left_out}", found.error, note)
+def write_costs(folder: Path, fitted: FittedCosts, about: Sequence[str]) -> Path:
+    """Write the file, named as the costs are, and return its path. about: what was measured, a comment each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{fitted.cost.name}.yaml"
+    lines = [*about, *explained(fitted)]
+    comments = [f"# {part}" for line in lines for part in wrap(line, _WIDE, subsequent_indent="  ")]
+    write_text(path, "\n".join([*comments, *_settings(asdict(fitted.cost))]) + "\n")
+    return path
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Costs, and where they come from. unseen: what was kept from other costs, called `base`, as nothing showed it."""
+def explained(fitted: FittedCosts) -> list[str]:
+    """What was fitted, to what, and how well, a line for each phase; then what was not."""
+    unseen = f"Not seen, and as in cost={fitted.base}: {', '.join(fitted.unseen)}."
+    return [*(_phase(fitted, phase) for phase in fitted.phases), unseen]
 
-    cost: CostConfig
-    phases: tuple[Phase, ...]
-    unseen: tuple[str, ...]
-    base: str
 
-    def values(self, names: Iterable[str]) -> list[str]:
-        """`name 0.00123` of each."""
-        return [f"{name} {getattr(self.cost, name):.3g}" for name in names]
+def _phase(fitted: FittedCosts, phase: Phase) -> str:
+    parts = [phase.timings]
+    if phase.error is not None:
+        parts.append(f"median error {phase.error:.1%}")
+    if phase.note:
+        parts.append(phase.note)
+    return f"{phase.name}: {', '.join(fitted.values(phase.costs))}; {'; '.join(parts)}."
+
+
+def _settings(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}:"
+            yield from _settings(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {json.dumps(float(f'{value:.6g}') if isinstance(value, float) else value)}"

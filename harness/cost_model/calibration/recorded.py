@@ -1,22 +1,72 @@
-"""What a recorded run of a synchronous schedule says of the cost of its pieces: from its timeline and its samples."""
+"""What pieces of work took in recorded runs of synchronous schedules, from their timelines and their samples."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from heapq import heapify, heapreplace
 
 import numpy as np
 import pandas as pd
 
 from harness.config.placement import HOST_ROLES
-from harness.cost_model.calibration.costs import Measured
 from harness.metrics.timeline import SYNC_KINDS, WORK_KINDS, Interval, Timeline, union
 from harness.protocols import Span
 
 _KINDS = {"reference": "log_prob", "old_log_prob": "log_prob", "update_actor": "train"}
+
+ATTENTION_FROM = 512
+"""Tokens of a mean sequence from which attention is told apart: below, it is a few hundredths of the work."""
+
+
+@dataclass(frozen=True)
+class WorkTimes:
+    """Pieces of work of devices that took turns, and the seconds that each took.
+
+    Seconds count from the end of the piece before, so that a call's way there and back is part of what it costs. All
+    arrays are float64. Batches of one engine, [n]: generate_s, steps (decode steps), sampled (tokens of all responses),
+    cached (tokens in the KV caches, over all steps), prompts and prompt_pairs (tokens of all prompts, and the squares
+    of their lengths). Where devices are shared: wake_s, from the end of the iteration before to the first request, and
+    sleep_s, from the last response until the device is free.
+    Calls (of one micro-batch): log_prob_s with log_prob_tokens and log_prob_pairs, and train_s with its own, prompts
+    and responses together. step_s: optimizer steps. host_copy_s: each way of weights through host memory;
+    broadcast_s: of weights from pool to pool. lengths int64: tokens of every response, any order.
+    """
+
+    generate_s: np.ndarray
+    steps: np.ndarray
+    sampled: np.ndarray
+    cached: np.ndarray
+    prompts: np.ndarray
+    prompt_pairs: np.ndarray
+    wake_s: np.ndarray
+    sleep_s: np.ndarray
+    log_prob_s: np.ndarray
+    log_prob_tokens: np.ndarray
+    log_prob_pairs: np.ndarray
+    train_s: np.ndarray
+    train_tokens: np.ndarray
+    train_pairs: np.ndarray
+    step_s: np.ndarray
+    host_copy_s: np.ndarray
+    broadcast_s: np.ndarray
+    lengths: np.ndarray
+    prompt_tokens: float
+
+    @property
+    def attention(self) -> bool:
+        """Whether sequences are so long that attention shows."""
+        return self.prompt_tokens + float(self.lengths.mean()) >= ATTENTION_FROM
+
+
+def together(runs: Sequence[WorkTimes]) -> WorkTimes:
+    """What several runs did, as if one had. Micro-batches of different sizes tell fixed parts from growing ones."""
+    values = {field.name: [getattr(run, field.name) for run in runs] for field in fields(WorkTimes)}
+    samples = [len(run.lengths) for run in runs]
+    prompt_tokens = float(np.average(values.pop("prompt_tokens"), weights=samples))
+    return WorkTimes(**{name: np.concatenate(arrays) for name, arrays in values.items()}, prompt_tokens=prompt_tokens)
 
 
 @dataclass(frozen=True)
@@ -35,7 +85,7 @@ class Turn:
 
 
 def turns(timeline: Timeline) -> dict[int, list[Turn]]:
-    """The work of every iteration on devices, in order on each. The host's work is nobody's here: its time belongs to
+    """The work of every iteration on devices, in order on each. The host's work does not count: its time belongs to
     the piece after it."""
     by_device: dict[tuple[str, ...], list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -54,12 +104,12 @@ def turns(timeline: Timeline) -> dict[int, list[Turn]]:
 
 
 def _quiet(busy: Sequence[Interval], at: float, start: float) -> float:
-    """Seconds just before `start` in which nobody worked, at most those since `at`. busy: sorted and disjoint."""
+    """Seconds just before `start` in which no device worked, at most those since `at`. busy: sorted and disjoint."""
     before = bisect_left(busy, start, key=lambda interval: interval[0])
     return max(0.0, start - max(at, busy[before - 1][1])) if before else start - at
 
 
-def measured(timeline: Timeline, samples: pd.DataFrame, *, slots: int, micro_batch: int, warmup: int) -> Measured:
+def measured(timeline: Timeline, samples: pd.DataFrame, *, slots: int, micro_batch: int, warmup: int) -> WorkTimes:
     """What a run did after its first `warmup` iterations. samples: of samples.parquet; slots: of one rollout engine;
     micro_batch: samples of one call.
 
@@ -80,22 +130,16 @@ def measured(timeline: Timeline, samples: pd.DataFrame, *, slots: int, micro_bat
         if iteration >= warmup:
             found.add(done[iteration], batch, engines)
     steady = trained[trained["trained_iteration"] >= warmup]
-    return Measured(
-        **{name: np.array(found.values[name], np.float64) for name in _NAMES},
+    names = [field.name for field in fields(WorkTimes) if field.name not in ("lengths", "prompt_tokens")]
+    return WorkTimes(
+        **{name: np.array(found.values[name], np.float64) for name in names},
         lengths=trained["response_tokens"].to_numpy(np.int64),
         prompt_tokens=float(steady["prompt_tokens"].mean()),
     )
 
 
-_NAMES = (
-    *("generate_s", "steps", "sampled", "cached", "prompts", "prompt_pairs", "wake_s", "sleep_s"),
-    *("log_prob_s", "log_prob_tokens", "log_prob_pairs", "train_s", "train_tokens", "train_pairs", "step_s"),
-    *("host_copy_s", "broadcast_s"),
-)
-
-
 class _Values:
-    """The arrays of `Measured`, as they grow by an iteration after the other."""
+    """The arrays of `WorkTimes`, as they grow by an iteration after the other."""
 
     def __init__(self, slots: int, micro_batch: int, shared: bool) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
@@ -113,13 +157,13 @@ class _Values:
         if self._shared:
             self._take_back(by_worker)
         slots = min(self._slots, -(-len(batch) // engines))
-        for (kind, _, engine), its in by_worker.items():
+        for (kind, _, engine), turns in by_worker.items():
             if kind == "generate":
-                self._generation(its, batch[batch["engine"] == engine], slots)
+                self._generation(turns, batch[batch["engine"] == engine], slots)
             elif kind == "update_actor":
-                self.values["step_s"].append(its[-1].seconds)
+                self.values["step_s"].append(turns.pop().seconds)
         for kind in _KINDS:
-            workers = [its[:-1] if kind == "update_actor" else its for (k, *_), its in by_worker.items() if k == kind]
+            workers = [turns for (k, *_), turns in by_worker.items() if k == kind]
             self._calls(_KINDS[kind], workers, (batch["prompt_tokens"] + batch["response_tokens"]).to_numpy(np.float64))
         if self._shared:  # the trainer writes, then all read
             self.values["host_copy_s"] += [sum(moved.values()) / len(moved) / 2] * 2
@@ -129,21 +173,21 @@ class _Values:
     def _take_back(self, by_worker: dict[tuple[str, str, str], list[Turn]]) -> None:
         """On each device the first call after generation waits until the engine has given it back: for what it waits
         beyond what later calls of its worker do."""
-        called = [its for (kind, *_), its in by_worker.items() if kind != "generate"]
-        first = {its[0].devices: its for its in sorted(called, key=lambda its: its[0].span.start, reverse=True)}
-        for its in first.values():
-            usual = float(np.median([turn.quiet for turn in its[1:]])) if its[1:] else 0.0
-            self.values["sleep_s"].append(max(0.0, its[0].quiet - usual))
-            its[0] = replace(its[0], quiet=min(its[0].quiet, usual))
+        called = [turns for (kind, *_), turns in by_worker.items() if kind != "generate"]
+        first = {turns[0].devices: turns for turns in sorted(called, key=lambda t: t[0].span.start, reverse=True)}
+        for turns in first.values():
+            usual = float(np.median([turn.quiet for turn in turns[1:]])) if turns[1:] else 0.0
+            self.values["sleep_s"].append(max(0.0, turns[0].quiet - usual))
+            turns[0] = replace(turns[0], quiet=min(turns[0].quiet, usual))
 
-    def _generation(self, its: Sequence[Turn], samples: pd.DataFrame, slots: int) -> None:
+    def _generation(self, turns: Sequence[Turn], samples: pd.DataFrame, slots: int) -> None:
         if not len(samples):
             return
         prompts = samples["prompt_tokens"].to_numpy(np.float64)
         responses = samples["response_tokens"].to_numpy(np.float64)
         if self._shared:
-            self.values["wake_s"].append(sum(turn.quiet for turn in its))
-        self.values["generate_s"].append(sum(turn.own for turn in its))
+            self.values["wake_s"].append(sum(turn.quiet for turn in turns))
+        self.values["generate_s"].append(sum(turn.own for turn in turns))
         self.values["steps"].append(decode_steps(responses, slots))
         self.values["sampled"].append(responses.sum())
         self.values["cached"].append(float((responses * prompts + responses * (responses - 1) / 2).sum()))
@@ -152,7 +196,7 @@ class _Values:
 
     def _calls(self, name: str, workers: Sequence[Sequence[Turn]], tokens: np.ndarray) -> None:
         """The calls of all workers of a role. tokens: of each sample, in order."""
-        calls = [turn.seconds for its in workers for turn in its]
+        calls = [turn.seconds for turns in workers for turn in turns]
         parts = [tokens[at : at + self._micro_batch] for at in range(0, len(tokens), self._micro_batch)]
         if len(workers) == 1 and len(parts) == len(calls):
             sizes, pairs = [part.sum() for part in parts], [(part**2).sum() for part in parts]

@@ -19,7 +19,7 @@ from harness.cost_model.profile.record import record
 from harness.cost_model.profile.rows import Row, write_profile
 
 
-def _tell(row: Row) -> None:
+def _print(row: Row) -> None:
     print(f"{row.phase:<15}{row.layers:>3} layers  {row.samples:>4} x {row.length:<6}{row.seconds:.6f} s", flush=True)
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     if given.cpu or not torch.cuda.is_available():
         torch.set_num_threads(1)
     device = torch.device("cpu" if given.cpu or not torch.cuda.is_available() else "cuda")
-    write_profile(given.profile, record(model, training, device=device, told=_tell))
+    write_profile(given.profile, record(model, training, device=device, progress=_print))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,57 @@
-"""From the timings of a profile to costs: relative least squares, so that short calls count as much as long ones."""
+"""From the timings of a device profile to costs, by relative least squares, so that short calls count as much as long
+ones; and the shares of the device's peaks that they imply. `make profile` is a line over it.
+What composes settings is imported where it is needed: a machine that only records profiles has no Hydra."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
 
-from harness.config import CostConfig
+from harness.config import CostConfig, DeviceConfig, JobConfig, ModelConfig
 from harness.cost_model import shape
-from harness.cost_model.calibration.fitting import Fit, Fitted, Phase, fit
-from harness.cost_model.profile.rows import Profile, Row
+from harness.cost_model.calibration.fitting import FittedCosts, Phase, fit
+from harness.cost_model.profile.rows import DeviceProfile, Row
+from harness.cost_model.roofline import OPTIMIZER_BYTES
 
-_ROUNDS, _STEPS = 6, 33  # of the search for where a decode step begins to grow
 _BETTER = 0.8  # of the squares: as much has to be left for a step's floor to be believed
 
 _UNSEEN = ("call_s", "network_bytes_per_s", "kv_tokens", "reward_s_per_sample", "prompt_tokens", "lengths")
 
 
-def fit_profile(profile: Profile, base: CostConfig, name: str) -> Fitted:
+def this_device(job: JobConfig) -> torch.device:
+    """What of this machine is profiled: its first GPU, or where it has none, or the job wants no GPU, a core."""
+    if torch.cuda.is_available() and job.cluster.kind != "cpu":
+        return torch.device("cuda", 0)
+    torch.set_num_threads(job.cluster.threads_per_device)
+    return torch.device("cpu")
+
+
+def base_of(profile: DeviceProfile, settings: Sequence[str]) -> JobConfig:
+    """The job whose costs stand for what a profile does not show, unless the settings name others: of this device's
+    roofline where its figures are known, else those of the tiny model on a core."""
+    from harness.config.compose import choices, compose_job
+
+    if any(setting.startswith("cost=") for setting in settings):
+        return compose_job(settings)
+    device = known_device(profile.device, choices("device"))
+    usual = ["cost=tiny_cpu"] if device is None else ["cost=roofline", f"device={device}"]
+    return compose_job([*usual, *settings])
+
+
+def fitted_costs(profile: DeviceProfile, base: JobConfig, name: str) -> FittedCosts:
+    """Costs of the profile's model called `name`."""
+    from harness.cost_model.calibration.runs import base_costs, checked_name
+
+    return replace(fit_profile(profile, base_costs(base, profile.model), checked_name(name)), base=base.cost.name)
+
+
+def fit_profile(profile: DeviceProfile, base: CostConfig, name: str) -> FittedCosts:
     """Costs called `name`, of one device that holds the whole model. `base` has what a profile does not show: the
     network, the way to a worker and back (`call_s`), and the workload.
 
@@ -35,7 +67,7 @@ def fit_profile(profile: Profile, base: CostConfig, name: str) -> Fitted:
     cost = replace(base, name=name, weight_bytes=shape.weight_bytes(profile.model), **costs)
     of_step = Phase("optimizer", ("train_step_s",), "one timing", None)
     phases = (of_decode, of_prefill, of_log_prob, of_train, of_step, *of_copies)
-    return Fitted(cost, tuple(_at_depths(phase, profile) for phase in phases), _UNSEEN, base.name)
+    return FittedCosts(cost, tuple(_at_depths(phase, profile) for phase in phases), _UNSEEN, base.name)
 
 
 def _decode(rows: Sequence[Row]) -> tuple[dict[str, float], Phase]:
@@ -43,30 +75,23 @@ def _decode(rows: Sequence[Row]) -> tuple[dict[str, float], Phase]:
     seconds, samples = _seconds(rows), np.array([row.samples for row in rows], np.float64)
     cached = samples * np.array([row.length for row in rows], np.float64)
 
-    def with_knee(knee: float) -> Fit:
-        return fit(seconds, np.stack([np.ones(len(rows)), np.maximum(samples, knee), cached], axis=1), 1 / seconds)
+    def amounts(knee: float) -> np.ndarray:
+        return np.stack([np.ones(len(rows)), np.maximum(samples, knee), cached], axis=1)
 
     def squares(knee: float) -> float:
-        amounts = np.stack([np.ones(len(rows)), np.maximum(samples, knee), cached], axis=1)
-        return float(((amounts @ with_knee(knee).costs / seconds - 1) ** 2).sum())
+        fitted = amounts(knee) @ fit(seconds, amounts(knee), 1 / seconds).costs
+        return float(((fitted / seconds - 1) ** 2).sum())
 
-    knee = _least(squares, 0.0, float(np.unique(samples)[-2:][0]))
+    # between two numbers of samples that were timed the squares are smooth, and have one minimum
+    parts = [minimize_scalar(squares, bounds=part, method="bounded") for part in pairwise(np.unique(samples)[:-1])]
+    knee = float(min(parts, key=lambda part: part.fun).x) if parts else 0.0
     if squares(knee) > _BETTER * squares(0.0):
         knee = 0.0
-    found = with_knee(knee)
+    found = fit(seconds, amounts(knee), 1 / seconds)
     step_s, per_sample, per_cached = found.costs.tolist()
     names = ("decode_step_s", "decode_step_s_per_sample", "decode_s_per_cached_token", "decode_weights_s")
     costs = dict(zip(names, (max(step_s, 1e-9), per_sample, per_cached, knee * per_sample), strict=True))
     return costs, Phase.of("decode", names, found, f"steps of 1 to {samples.max():.0f} samples")
-
-
-def _least(of: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function is least, by a grid that closes in."""
-    for _ in range(_ROUNDS):
-        places = np.linspace(low, high, _STEPS)
-        best = int(np.argmin([of(float(place)) for place in places]))
-        low, high = float(places[max(0, best - 1)]), float(places[min(_STEPS - 1, best + 1)])
-    return float(places[best])
 
 
 def _pass(rows: Sequence[Row], work: str, fixed: str | None) -> tuple[dict[str, float], Phase]:
@@ -85,7 +110,7 @@ def _pass(rows: Sequence[Row], work: str, fixed: str | None) -> tuple[dict[str, 
     return costs, Phase.of(work, tuple(costs), found, longest)
 
 
-def _copies(profile: Profile) -> tuple[dict[str, float], list[Phase]]:
+def _copies(profile: DeviceProfile) -> tuple[dict[str, float], list[Phase]]:
     """The host's memory, by the slower way; then what loading, giving the device back and taking it take beyond it."""
     found = [_bytes(profile.of(phase)) for phase in ("copy_to_host", "copy_to_device")]
     per_byte, of_copies = max(found, key=lambda each: each[0])
@@ -107,7 +132,7 @@ def _bytes(rows: Sequence[Row]) -> tuple[float, Phase]:
     return per_byte, Phase.of("copies", ("host_bytes_per_s",), replace(found, doubtful=found.doubtful[1:]), what)
 
 
-def _at_depths(phase: Phase, profile: Profile) -> Phase:
+def _at_depths(phase: Phase, profile: DeviceProfile) -> Phase:
     """Say where fewer layers than all were timed."""
     depths = profile.depths(phase.name) if phase.name != "copies" else []  # type: ignore[arg-type]
     if depths in ([], [profile.model.layers]):
@@ -117,3 +142,52 @@ def _at_depths(phase: Phase, profile: Profile) -> Phase:
 
 def _seconds(rows: Sequence[Row]) -> np.ndarray:
     return np.array([row.seconds for row in rows], np.float64)
+
+
+def peak_shares(profile: DeviceProfile, cost: CostConfig) -> list[str]:
+    """The shares of the device's peaks that these costs imply, a line each; or that nothing is known of it."""
+    from harness.config.compose import choices, compose_job
+
+    device = known_device(profile.device, choices("device"))
+    if device is None:
+        return [f"No figures of {profile.device} are known, so no shares of its peaks; experiments/device has others."]
+    figures = compose_job([f"device={device}"]).device
+    shares = implied_shares(cost, profile.model, figures)
+    listed = ", ".join(f"{name} {share:.3g}" for name, share in shares.items())
+    return [f"Shares of the peaks of device={device}, as the embedded engines reach them: {listed}."]
+
+
+def about(profile: DeviceProfile) -> list[str]:
+    """What was measured, in sentences."""
+    model: ModelConfig = profile.model
+    versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
+    cores = f", {profile.threads} thread{'s' if profile.threads > 1 else ''}" if profile.kind == "cpu" else ""
+    return [f"The embedded engines with {model.name} on {profile.device}{cores}; {versions}."]
+
+
+def known_device(name: str, known: Collection[str]) -> str | None:
+    """Which of `known` is the device that calls itself `name`, such as h100 for "NVIDIA H100 80GB HBM3"."""
+    words = name.lower().replace("-", " ").split()
+    found = [each for each in known if each in words]
+    return max(found, key=len) if found else None
+
+
+def implied_shares(cost: CostConfig, model: ModelConfig, device: DeviceConfig) -> dict[str, float]:
+    """By the names of `RooflineConfig`, of those that can be said: a cost of nothing has no share.
+
+    memory_share comes from reading caches, weights and optimizer state, whichever was seen.
+    """
+    flops = shape.forward_flops_per_token(model)
+    read = shape.kv_bytes_per_token(model)
+    weights = shape.matmul_parameters(model) * shape.bytes_per_number(model)
+    state = OPTIMIZER_BYTES * shape.parameters(model)
+    found = {
+        "forward_share": (flops / device.flops, cost.log_prob_s_per_token),
+        "train_share": (shape.train_passes(False) * flops / device.flops, cost.train_s_per_token),
+        "decode_share": (flops / device.flops, cost.decode_step_s_per_sample),
+        "memory_share (caches)": (read / device.memory_bytes_per_s, cost.decode_s_per_cached_token),
+        "memory_share (weights)": (weights / device.memory_bytes_per_s, cost.decode_weights_s),
+        "memory_share (optimizer)": (state / device.memory_bytes_per_s, cost.train_step_s),
+        "host_share": (1 / device.host_bytes_per_s, 1 / cost.host_bytes_per_s),
+    }
+    return {name: least / seconds for name, (least, seconds) in found.items() if seconds > 0}

@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Profile:
+class DeviceProfile:
     """Timings of one model on one device. kind: of the device; versions: of packages."""
 
     model: ModelConfig
@@ -84,7 +84,7 @@ def deep(rows: Sequence[Row], model: ModelConfig) -> list[Row]:
     return found
 
 
-def write_profile(path: Path, profile: Profile) -> None:
+def write_profile(path: Path, profile: DeviceProfile) -> None:
     """As JSON, a row a line."""
     head = asdict(profile)
     rows = ",\n  ".join(json.dumps(row) for row in head.pop("rows"))
@@ -92,10 +92,10 @@ def write_profile(path: Path, profile: Profile) -> None:
     path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path) -> DeviceProfile:
     """Raises ConfigError for a file that is not there, or holds no profile."""
     try:
-        return TypeAdapter(Profile).validate_json(path.read_bytes())
+        return TypeAdapter(DeviceProfile).validate_json(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path} is not there; `make profile MODEL=tiny` writes one") from None
     except ValidationError as error:

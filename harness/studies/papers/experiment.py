@@ -1,15 +1,18 @@
-"""A paper experiment as its YAML file says it: source, what is compared, and every setting with where it is from."""
+"""A paper experiment as its YAML file says it: source, what is compared, and every setting with where it is from; and
+what an experiment is run with."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from rich.console import Console
 
 from harness.config import STRICT, ConfigError, first_line
 from harness.config.compose import EXPERIMENTS, read_settings
@@ -34,7 +37,7 @@ class Setting:
 
 @dataclass(frozen=True, config=STRICT)
 class PaperExperiment:
-    """One experiment. kind: the file of harness/papers/kinds/ that runs it; scale: what is computed, and how large;
+    """One experiment. kind: what runs it (`harness.studies.papers.run.KINDS`); scale: what is computed, and how large;
     job: settings of the job, by the names that `make bench` has; settings: of the kind; data: a CSV file beside it, of
     published figures; missing: what the source does not say, or the simulation lacks."""
 
@@ -66,7 +69,7 @@ class PaperExperiment:
         row at all."""
         if self.data is None:
             raise ConfigError(f"{self.path} names no table; write data: <csv file in {PAPERS.name}/>")
-        return [row for row in read_rows(PAPERS / self.data) if all(row[name] == its for name, its in cells.items())]
+        return [row for row in read_rows(PAPERS / self.data) if all(row[name] == cell for name, cell in cells.items())]
 
     def check_published(self, labels: Iterable[str], published: Collection[str]) -> None:
         """Raises ConfigError, naming it, for a label that is not among what is published."""
@@ -77,6 +80,17 @@ class PaperExperiment:
     @property
     def path(self) -> Path:
         return PAPERS / f"{self.name}{ENDING}"
+
+
+@plain_dataclass(frozen=True)
+class Context:
+    """What an experiment is run with. results: the folder that runs are written to and found in; processes: how many
+    simulate side by side; progress: called with what is being done; console: for runs that show their own progress."""
+
+    results: Path
+    console: Console
+    processes: int = 1
+    progress: Callable[[str], None] = lambda text: None
 
 
 def _typed(value: Any) -> str:

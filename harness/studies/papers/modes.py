@@ -1,24 +1,28 @@
-"""The ways of working that an experiment compares, and how long a step of each takes."""
+"""The ways of working that an experiment compares: how long a step of each takes, and how busy its devices are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from harness.config import STRICT, JobConfig
+from harness.config import STRICT, ConfigError, CostConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.fields import Count
+from harness.cost_model.memory import Layout
+from harness.cost_model.roofline import roofline
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
-from harness.studies.papers.pools import pooled
 from harness.studies.papers.result import Role
 from harness.studies.predictions.fit import WARMUP
-from harness.studies.predictions.prediction import END
+from harness.studies.predictions.prediction import END, one_device_each
+from harness.studies.predictions.table import factors_of
+
+SCORING = ("actor_fwd", "reference")
 
 _LEAST_BATCHES = 6
 _LEAST_SAMPLES = 4096
@@ -42,6 +46,22 @@ class Steps:
     seconds: float
     window: tuple[float, float]
     recorder: Recorder
+
+    def busy(self, devices: Mapping[str, int]) -> float:
+        """Share of the time in which a device works, for whatever role: a mean over devices.
+
+        An engine works as long as it has any sample, were it the last of a batch. devices: of each pool, by role, where
+        pools are one device of the simulation each; none where all roles share all devices.
+        """
+        timeline = self.recorder.timeline
+        if not devices:
+            return 1.0 - timeline.idle("actor", self.window)
+        busy = {role: 1.0 - timeline.idle(role, self.window) for role in devices}
+        return sum(devices[role] * busy[role] for role in devices) / sum(devices.values())
+
+    def busiest(self) -> float:
+        """The same of the busiest pool: how near the step is to what no schedule could undercut on these pools."""
+        return self.recorder.timeline.fraction_of_bound(self.window)
 
 
 def of_role(modes: Sequence[Mode], role: Role) -> Mode:
@@ -69,3 +89,50 @@ def steps(config: JobConfig) -> Steps:
     ends = recorder.timeline.iteration_ends
     window = (ends[WARMUP - 1], ends[WARMUP + batches - 1])
     return Steps((window[1] - window[0]) / batches, window, recorder)
+
+
+def pooled(config: JobConfig, devices: Mapping[str, int]) -> JobConfig:
+    """The job on these devices by role: engines stay one by one, every other pool becomes one device of the simulation,
+    as fast as its data-parallel ranks together.
+
+    So a trainer of several ranks takes whatever is ready, as systems do that deal micro-batches out from one queue;
+    here a world of several ranks reads in order of admission. Roles that score must have equally many devices, since
+    they share one setting. Raises ConfigError where they do not, or devices make no whole workers.
+    """
+    engines = _workers(devices, "rollout", config.engine.tensor_parallel)
+    rank = config.training.tensor_parallel * config.training.pipeline_parallel
+    ranks = _workers(devices, "actor", rank)
+    scoring = {role: devices[role] for role in SCORING if role in devices}
+    if len(set(scoring.values())) > 1:
+        raise ConfigError(f"devices: {scoring} score with different numbers; give them equally many")
+    scorers = _workers(devices, next(iter(scoring)), rank) if scoring else 1
+    split: dict[str, int | str] = {"rollout": engines, "actor": 1}
+    split |= {role: 1 if role in scoring else "actor" for role in SCORING}
+    return replace(one_device_each(config, split), cost=_cost(config, devices, ranks, scorers))
+
+
+def _cost(config: JobConfig, devices: Mapping[str, int], ranks: int, scorers: int) -> CostConfig:
+    training, algorithm = config.training, config.algorithm
+    layout = Layout(
+        engine_devices=config.engine.tensor_parallel,
+        train_devices=training.tensor_parallel * training.pipeline_parallel,
+        train_ranks=ranks,
+        pipeline=training.pipeline_parallel,
+        samples_per_call=algorithm.micro_batch_groups * algorithm.group_size,
+        recompute=training.recompute_activations,
+        one_node=sum(devices.values()) <= config.device.per_node,
+    )
+    cost = roofline(config.model, config.device, factors_of(config), layout)
+    return replace(
+        cost,
+        train_s_per_token=cost.train_s_per_token / ranks,
+        train_s_per_pair=cost.train_s_per_pair / ranks,
+        log_prob_s_per_token=cost.log_prob_s_per_token / scorers,
+        log_prob_s_per_pair=cost.log_prob_s_per_pair / scorers,
+    )
+
+
+def _workers(devices: Mapping[str, int], role: str, each: int) -> int:
+    if role not in devices or devices[role] % each:
+        raise ConfigError(f"devices: {role}={devices.get(role, 0)} makes no whole workers of {each} devices")
+    return devices[role] // each

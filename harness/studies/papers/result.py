@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +15,10 @@ Role = Literal["base", "fitted", "predicted", "measured"]
 
 Published = float | tuple[float, float] | str | None
 """A figure, a band, or words where the source gives no figure; None where it says nothing."""
+
+ROLES = {"base": "base", "fitted": "fitted to", "predicted": "", "measured": ""}
+
+_COLUMNS = ("", "role", "published", "simulated", "measured on tiny", "error", "promised")
 
 
 @dataclass(frozen=True)
@@ -67,3 +71,63 @@ class Result:
     notes: Sequence[str] = ()
     tables: Sequence[Table] = field(default_factory=list)
     draw: Callable[[Figure], None] | None = None
+
+
+def tables_of(result: Result) -> list[Table]:
+    """A table for each quantity, of the columns that say something, and the further tables as they are."""
+    quantities = dict.fromkeys(line.quantity for line in result.lines)
+    return [
+        *(_table(name, [line for line in result.lines if line.quantity == name]) for name in quantities),
+        *result.tables,
+    ]
+
+
+def overview(results: Iterable[Result]) -> Table:
+    """Every figure that is both published and simulated, with its error, of all experiments."""
+    rows = [
+        [result.experiment.name, line.quantity, line.label, *figures(line)[:2], error(line), promised(line)]
+        for result in results
+        for line in result.lines
+        if line.error is not None and line.role == "predicted"
+    ]
+    return Table(
+        "predicted, beside what was published",
+        ["experiment", "figure", "row", "published", "simulated", "error", "promised"],
+        rows,
+    )
+
+
+def _table(quantity: str, lines: Sequence[Line]) -> Table:
+    rows = [[line.label, ROLES[line.role], *figures(line), error(line), promised(line)] for line in lines]
+    kept = [column for column in range(len(_COLUMNS)) if not column or any(row[column] for row in rows)]
+    return Table(quantity, [_COLUMNS[column] for column in kept], [[row[column] for column in kept] for row in rows])
+
+
+def figures(line: Line) -> list[str]:
+    """Published, simulated, measured; empty where there is none."""
+    return [text(line.published), text(line.simulated), text(line.measured)]
+
+
+def error(line: Line) -> str:
+    """Of what is simulated, relative to what is published; empty where one of them is not there."""
+    if line.error is None:
+        return ""
+    return "inside" if isinstance(line.published, tuple) and line.error == 0 else f"{line.error:+.1%}"
+
+
+def promised(line: Line) -> str:
+    """The error that is promised of a prediction, and whether it is kept."""
+    if line.within is None:
+        return ""
+    return f"{line.within:.0%}" + {True: ", kept", False: ", MISSED", None: ""}[line.met]
+
+
+def text(value: Published) -> str:
+    """A figure as tables say it: three digits, or as many as a whole number has."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple):
+        return f"{text(value[0])} to {text(value[1])}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 
-from harness.studies.papers.console import show, show_overview
-from harness.studies.papers.experiment import PaperExperiment, names, read_experiment
-from harness.studies.papers.files import write, write_overview
+from harness.studies.papers.experiment import Context, Kind, PaperExperiment, names, read_experiment
+from harness.studies.papers.fits import Calibrated, FittedRatio, run_calibrated, run_fitted_ratio
+from harness.studies.papers.measured import MeasuredCells, run_measured
+from harness.studies.papers.report import show, show_overview, write, write_overview
 from harness.studies.papers.result import Result
-from harness.studies.papers.surroundings import Surroundings
+from harness.studies.papers.scaling import Scaling, run_scaling
+from harness.studies.papers.simulated import Gantt, PredictedTable, run_gantt, run_predicted_table
 
 FOLDER = "papers"
 """Below the results."""
 
+KINDS: dict[Kind, tuple[type, Callable[[PaperExperiment, Context], Result]]] = {
+    "fitted_ratio": (FittedRatio, run_fitted_ratio),
+    "scaling": (Scaling, run_scaling),
+    "calibrated": (Calibrated, run_calibrated),
+    "predicted_table": (PredictedTable, run_predicted_table),
+    "measured": (MeasuredCells, run_measured),
+    "gantt": (Gantt, run_gantt),
+}
+"""What the `settings` of an experiment of this kind are, and what runs it."""
 
-def make(wanted: str, around: Surroundings) -> list[Path]:
+
+def run_papers(wanted: str, context: Context) -> list[Path]:
     """Run the experiment of this name, or `all`; print, write and draw each. Returns what was written.
 
     Raises ConfigError for an unknown name, before anything is run.
     """
-    experiments: Sequence[PaperExperiment] = [
-        read_experiment(name) for name in (names() if wanted == "all" else [wanted])
-    ]
-    folder = around.results / FOLDER
+    experiments = [read_experiment(name) for name in (names() if wanted == "all" else [wanted])]
+    folder = context.results / FOLDER
     paths: list[Path] = []
     results: list[Result] = []
     for experiment in experiments:
-        around.told(experiment.name)
-        result = run(experiment, around)
-        show(result, around.console)
-        paths += write(result, folder)
-        results.append(result)
+        context.progress(experiment.name)
+        _, run = KINDS[experiment.kind]
+        results.append(run(experiment, context))
+        show(results[-1], context.console)
+        paths += write(results[-1], folder)
     if len(results) > 1:
-        show_overview(results, around.console)
+        show_overview(results, context.console)
         paths.append(write_overview(results, folder))
     return paths
-
-
-def run(experiment: PaperExperiment, around: Surroundings) -> Result:
-    """By the file of the experiment's kind."""
-    kind: Callable[[PaperExperiment, Surroundings], Result] = import_module(
-        f"harness.studies.papers.kinds.{experiment.kind}"
-    ).run
-    return kind(experiment, around)

@@ -1,4 +1,4 @@
-"""A simulated job whose user left the devices to us: a plan is made for it before it runs."""
+"""A simulated job without a split of the user's own: a plan is made for it before it runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from harness.config.compose import make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.memory import STATE_BYTES
 from harness.cost_model.shape import parameters
-from harness.studies.planner.command import bench_command
 from harness.studies.planner.explore import Effort
-from harness.studies.planner.plan import make_plan
+from harness.studies.planner.plan import bench_command, make_plan
 
 DEVICES = 16
 """Of a simulated job that does not say: two nodes of eight, the fewest on which models of 32 billion parameters train
@@ -35,14 +34,14 @@ _MAX_STALENESS = "schedule.max_staleness"  # decides what is learnt: a plan of o
 
 
 @dataclass(frozen=True)
-class Automatic:
-    """config: what to run. said: for the user, of what was chosen; empty where nothing was."""
+class PlannedJob:
+    """config: what to run. messages: for the user, on what was chosen; empty where nothing was."""
 
     config: JobConfig
-    said: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
 
-def with_plan(config: JobConfig, arguments: Sequence[str], machine: Machine) -> Automatic:
+def with_plan(config: JobConfig, arguments: Sequence[str], machine: Machine) -> PlannedJob:
     """The job that `arguments` were composed to, with a split and a layout of the planner's where it will be simulated
     at the costs of a roofline and the user chose neither.
 
@@ -51,26 +50,26 @@ def with_plan(config: JobConfig, arguments: Sequence[str], machine: Machine) -> 
     given = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
     chosen = any(name.startswith(_CHOSEN) or name == _SEARCHED for name in given)
     if chosen or not isinstance(config.cost, RooflineConfig) or config.backend not in ("auto", "virtual"):
-        return Automatic(config)
+        return PlannedJob(config)
     why = _why_simulated(config, machine)
     if why is None:
-        return Automatic(config)
+        return PlannedJob(config)
     if not given & {"cluster", "cluster.devices"}:
         config = replace(config, cluster=replace(config.cluster, devices=DEVICES))
     config = replace(config, backend="virtual")
     plan = make_plan([config], frozenset(given) | {_MAX_STALENESS}, EFFORT, processes=1)
     command = bench_command(plan.best, arguments, config.iterations)
-    split, layout = plan.best.candidate.told()
-    said = (
+    split, layout = plan.best.candidate.describe()
+    messages = (
         *((f"Why: {why}",) if why else ()),
         f"Planned for {config.cluster.devices} devices: {split}; {layout}. The same as",
         f"  {command}",
     )
-    return Automatic(plan.best.candidate.apply(config, device_roles(config)), said)
+    return PlannedJob(plan.best.candidate.apply(config, device_roles(config)), messages)
 
 
 def _why_simulated(config: JobConfig, machine: Machine) -> str | None:
-    """Why this job will be simulated, empty where the user said so; None where it will not be, or cannot be at all."""
+    """Why this job will be simulated, empty where the user asked for it; None where it will not, or cannot, be."""
     if config.backend == "virtual":
         return ""
     try:

@@ -1,10 +1,13 @@
-"""All ways to use the devices under one schedule: enumerate, drop what does not fit, bound, and try the likeliest."""
+"""All ways to use the devices under one schedule: enumerate, drop what does not fit, bound, and try the likeliest: the
+schedule's own file on the virtual clock, for a few iterations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.checks.job import device_roles
@@ -12,17 +15,20 @@ from harness.config.compose import make_schedule
 from harness.config.placement import place
 from harness.cost_model.job_cost import check_memory, simulated_cost
 from harness.driver.build import fair_share
-from harness.studies.planner.candidate import Candidate
-from harness.studies.planner.draws import Draws
-from harness.studies.planner.grid import grid
+from harness.driver.recorder import Recorder
+from harness.driver.session import simulate
+from harness.studies.planner.candidates import Candidate, grid
 from harness.studies.planner.period import hindered, period
-from harness.studies.planner.search import Found, Prospect, search
-from harness.studies.planner.trial import Outcome, trial, window
-from harness.studies.planner.work import Crew, least_work, likely_work
+from harness.studies.planner.search import Prospect, SearchResult, search
+from harness.studies.planner.work import LengthSamples, PoolLayout, least_work, likely_work
 from schedules import FullyAsync, HalfStep, KStepOff, Schedule
 from schedules.capacity import Capacity
 
 _STREAMING = (FullyAsync, HalfStep)  # engines go from one batch to the next without running empty
+
+_LEAST_SAMPLES = 1024  # measured over as many iterations as have so many
+
+_LEAST_ITERATIONS = 2
 
 
 @dataclass(frozen=True)
@@ -34,13 +40,43 @@ class Effort:
 
 
 @dataclass(frozen=True)
+class TrialResult:
+    """What a candidate does, in the long run. Lags in iterations, idle as shares of the time, exposed_s the seconds of
+    an iteration in which a device waits for weights, longest_s of the response that took longest.
+
+    bound: seconds that no run takes less than; fraction_of_bound: the busiest pool's work over the time.
+    """
+
+    seconds: float
+    bound: float
+    samples_per_s: float
+    tokens_per_s_per_device: float
+    lag_mean: float
+    lag_worst: float
+    rollout_idle: float
+    training_idle: float
+    exposed_s: float
+    longest_s: float
+    fraction_of_bound: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """Iterations of a trial: the first are left out, for the pipeline to fill; the last, because it empties."""
+
+    warmup: int
+    measured: int
+    iterations: int
+
+
+@dataclass(frozen=True)
 class Exploration:
     """What was found of one schedule with its options. unfit: candidates that memory cannot hold."""
 
     config: JobConfig
     candidates: int
     unfit: int
-    found: Found[Candidate, Outcome] | None
+    found: SearchResult[Candidate, TrialResult] | None
 
     @property
     def name(self) -> str:
@@ -55,30 +91,30 @@ def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort
     """
     schedule, roles = make_schedule(config), device_roles(config)
     batch_samples = config.algorithm.batch_samples
-    its = window(schedule, batch_samples)
+    trial_window = window(schedule, batch_samples)
     candidates = grid(config, schedule, bool(scoring_roles(roles)), fixed)
-    prospects = list(_prospects(config, schedule, candidates, Draws.of(config, seed, its.iterations)))
+    prospects = list(_prospects(config, schedule, candidates, LengthSamples.of(config, seed, trial_window.iterations)))
     bounds = {prospect.candidate: prospect.bound for prospect in prospects}
 
-    def run(candidate: Candidate) -> Outcome:
-        return trial(candidate.apply(config, roles), its, seed, bound=bounds[candidate])
+    def run(candidate: Candidate) -> TrialResult:
+        return trial(candidate.apply(config, roles), trial_window, seed, bound=bounds[candidate])
 
-    budget = max(1, min(effort.trials, effort.samples // (batch_samples * its.iterations)))
+    budget = max(1, min(effort.trials, effort.samples // (batch_samples * trial_window.iterations)))
     found = search(prospects, run, budget) if prospects else None
     return Exploration(config, len(candidates), len(candidates) - len(prospects), found)
 
 
 def _prospects(
-    config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], draws: Draws
+    config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], lengths: LengthSamples
 ) -> Iterator[Prospect[Candidate]]:
     """Those that fit memory, with the time that they need at least, and probably."""
     roles, streaming = device_roles(config), isinstance(schedule, _STREAMING)
     for candidate in candidates:
         cost = cost_of(config, candidate, roles)
         if cost is not None:
-            crew = crew_of(config, schedule, candidate, len(scoring_roles(roles)))
-            least = least_work(cost, crew, draws)
-            likely = likely_work(cost, crew, draws, streaming=streaming)
+            pools = pool_layout(config, schedule, candidate, len(scoring_roles(roles)))
+            least = least_work(cost, pools, lengths)
+            likely = likely_work(cost, pools, lengths, streaming=streaming)
             yield Prospect(candidate, period(schedule, least), period(schedule, likely, hindered))
 
 
@@ -86,13 +122,14 @@ def scoring_roles(roles: tuple[str, ...]) -> set[str]:
     return {"actor_fwd", "reference"} & set(roles)
 
 
-def crew_of(config: JobConfig, schedule: Schedule, candidate: Candidate, stages: int) -> Crew:
+def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, stages: int) -> PoolLayout:
     """Its workers, as the run will make them."""
     algorithm = config.algorithm
     scorers = (candidate.scoring or candidate.actor) // candidate.rank_devices
     rows = candidate.micro_groups * algorithm.group_size
-    share = fair_share(algorithm, candidate.engines, batches=_batches_at_once(schedule))
-    return Crew(
+    at_once = schedule.k if isinstance(schedule, KStepOff) else 1.0 + schedule.eta
+    share = fair_share(algorithm, candidate.engines, batches=at_once)
+    return PoolLayout(
         engines=candidate.engines,
         running=min(config.engine.slots, share),
         ranks=candidate.ranks,
@@ -101,22 +138,11 @@ def crew_of(config: JobConfig, schedule: Schedule, candidate: Candidate, stages:
         scored_rows=min(algorithm.batch_samples, rows * scorers),
         stages=stages,
         apart=candidate.scoring > 0,
-        fresh_from=_fresh_from(algorithm.batch_groups, schedule.eta),
+        # the first group of a batch b that version b - ceil(eta) may not start
+        fresh_from=Capacity(algorithm.batch_groups, schedule.eta).limit(-math.ceil(schedule.eta)),
         together=schedule.k if isinstance(schedule, KStepOff) else 1,
         transport=schedule.transport,
     )
-
-
-def _batches_at_once(schedule: Schedule) -> float:
-    """Batches of which an engine may have its fair share."""
-    if isinstance(schedule, KStepOff):
-        return schedule.k
-    return 1.0 + schedule.eta
-
-
-def _fresh_from(batch: int, eta: float) -> int:
-    """The first group of a batch b that version b - ceil(eta) may not start: see `schedules.capacity`."""
-    return Capacity(batch, eta).limit(-math.ceil(eta))
 
 
 def cost_of(config: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> CostConfig | None:
@@ -128,3 +154,50 @@ def cost_of(config: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> 
         return simulated_cost(job, placement)
     except ConfigError:
         return None
+
+
+def window(schedule: Schedule, batch_samples: int) -> Window:
+    """What to simulate of a schedule that may be `eta` iterations ahead: fill, measure whole cycles, empty."""
+    ahead, cycle = math.ceil(schedule.eta), schedule.k if isinstance(schedule, KStepOff) else 1
+    least = max(_LEAST_ITERATIONS, math.ceil(_LEAST_SAMPLES / batch_samples))
+    warmup, measured = (cycle * math.ceil(n / cycle) for n in (1 + ahead, least))
+    return Window(warmup, measured, warmup + measured + ahead)
+
+
+def trial(config: JobConfig, window: Window, seed: int, *, bound: float) -> TrialResult:
+    """Simulate `config`. Where what was made before the window lets it pass in less than `bound`, the bound is taken:
+    in the long run nothing is made before."""
+    every: list[Mapping[str, float]] = []
+    config = replace(config, iterations=window.iterations, warmup_iterations=window.warmup)
+    recorder = simulate(config, seed, started=lambda session: session.recorder.listeners.append(every.append))
+    timeline, end = recorder.timeline, window.warmup + window.measured
+    span = (timeline.iteration_ends[window.warmup - 1], timeline.iteration_ends[end - 1])
+    iteration_s = (span[1] - span[0]) / window.measured
+    seconds = max(bound, iteration_s)
+    measured = every[window.warmup : end]
+    tokens = _mean(measured, "throughput/tokens_per_s", weight="time/iteration_s") * iteration_s
+    return TrialResult(
+        seconds=seconds,
+        bound=bound,
+        samples_per_s=config.algorithm.batch_samples / seconds,
+        tokens_per_s_per_device=tokens / seconds / config.cluster.devices,
+        lag_mean=_mean(measured, "staleness/mean"),
+        lag_worst=max(metrics["staleness/max"] for metrics in measured),
+        rollout_idle=timeline.idle("rollout", span),
+        training_idle=timeline.idle("actor", span),
+        exposed_s=_mean(measured, "time/weight_sync_exposed_s"),
+        longest_s=_longest_s(recorder, range(window.warmup, end)),
+        fraction_of_bound=timeline.fraction_of_bound(span),
+    )
+
+
+def _longest_s(recorder: Recorder, iterations: range) -> float:
+    """From a response's first slot to its last token."""
+    trained = [sample for sample in recorder.samples() if sample.trained_iteration in iterations]
+    return max(s.finished_at - s.started_at for s in trained if s.finished_at and s.started_at is not None)
+
+
+def _mean(measured: list[Mapping[str, float]], name: str, weight: str | None = None) -> float:
+    """Over iterations, each counted as often as `weight` says."""
+    weights = None if weight is None else [metrics[weight] for metrics in measured]
+    return float(np.average([metrics[name] for metrics in measured], weights=weights))

@@ -1,4 +1,4 @@
-"""A plan: every schedule explored on the same devices, side by side, and what follows from it."""
+"""A plan: which jobs it is for, every schedule explored on the same devices, and the command that runs the best."""
 
 from __future__ import annotations
 
@@ -7,20 +7,63 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.config import ConfigError, CostConfig, JobConfig
+from harness.config.checks.job import device_roles
+from harness.config.compose import compose_job
 from harness.runtime.parallel import parallel_as_completed
-from harness.studies.planner.candidate import Candidate
-from harness.studies.planner.explore import Effort, Exploration, explore
-from harness.studies.planner.grid import STALENESS
-from harness.studies.planner.pareto import front
-from harness.studies.planner.trial import Outcome
+from harness.studies.planner.candidates import STALENESS, Candidate
+from harness.studies.planner.explore import Effort, Exploration, TrialResult, explore
+from harness.studies.planner.search import front
+from schedules import SCHEDULES
 
 SEED = 0
+
 WORTH = 0.01
 """A share of throughput that is not worth any lag."""
 
+DEFAULTS = {
+    "model": "qwen7b",
+    "cluster.devices": "16",
+    "algorithm.batch_groups": "512",
+    "algorithm.group_size": "16",
+}
+"""What is planned where nothing else is said: a batch as published runs have it (verl's fully asynchronous recipe)."""
+
+EFFORT = Effort(samples=85_000, trials=12)
+
+ITERATIONS = 20
+"""Of the run that is proposed: enough to be in a steady state for most of it."""
+
 _PROCESSES = 2
+
 _TIMEOUT_S = 3600.0  # longest wait for all of them
+
 _STALENESS = "max_staleness"
+
+_GIVEN = frozenset(
+    {
+        "engine.tensor_parallel",
+        "training.tensor_parallel",
+        "training.pipeline_parallel",
+        "training.expert_parallel",
+    }
+)
+"""Costs that are given are those of one layout: no other is searched."""
+
+_VARIABLES = {
+    "schedule": "SCHEDULE",
+    "model": "MODEL",
+    "cluster.devices": "DEVICES",
+    "device": "DEVICE",
+    "cost": "COST",
+    "engine": "ENGINE",
+    "task": "TASK",
+    "backend": "BACKEND",
+    "iterations": "ITERATIONS",
+    "seeds": "SEEDS",
+}
+"""Settings that the Makefile has a variable for."""
+
+_Task = tuple[JobConfig, frozenset[str], int, Effort]
 
 
 @dataclass(frozen=True)
@@ -30,7 +73,7 @@ class Choice:
     name: str
     config: JobConfig
     candidate: Candidate
-    outcome: Outcome
+    outcome: TrialResult
 
     @property
     def schedule(self) -> str:
@@ -55,10 +98,10 @@ class Plan:
     def choices(self) -> list[Choice]:
         """Everything that was tried, fastest first; of equals, the one that lags less."""
         every = [
-            Choice(its.name, its.config, candidate, outcome)
-            for its in self.explorations
-            if its.found is not None
-            for candidate, outcome in its.found.tried
+            Choice(exploration.name, exploration.config, candidate, outcome)
+            for exploration in self.explorations
+            if exploration.found is not None
+            for candidate, outcome in exploration.found.tried
         ]
         return sorted(every, key=lambda choice: (choice.outcome.seconds, choice.outcome.lag_mean))
 
@@ -66,19 +109,20 @@ class Plan:
     def front(self) -> list[Choice]:
         """Throughput against mean lag, the fastest of each schedule and staleness: what nothing else beats in both."""
         fastest = {choice.name: choice for choice in reversed(self.choices)}
-        return front(list(fastest.values()), _rate, lambda its: its.outcome.lag_mean, worth=WORTH)
+        return front(list(fastest.values()), _rate, lambda choice: choice.outcome.lag_mean, worth=WORTH)
 
     @cached_property
     def best(self) -> Choice:
         """The one that lags least of those that are as good as the fastest."""
         enough = _rate(self.choices[0]) * (1 - WORTH)
-        return min((its for its in self.choices if _rate(its) >= enough), key=lambda its: its.outcome.lag_mean)
+        good = [choice for choice in self.choices if _rate(choice) >= enough]
+        return min(good, key=lambda choice: choice.outcome.lag_mean)
 
     @cached_property
     def runner_up(self) -> Choice | None:
         """The fastest of another schedule, or the next of the same where only one was planned."""
-        others = [its for its in self.best_of_each if its.schedule != self.best.schedule]
-        others = others or [its for its in self.choices if its is not self.best]
+        others = [choice for choice in self.best_of_each if choice.schedule != self.best.schedule]
+        others = others or [choice for choice in self.choices if choice is not self.best]
         return others[0] if others else None
 
 
@@ -103,13 +147,14 @@ def make_plan(
     effort: Effort,
     *,
     processes: int = _PROCESSES,
-    told: Callable[[str], None] = lambda said: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Explore every job, in processes that end with this call. told: hears what was explored.
+    """Explore every job, in processes that end with this call. progress: is called with the
+    name of what was explored.
 
     Raises ConfigError where no job fits its devices.
     """
-    plan = Plan(explore_all(jobs, fixed, effort, processes=processes, told=told))
+    plan = Plan(explore_all(jobs, fixed, effort, processes=processes, progress=progress))
     if not plan.choices:
         job = jobs[0]
         raise ConfigError(
@@ -125,7 +170,7 @@ def explore_all(
     effort: Effort,
     *,
     processes: int = _PROCESSES,
-    told: Callable[[str], None] = lambda said: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> list[Exploration]:
     """Every job, with every staleness that is searched, in their order."""
     fixed = fixed | (_GIVEN if isinstance(jobs[0].cost, CostConfig) else frozenset())
@@ -139,22 +184,65 @@ def explore_all(
     )
     for turn, exploration in turns:
         found[order[turn]] = exploration
-        told(exploration.name)
+        progress(exploration.name)
     return [found[number] for number in range(len(tasks))]
-
-
-_GIVEN = frozenset(
-    {
-        "engine.tensor_parallel",
-        "training.tensor_parallel",
-        "training.pipeline_parallel",
-        "training.expert_parallel",
-    }
-)
-"""Costs that are given are those of one layout: no other is searched."""
-
-_Task = tuple[JobConfig, frozenset[str], int, Effort]
 
 
 def _explore(task: _Task) -> Exploration:
     return explore(*task)
+
+
+def plan_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Schedules, and the settings of the job: the user's, and the defaults of what they do not say."""
+    given = [argument for argument in arguments if not argument.startswith("schedule=")]
+    chosen = [argument.partition("=")[2] for argument in arguments if argument.startswith("schedule=")]
+    schedules = list(SCHEDULES) if not chosen or chosen[-1] == "all" else [chosen[-1]]
+    names = {argument.partition("=")[0] for argument in given}
+    return schedules, [f"{name}={value}" for name, value in DEFAULTS.items() if name not in names] + given
+
+
+def fixed_by(settings: Sequence[str]) -> frozenset[str]:
+    """Settings that the user chose: they are not searched. A split cannot be among them."""
+    names = frozenset(setting.lstrip("+~").partition("=")[0] for setting in settings)
+    for name in sorted(names):
+        if name.startswith("schedule.split"):
+            raise ConfigError(f"{name} is what a plan chooses; run your own split with `make bench`, or leave it out")
+    return names
+
+
+def plan_jobs(arguments: Sequence[str]) -> tuple[list[JobConfig], list[str]]:
+    """The job under every schedule that is to be planned, and its settings."""
+    schedules, settings = plan_settings(arguments)
+    jobs = [compose_job([f"schedule={name}", *settings]) for name in schedules]
+    return jobs, settings
+
+
+def origin(config: JobConfig) -> str:
+    """Where costs come from, for headers and pictures: given, by a profile or a calibration, or computed from a data
+    sheet (as AsyncFlow, arXiv 2507.01663, section 4.3, has profiles where there are some, else analytical costs)."""
+    if isinstance(config.cost, CostConfig):
+        return f"profile-backed (cost={config.cost.name}, one layout)"
+    return f"analytical (cost={config.cost.name} on device={config.device.name})"
+
+
+def bench_command(choice: Choice, settings: Sequence[str], iterations: int = ITERATIONS) -> str:
+    """`make bench ...` for a choice of a plan that was made with these settings, the user's own among them."""
+    given = dict(setting.split("=", 1) for setting in settings)
+    given |= {"schedule": choice.schedule, "cluster.devices": str(choice.config.cluster.devices)}
+    given.setdefault("iterations", str(iterations))
+    options = {f"schedule.{name}": value for name, value in choice.config.schedule.options.items()}
+    searched = {name: value for name, value in options.items() if name == "schedule.max_staleness"}
+    given |= {name: as_argument(value) for name, value in (searched | layout(choice)).items()}
+    variables = [f"{_VARIABLES[name]}={value}" for name, value in given.items() if name in _VARIABLES]
+    others = [f"{name}={value}" for name, value in given.items() if name not in _VARIABLES]
+    return f'make bench {" ".join(variables)} ARGS="{" ".join(others)}"'
+
+
+def layout(choice: Choice) -> dict[str, object]:
+    """The settings that its candidate stands for."""
+    return dict(choice.candidate.settings(device_roles(choice.config)))
+
+
+def as_argument(value: object) -> str:
+    """As on a command line."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,20 +1,27 @@
-"""A plan as tables for people and as JSON for programs."""
+"""A plan as tables and a picture for people, and as JSON for programs; and why one choice is slower than another."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from harness.config.checks.job import device_roles
 from harness.config.compose import plain
-from harness.studies.planner.command import bench_command, layout
-from harness.studies.planner.origin import origin
-from harness.studies.planner.plan import Choice, Plan
-from harness.studies.planner.reasons import why_slower
+from harness.report.plots import save_figure
+from harness.studies.planner.plan import WORTH, Choice, Plan, bench_command, layout, origin
+
+_WORTH_SAYING = 0.01  # of an iteration
+
+_TAIL = 0.4  # of an iteration: a response that takes longer is what pools wait for
 
 
 def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
@@ -43,15 +50,16 @@ def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
 def searched(plan: Plan) -> list[str]:
     """What was looked at, and how sure the result is."""
     lines = []
-    for its in plan.explorations:
-        if its.found is None:
-            lines.append(f"{its.name}: none of {its.candidates} candidates fits memory")
+    for exploration in plan.explorations:
+        name, found = exploration.name, exploration.found
+        if found is None:
+            lines.append(f"{name}: none of {exploration.candidates} candidates fits memory")
             continue
-        room = f"not proved: bounds leave room for {its.found.gap:.0%} less time"
-        sure = "the best of the grid" if its.found.left is None else room
+        room = f"not proved: bounds leave room for {found.gap:.0%} less time"
         lines.append(
-            f"{its.name}: {its.candidates:,} candidates, {its.unfit:,} do not fit memory, {its.found.pruned:,} cannot "
-            f"be better by their bound, {len(its.found.tried)} simulated: {sure}"
+            f"{name}: {exploration.candidates:,} candidates, {exploration.unfit:,} do not fit memory, "
+            f"{found.pruned:,} cannot be better by their bound, {len(found.tried)} simulated: "
+            f"{'the best of the grid' if found.left is None else room}"
         )
     return lines
 
@@ -70,13 +78,13 @@ def as_json(plan: Plan, settings: list[str], seconds: float) -> dict[str, Any]:
         "tried": [_entry(choice) for choice in plan.choices],
         "explorations": [
             {
-                "name": its.name,
-                "candidates": its.candidates,
-                "unfit": its.unfit,
-                "pruned": its.found.pruned if its.found else 0,
-                "gap": its.found.gap if its.found else None,
+                "name": exploration.name,
+                "candidates": exploration.candidates,
+                "unfit": exploration.unfit,
+                "pruned": exploration.found.pruned if exploration.found else 0,
+                "gap": exploration.found.gap if exploration.found else None,
             }
-            for its in plan.explorations
+            for exploration in plan.explorations
         ],
         "job": plain(plan.best.candidate.apply(plan.best.config, device_roles(plan.best.config))),
     }
@@ -93,27 +101,19 @@ def _entry(choice: Choice) -> dict[str, Any]:
 
 
 def _schedules(plan: Plan) -> Table:
-    columns = (
-        "samples/s",
-        "tokens/s\n/device",
-        "lag\nmean",
-        "lag\nworst",
-        "idle\nrollout",
-        "idle\ntraining",
-        "of\nbound",
-    )
-    table = _table("The best of every schedule (simulated)", columns)
+    columns = ("samples/s", "tokens/s\n/device", "lag\nmean", "lag\nworst", "idle\nrollout", "idle\ntraining")
+    table = _table("The best of every schedule (simulated)", (*columns, "of\nbound"))
     for choice in plan.best_of_each:
-        its = choice.outcome
+        outcome = choice.outcome
         table.add_row(
             choice.name,
-            f"{its.samples_per_s:,.1f}",
-            f"{its.tokens_per_s_per_device:,.0f}",
-            f"{its.lag_mean:.2f}",
-            f"{its.lag_worst:.0f}",
-            f"{abs(its.rollout_idle):.0%}",
-            f"{abs(its.training_idle):.0%}",
-            f"{its.fraction_of_bound:.2f}",
+            f"{outcome.samples_per_s:,.1f}",
+            f"{outcome.tokens_per_s_per_device:,.0f}",
+            f"{outcome.lag_mean:.2f}",
+            f"{outcome.lag_worst:.0f}",
+            f"{abs(outcome.rollout_idle):.0%}",
+            f"{abs(outcome.training_idle):.0%}",
+            f"{outcome.fraction_of_bound:.2f}",
         )
     return table
 
@@ -123,7 +123,7 @@ def _layouts(plan: Plan) -> Table:
     table.add_column("rollout + actor", no_wrap=True)
     table.add_column("layout")
     for choice in plan.best_of_each:
-        split, layout_ = choice.candidate.told()
+        split, layout_ = choice.candidate.describe()
         table.add_row(choice.name, split, f"{layout_}, micro-batch {choice.candidate.micro_groups}")
     return table
 
@@ -145,3 +145,101 @@ def _table(title: str, numbers: tuple[str, ...]) -> Table:
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
+
+
+def why_slower(slower: Choice, best: Choice) -> str:
+    """What costs `slower` more of its time than `best` of its own."""
+    lost = 1 - best.outcome.seconds / slower.outcome.seconds
+    head = f"{slower.name} needs {slower.outcome.seconds:.3g} s an iteration, {best.name} {best.outcome.seconds:.3g} s"
+    if lost < WORTH:
+        return (
+            f"{head}: no difference worth its lag of {slower.outcome.lag_mean:.2f} against {best.outcome.lag_mean:.2f}."
+        )
+    seconds, cause = max(((of(slower) - of(best), cause) for of, cause in _CAUSES), key=lambda pair: pair[0])
+    if seconds < _WORTH_SAYING * slower.outcome.seconds:
+        return (
+            f"{head}: its pools are no less busy, but the busiest has more to do: at least "
+            f"{slower.outcome.bound:.3g} s, against {best.outcome.bound:.3g} s."
+        )
+    return f"{head}: {cause(slower, best)}."
+
+
+def _rollout_idles(slower: Choice, best: Choice) -> str:
+    return (
+        f"its rollout devices do nothing for {abs(slower.outcome.rollout_idle):.0%} of the time "
+        f"(against {abs(best.outcome.rollout_idle):.0%}), {_waiting(slower, 'for training and weights')}"
+    )
+
+
+def _training_idles(slower: Choice, best: Choice) -> str:
+    return (
+        f"its training devices do nothing for {abs(slower.outcome.training_idle):.0%} of the time "
+        f"(against {abs(best.outcome.training_idle):.0%}), {_waiting(slower, 'for samples')}"
+    )
+
+
+def _waiting(choice: Choice, otherwise: str) -> str:
+    outcome = choice.outcome
+    if outcome.longest_s < _TAIL * outcome.seconds:
+        return f"waiting {otherwise}"
+    return f"waiting for the tail: the longest response alone takes {outcome.longest_s:.3g} s"
+
+
+def _transfer_shows(slower: Choice, best: Choice) -> str:
+    return (
+        f"its devices stand still for weights for {slower.outcome.exposed_s:.2g} s of an iteration "
+        f"(against {best.outcome.exposed_s:.2g} s)"
+    )
+
+
+_CAUSES: tuple[tuple[Callable[[Choice], float], Callable[[Choice, Choice], str]], ...] = (
+    (lambda choice: choice.outcome.rollout_idle * choice.outcome.seconds, _rollout_idles),
+    (lambda choice: choice.outcome.training_idle * choice.outcome.seconds, _training_idles),
+    (lambda choice: choice.outcome.exposed_s, _transfer_shows),
+)
+"""Seconds of an iteration that are lost, and the sentence that says so."""
+
+
+def draw_plan(plan: Plan, path: Path) -> Path:
+    """PNG at `path`. Left: all that was simulated, and the front; right: the best of every schedule."""
+    job = plan.best.config
+    title = f"{job.model.name} on {job.cluster.devices} devices · simulated · costs {origin(job)}"
+    return save_figure(path, title, lambda figure: _draw(figure, plan))
+
+
+def _draw(figure: Figure, plan: Plan) -> None:
+    figure.set_size_inches(12.5, 1.8 + 0.45 * max(6, len(plan.best_of_each)))
+    points, bars = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    names = sorted({choice.schedule for choice in plan.choices})
+    colors = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
+    _draw_front(points, plan, colors)
+    _draw_bars(bars, plan, colors)
+
+
+def _draw_front(axes: Axes, plan: Plan, colors: dict[str, tuple[float, float, float]]) -> None:
+    for schedule, color in colors.items():
+        outcomes = [choice.outcome for choice in plan.choices if choice.schedule == schedule]
+        x, y = [outcome.lag_mean for outcome in outcomes], [outcome.samples_per_s for outcome in outcomes]
+        axes.scatter(x, y, s=26, color=color, alpha=0.75, label=schedule, linewidths=0)
+    front = [(choice.outcome.lag_mean, choice.outcome.samples_per_s) for choice in plan.front]
+    steps = [*front, (max(choice.outcome.lag_mean for choice in plan.choices), front[-1][1])]
+    axes.step(*zip(*steps, strict=True), where="post", color="0.35", linewidth=1.2, zorder=0, label="not beaten")
+    axes.set(xlabel="mean lag (iterations)", ylabel="samples/s (simulated)", ylim=(0, None), title="all that was tried")
+    axes.legend(fontsize="small", loc="lower right")
+
+
+def _draw_bars(axes: Axes, plan: Plan, colors: dict[str, tuple[float, float, float]]) -> None:
+    best = plan.best_of_each
+    rates = [choice.outcome.samples_per_s for choice in best]
+    axes.barh([choice.name for choice in best], rates, color=[colors[choice.schedule] for choice in best], height=0.7)
+    for row, choice in enumerate(best):
+        rate = choice.outcome.samples_per_s
+        text = f"{rate:,.1f}  lag {choice.outcome.lag_mean:.2f}  {choice.candidate.describe()[0]}"
+        axes.annotate(text, (rate, row), (5, 0), textcoords="offset points", va="center", fontsize="small")
+    axes.invert_yaxis()
+    axes.set(
+        xlabel="samples/s (simulated)",
+        title="the best of every schedule: samples/s, mean lag, devices",
+        xlim=(0, 1.55 * max(rates)),
+    )
+    axes.grid(axis="y", visible=False)

@@ -1,4 +1,4 @@
-"""Branch and bound over candidates: the best of all of them, without running all of them. Pure."""
+"""Branch and bound over candidates, the best of all without running all; and what nothing beats in two respects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Prospect(Generic[C]):
 
 
 @dataclass(frozen=True)
-class Found(Generic[C, E]):
+class SearchResult(Generic[C, E]):
     """tried: what was run, fastest first. pruned: how many were left out as their bound is no better than the best.
     left: the smallest bound of what could still have been better when the budget was spent; None if nothing could."""
 
@@ -44,7 +44,7 @@ class Found(Generic[C, E]):
         return 0.0 if self.left is None else max(0.0, 1.0 - self.left / self.tried[0][1].seconds)
 
 
-def search(prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int) -> Found[C, E]:
+def search(prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int) -> SearchResult[C, E]:
     """Run the likeliest first, and none whose bound is no better than the best so far; at most `budget` of them.
 
     A bound that is equal to the best cannot beat it: so with budget to spare the first of `tried` takes no longer than
@@ -62,4 +62,19 @@ def search(prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int)
             skipped.append(prospect.bound)
     left = [bound for bound in skipped if bound < best]
     tried.sort(key=lambda pair: pair[1].seconds)
-    return Found(tried, pruned=len(skipped) - len(left), left=min(left, default=None))
+    return SearchResult(tried, pruned=len(skipped) - len(left), left=min(left, default=None))
+
+
+T = TypeVar("T")
+
+
+def front(items: Sequence[T], gain: Callable[[T], float], price: Callable[[T], float], worth: float = 0.0) -> list[T]:
+    """Items than which none gains at least as much for no higher a price (one of the two strictly), cheapest first.
+
+    worth: by this share at least the gain must grow for a higher price. Of equals the first is kept.
+    """
+    kept: list[T] = []
+    for item in sorted(items, key=lambda item: (price(item), -gain(item))):
+        if not kept or gain(item) > (1 + worth) * gain(kept[-1]):
+            kept.append(item)
+    return kept

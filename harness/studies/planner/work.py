@@ -1,23 +1,85 @@
-"""What an iteration keeps each pool busy with, in seconds: at least (for bounds), likely (for what to try first)."""
+"""What an iteration keeps each pool busy with, in seconds: at least (for bounds), likely (for what to try first).
+
+Both are computed from the response lengths that the run will draw.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from engines.simulated.decoding import decoded_s
-from harness.config import CostConfig
-from harness.cost_model.cost import Transport, offload_s, transfer_times
-from harness.cost_model.step_time import DecodeCost
-from harness.studies.planner.draws import Draws
+from harness.config import CostConfig, JobConfig
+from harness.cost_model.cost import DecodeCost, Transport, offload_s, transfer_times
+from harness.cost_model.lengths import Lengths
 
 _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it takes
 
 
+@dataclass(frozen=True, eq=False)
+class LengthSamples:
+    """What a job has to compute: the lengths of its first batches, as its run will draw them. responses: tokens, int64
+    [batches, samples of a batch], in the order of sample ids; prompt: tokens."""
+
+    responses: np.ndarray
+    prompt: int
+    group_size: int
+
+    @classmethod
+    def of(cls, config: JobConfig, seed: int, batches: int) -> LengthSamples:
+        algorithm, cost = config.algorithm, config.cost
+        lengths = Lengths(cost.lengths, seed, algorithm.group_size).batches(0, batches, algorithm.batch_samples)
+        return cls(lengths, cost.prompt_tokens, algorithm.group_size)
+
+    @cached_property
+    def tokens(self) -> float:
+        """Response tokens of a batch, a mean over batches."""
+        return float(self.responses.sum(axis=1).mean())
+
+    @cached_property
+    def samples(self) -> int:
+        """Of a batch."""
+        return int(self.responses.shape[1])
+
+    @cached_property
+    def cached_steps(self) -> float:
+        """Tokens in the KV caches, summed over the decode steps of a batch: a response's k-th step reads its prompt and
+        the k - 1 tokens before."""
+        tokens = self.responses.astype(np.float64)
+        return float((tokens * self.prompt + tokens * (tokens - 1) / 2).sum(axis=1).mean())
+
+    @lru_cache(maxsize=64)  # noqa: B019  # they live as long as a search
+    def longest(self, first_group: int = 0) -> int:
+        """The longest response of a batch, its groups from `first_group` on; of that batch in which it is shortest.
+        0 where there are none."""
+        responses = self.responses[:, first_group * self.group_size :]
+        return int(responses.max(axis=1).min()) if responses.size else 0
+
+    def slowest_s(self, rows: int, parts: int, *, s_per_token: float, s_per_pair: float) -> np.ndarray:
+        """Seconds of every micro-batch of `rows` samples: float [batches, micro-batches].
+
+        It is cut into contiguous parts of nearly equal counts, and waits for the slowest: a sample of t tokens, prompt
+        and response, takes t s_per_token + t**2 s_per_pair. As `harness.cost_model.cost.largest_share_s`.
+        """
+        tokens, pairs, begins = self._cut(rows, parts)
+        seconds: np.ndarray = np.maximum.reduceat(tokens * s_per_token + pairs * s_per_pair, begins, axis=1)
+        return seconds
+
+    @lru_cache(maxsize=1024)  # noqa: B019  # they live as long as a search
+    def _cut(self, rows: int, parts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens and squares of lengths of all parts, [batches, parts], and the first part of each micro-batch."""
+        lengths = self.responses + self.prompt
+        first = np.arange(0, self.samples, rows)
+        here = np.minimum(rows, self.samples - first)
+        cuts = np.unique(first[:, None] + np.arange(parts) * here[:, None] // parts)
+        tokens = np.add.reduceat(lengths, cuts, axis=1)
+        return tokens, np.add.reduceat(lengths * lengths, cuts, axis=1), np.searchsorted(cuts, first)
+
+
 @dataclass(frozen=True)
-class Crew:
+class PoolLayout:
     """The workers of a candidate. running: samples that an engine has running at most; rows: samples of a micro-batch
     on all ranks, and on all scorers; stages: of scoring; apart: these have a pool of their own.
 
@@ -74,75 +136,77 @@ class Work:
 
     @property
     def publish_s(self) -> float:
-        """Of an update that everybody waits for."""
+        """Of an update that all wait for."""
         return max(self.send_s, self.load_s)
 
 
-def least_work(cost: CostConfig, crew: Crew, draws: Draws) -> Work:
+def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> Work:
     """No run of this job on these workers needs less, whatever the schedule.
 
     Decode steps: with n samples running, of c tokens, one lasts decode_step_s + max(decode_weights_s, n p) + c q, and
     makes n tokens. A batch of T tokens needs T / `running` steps at least, and as many as keep c below the KV cache.
     """
-    steps = draws.tokens / crew.running
+    steps = lengths.tokens / pools.running
     if cost.kv_tokens is not None:
-        steps = max(steps, draws.cached_steps / cost.kv_tokens)
+        steps = max(steps, lengths.cached_steps / cost.kv_tokens)
     busy_s = (
         steps * cost.decode_step_s
-        + max(steps * cost.decode_weights_s, draws.tokens * cost.decode_step_s_per_sample)
-        + draws.cached_steps * cost.decode_s_per_cached_token
-        + draws.samples * DecodeCost.of(cost).prefill(draws.prompt)
+        + max(steps * cost.decode_weights_s, lengths.tokens * cost.decode_step_s_per_sample)
+        + lengths.cached_steps * cost.decode_s_per_cached_token
+        + lengths.samples * DecodeCost.of(cost).prefill(lengths.prompt)
     )
-    longest_s = _alone_s(cost, draws.prompt, draws.longest())
-    generate_s = busy_s / crew.engines
-    train = _train_s(cost, draws, crew.rows, crew.ranks)
-    score = _score_s(cost, draws, crew.scored_rows, crew.scorers) * crew.stages
-    times = transfer_times(cost, crew.transport)
+    longest_s = _alone_s(cost, lengths.prompt, lengths.longest())
+    generate_s = busy_s / pools.engines
+    train = _train_s(cost, lengths, pools.rows, pools.ranks)
+    score = _score_s(cost, lengths, pools.scored_rows, pools.scorers) * pools.stages
+    times = transfer_times(cost, pools.transport)
     return Work(
         generate_s=generate_s,
         batch_s=cost.generate_s + max(generate_s, longest_s),
         longest_s=longest_s,
-        fresh_s=_alone_s(cost, draws.prompt, draws.longest(crew.fresh_from)),
+        fresh_s=_alone_s(cost, lengths.prompt, lengths.longest(pools.fresh_from)),
         score_s=_total(score),
         train_s=_total(train),
-        micro_s=float(train.min()) + (float(score.min()) if crew.stages else 0.0),
+        micro_s=float(train.min()) + (float(score.min()) if pools.stages else 0.0),
         step_s=cost.train_step_s,
         send_s=times.send_s,
         load_s=times.load_s,
         offload_s=offload_s(cost),
-        apart=crew.apart,
+        apart=pools.apart,
     )
 
 
-def likely_work(cost: CostConfig, crew: Crew, draws: Draws, *, streaming: bool) -> Work:
+def likely_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples, *, streaming: bool) -> Work:
     """As it will probably be. streaming: engines are refilled from the next batch, else they run empty between two."""
-    work = least_work(cost, crew, draws)
+    work = least_work(cost, pools, lengths)
     if not streaming:
-        mean_s, last_s = _decoded(DecodeCost.of(cost), crew.engines, crew.running, crew.together, draws)
+        mean_s, last_s = _decoded(DecodeCost.of(cost), pools.engines, pools.running, pools.together, lengths)
         return replace(work, generate_s=mean_s, batch_s=max(work.batch_s, cost.generate_s + last_s))
-    context = draws.cached_steps / draws.tokens
-    running = crew.running if cost.kv_tokens is None else min(crew.running, cost.kv_tokens / (context + 1))
-    running = max(1.0, min(running, 2 * draws.samples / crew.engines))
-    steps = draws.tokens / running
+    context = lengths.cached_steps / lengths.tokens
+    running = pools.running if cost.kv_tokens is None else min(pools.running, cost.kv_tokens / (context + 1))
+    running = max(1.0, min(running, 2 * lengths.samples / pools.engines))
+    steps = lengths.tokens / running
     step_s = cost.decode_step_s + max(cost.decode_weights_s, running * cost.decode_step_s_per_sample)
-    cached_s = draws.cached_steps * cost.decode_s_per_cached_token
+    cached_s = lengths.cached_steps * cost.decode_s_per_cached_token
     again_s = running * context * cost.prefill_s_per_token  # the cache of all that runs, after an update
-    prefill_s = draws.samples * DecodeCost.of(cost).prefill(draws.prompt)
-    generate_s = (steps * step_s + cached_s + prefill_s) / crew.engines + again_s
+    prefill_s = lengths.samples * DecodeCost.of(cost).prefill(lengths.prompt)
+    generate_s = (steps * step_s + cached_s + prefill_s) / pools.engines + again_s
     return replace(work, generate_s=max(work.generate_s, generate_s), batch_s=max(work.batch_s, generate_s))
 
 
 @lru_cache(maxsize=4096)
-def _decoded(cost: DecodeCost, engines: int, running: int, together: int, draws: Draws) -> tuple[float, float]:
+def _decoded(
+    cost: DecodeCost, engines: int, running: int, together: int, lengths: LengthSamples
+) -> tuple[float, float]:
     """Seconds for each batch until an engine has done its share of so many as one, groups dealt out in turn: a mean
     over some engines, and of the last one among them, that with the longest response included."""
-    groups = draws.lengths[:together].reshape(-1, draws.group_size)
+    groups = lengths.responses[:together].reshape(-1, lengths.group_size)
     longest = int(groups.max(axis=1).argmax()) % engines
     looked_at = {longest, *range(min(engines, len(groups), _LOOKED_AT))}
     ends = []
     for engine in looked_at:
-        its = groups[engine::engines].ravel().tolist()
-        ends.append(decoded_s(cost, its, prompt=draws.prompt, slots=running))
+        share = groups[engine::engines].ravel().tolist()
+        ends.append(decoded_s(cost, share, prompt=lengths.prompt, slots=running))
     return float(np.mean(ends)) * min(1.0, len(groups) / engines) / together, max(ends) / together
 
 
@@ -152,14 +216,16 @@ def _alone_s(cost: CostConfig, prompt: int, tokens: int) -> float:
     return decode.prefill(prompt) + decode.steps(tokens, 1, prompt) if tokens else 0.0
 
 
-def _train_s(cost: CostConfig, draws: Draws, rows: int, ranks: int) -> np.ndarray:
+def _train_s(cost: CostConfig, lengths: LengthSamples, rows: int, ranks: int) -> np.ndarray:
     """Seconds of every micro-batch: [batches, micro-batches]."""
-    parts_s = draws.slowest_s(rows, ranks, s_per_token=cost.train_s_per_token, s_per_pair=cost.train_s_per_pair)
+    parts_s = lengths.slowest_s(rows, ranks, s_per_token=cost.train_s_per_token, s_per_pair=cost.train_s_per_pair)
     return cost.call_s + cost.train_call_s + parts_s
 
 
-def _score_s(cost: CostConfig, draws: Draws, rows: int, scorers: int) -> np.ndarray:
-    parts_s = draws.slowest_s(rows, scorers, s_per_token=cost.log_prob_s_per_token, s_per_pair=cost.log_prob_s_per_pair)
+def _score_s(cost: CostConfig, lengths: LengthSamples, rows: int, scorers: int) -> np.ndarray:
+    parts_s = lengths.slowest_s(
+        rows, scorers, s_per_token=cost.log_prob_s_per_token, s_per_pair=cost.log_prob_s_per_pair
+    )
     return cost.call_s + cost.log_prob_call_s + parts_s
 
 

@@ -1,34 +1,39 @@
-"""What the synchronous rows of a table tell of its workload: how many tokens, and how long a tail."""
+"""What the synchronous rows of a table say of its workload: how many tokens, and how long a tail."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 import numpy as np
+from scipy.optimize import brentq
 
+from engines.simulated.decoding import decoded_s
 from harness.config import ConfigError, CostConfig, JobConfig, LengthsConfig
-from harness.cost_model.layout import Layout
+from harness.cost_model.cost import DecodeCost
 from harness.cost_model.lengths import Lengths
+from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
 from harness.cost_model.shape import forward_flops_per_token
-from harness.studies.predictions.generation import batch_seconds
-from harness.studies.predictions.lengths import lognormal
 from harness.studies.predictions.phases import UPDATE, Scaling
-from harness.studies.predictions.settings import factors_of
-from harness.studies.predictions.table import Row, nearest
+from harness.studies.predictions.table import Row, factors_of, nearest
 
 SHORTEST_TAIL, LONGEST_TAIL = 0.05, 1.5
 """Of a log-normal's sigma. Longer ones have half of their tokens in a few capped responses."""
-_STEPS = 12  # of halving
+
+_STEPS = 4096  # in which what is fitted is looked for
 
 WARMUP = 2
 """Iterations before a schedule is in its stride: their batches do not count."""
 
+_NORMAL = NormalDist()
+
 
 @dataclass(frozen=True)
-class Fit:
+class WorkloadFit:
     """What was fitted to the synchronous rows of one engine. They are runs of one job, so that they share its workload.
 
     tokens: prompts and responses of a batch; tokens_from: the phase that they were read off, or "settings" where no row
@@ -60,11 +65,11 @@ class Fit:
 
     def nearest(self, row: Row) -> Row:
         """The synchronous row that is nearest in devices."""
-        return nearest(self.rows, row.gpus, lambda its: its.gpus)
+        return nearest(self.rows, row.gpus, lambda other: other.gpus)
 
 
-def fit(rows: Sequence[Row], config: JobConfig, sync: Mapping[str, Scaling], *, batches: int) -> Fit:
-    """Fit the synchronous rows of one engine. config: of any of them; sync: how their phases scale.
+def fit(rows: Sequence[Row], config: JobConfig, sync: Mapping[str, Scaling], *, batches: int) -> WorkloadFit:
+    """WorkloadFit the synchronous rows of one engine. config: of any of them; sync: how their phases scale.
 
     1. Tokens of a batch: those whose forward pass takes the device time of old_log_prob at `forward_share` of the
        device's peak. Decoding at `decode_share` does the same products, so only the ratio of the shares matters.
@@ -83,7 +88,9 @@ def fit(rows: Sequence[Row], config: JobConfig, sync: Mapping[str, Scaling], *, 
             f"check cost.lengths.cap={cap}, cost.prompt_tokens, algorithm.batch_groups, algorithm.group_size, model "
             "and device"
         )
-    start = Fit(tuple(rows), tokens, tokens_from, lognormal(mean, factors.lengths.sigma, cap, factors.lengths.common))
+    start = WorkloadFit(
+        tuple(rows), tokens, tokens_from, lognormal(mean, factors.lengths.sigma, cap, factors.lengths.common)
+    )
     timed = {row: seconds for row in rows if (seconds := generated_s(row))}
     return _fit_tail(start, mean, timed, config, batches) if timed else start
 
@@ -140,15 +147,17 @@ def host_s(row: Row) -> float:
     return max(0.0, row.step_s - row.gen_s - sum(row.phases.values()))
 
 
-def _fit_tail(start: Fit, mean: float, timed: Mapping[Row, float], config: JobConfig, batches: int) -> Fit:
-    def generate(fitted: Fit) -> dict[int, float]:
+def _fit_tail(
+    start: WorkloadFit, mean: float, timed: Mapping[Row, float], config: JobConfig, batches: int
+) -> WorkloadFit:
+    def generate(fitted: WorkloadFit) -> dict[int, float]:
         return {row.number: _generate(row, fitted, config, batches) for row in timed}
 
-    def error(fitted: Fit) -> float:
+    def error(fitted: WorkloadFit) -> float:
         made = generate(fitted)
         return float(np.mean([math.log(made[row.number] / seconds) for row, seconds in timed.items()]))
 
-    def with_tail(sigma: float) -> Fit:
+    def with_tail(sigma: float) -> WorkloadFit:
         return replace(start, lengths=lognormal(mean, sigma, start.lengths.cap, start.lengths.common))
 
     shortest, longest = with_tail(SHORTEST_TAIL), with_tail(LONGEST_TAIL)
@@ -156,22 +165,58 @@ def _fit_tail(start: Fit, mean: float, timed: Mapping[Row, float], config: JobCo
         fitted = replace(shortest, scale=math.exp(-over))
     elif error(longest) <= 0:
         most = 2 * max(timed.values()) / start.lengths.cap
-        fitted = _halve(lambda step_s: replace(longest, step_s=step_s), error, 0.0, most)
+        fitted = _fit_one(lambda step_s: replace(longest, step_s=step_s), error, 0.0, most)
     else:
-        fitted = _halve(with_tail, error, SHORTEST_TAIL, LONGEST_TAIL)
+        fitted = _fit_one(with_tail, error, SHORTEST_TAIL, LONGEST_TAIL)
     return replace(fitted, generated_s=generate(fitted))
 
 
-def _generate(row: Row, fitted: Fit, config: JobConfig, batches: int) -> float:
+def _generate(row: Row, fitted: WorkloadFit, config: JobConfig, batches: int) -> float:
     """Seconds of a batch of this row, the mean of several."""
     cost = fitted.applied(engine_cost(config, colocated=row.colocated))
     engines, slots = engines_of(row, config), config.engine.slots
-    batches_of = drawn(fitted.lengths, config, batches)
-    return float(np.mean([batch_seconds(cost, its, engines=engines, slots=slots) for its in batches_of]))
+    return float(
+        np.mean(
+            [
+                batch_seconds(cost, batch, engines=engines, slots=slots)
+                for batch in drawn(fitted.lengths, config, batches)
+            ]
+        )
+    )
 
 
-def _halve(make: Callable[[float], Fit], error: Callable[[Fit], float], low: float, high: float) -> Fit:
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if error(make(middle)) < 0 else (low, middle)
-    return make(high)
+def _fit_one(
+    make: Callable[[float], WorkloadFit], error: Callable[[WorkloadFit], float], low: float, high: float
+) -> WorkloadFit:
+    """The least of so many steps from `low`, where the error is below 0, to `high` at which it is not. (A root to more
+    digits would say nothing: lengths are whole tokens.)"""
+    values = np.linspace(low, high, _STEPS + 1)
+    return make(float(values[bisect_left(values, 0.0, 1, _STEPS, key=lambda value: error(make(float(value))))]))
+
+
+def batch_seconds(cost: CostConfig, lengths: np.ndarray, *, engines: int, slots: int) -> float:
+    """Seconds until all responses are there: int64 lengths [samples], dealt out to engines in equal runs."""
+    decode, prompt = DecodeCost.of(cost), cost.prompt_tokens
+    parts = [part.tolist() for part in np.array_split(lengths, engines) if len(part)]
+    return max(decoded_s(decode, part, prompt=prompt, slots=slots) for part in parts)
+
+
+def capped_mean(mean: float, sigma: float, cap: int) -> float:
+    """E[min(X, cap)] of a log-normal X of this mean: m F(z - s) + cap (1 - F(z)), with m = E[X], s = sigma,
+    z = (ln(cap / m) + s^2 / 2) / s and F the normal distribution function (Johnson, Kotz and Balakrishnan, "Continuous
+    univariate distributions", volume 1, chapter 14)."""
+    if sigma == 0:
+        return min(mean, float(cap))
+    z = (math.log(cap / mean) + sigma**2 / 2) / sigma
+    return mean * _NORMAL.cdf(z - sigma) + cap * (1 - _NORMAL.cdf(z))
+
+
+def lognormal(mean: float, sigma: float, cap: int, common: float = 0.0) -> LengthsConfig:
+    """A log-normal whose mean *under* the cap is `mean`. Raises ValueError where no mean before the cap gives it."""
+    if not 1 <= mean < cap:
+        raise ValueError(f"no responses of at most {cap} tokens have a mean of {mean:g}")
+    most = mean
+    while capped_mean(most, sigma, cap) < mean:
+        most *= 2
+    uncapped = brentq(lambda value: capped_mean(value, sigma, cap) - mean, mean, most, xtol=1e-12 * mean)
+    return LengthsConfig(kind="lognormal", mean=uncapped, sigma=sigma, common=common, cap=cap)

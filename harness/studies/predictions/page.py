@@ -15,7 +15,7 @@ from rich.table import Table
 
 from harness.metrics.atomic_files import write_text
 from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
-from harness.studies.predictions.fit import Fit, around_s, generated_s, host_s
+from harness.studies.predictions.fit import WorkloadFit, around_s, generated_s, host_s
 from harness.studies.predictions.phases import Given
 from harness.studies.predictions.prediction import Prediction
 
@@ -23,10 +23,10 @@ READ = {
     "train": "synchronous rows, and the training phases of the others",
     "sync": "synchronous rows only",
 }
-"""What a prediction is told, by GIVEN."""
+"""What a prediction reads, by GIVEN."""
 
 
-def print_fits(fits: Iterable[Fit], console: Console) -> None:
+def print_fits(fits: Iterable[WorkloadFit], console: Console) -> None:
     """What was fitted, to which rows, and what is left over."""
     for fit in fits:
         console.print(f"fitted to {', '.join(str(row) for row in fit.rows)}:", highlight=False)
@@ -38,12 +38,12 @@ def print_fits(fits: Iterable[Fit], console: Console) -> None:
             highlight=False,
         )
         for row in fit.rows:
-            told = f"  {row}: {around_s(row):.0f} s around generation, {host_s(row):.0f} s on the host"
+            text = f"  {row}: {around_s(row):.0f} s around generation, {host_s(row):.0f} s on the host"
             if seconds := generated_s(row):
                 fitted = fit.generated_s[row.number]
-                told += f"; generates in {fitted:.0f} s as fitted, {seconds:.0f} s as published"
-                told += f" ({fitted / seconds - 1:+.0%})"
-            console.print(told, highlight=False)
+                text += f"; generates in {fitted:.0f} s as fitted, {seconds:.0f} s as published"
+                text += f" ({fitted / seconds - 1:+.0%})"
+            console.print(text, highlight=False)
 
 
 def print_predictions(predictions: Sequence[Prediction], given: Given, console: Console) -> None:
@@ -58,15 +58,15 @@ def print_predictions(predictions: Sequence[Prediction], given: Given, console: 
         "speed-up\npublished",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    for its in predictions:
-        row = its.row
-        error, error_s = its.step_error, its.wait_error_s
+    for prediction in predictions:
+        row = prediction.row
+        error, error_s = prediction.step_error, prediction.wait_error_s
         table.add_row(
             str(row),
-            _beside(its.step_s, row.step_s) + ("" if error is None else f"\n{error:+.1%}"),
-            _beside(its.wait_s, row.wait_s) + ("" if error_s is None else f"\n{error_s:+.1f}"),
-            _beside(its.generation_s, row.generate_sequences_s),
-            _beside(its.speedup, its.published_speedup, digits=2),
+            _beside(prediction.step_s, row.step_s) + ("" if error is None else f"\n{error:+.1%}"),
+            _beside(prediction.wait_s, row.wait_s) + ("" if error_s is None else f"\n{error_s:+.1f}"),
+            _beside(prediction.generation_s, row.generate_sequences_s),
+            _beside(prediction.speedup, prediction.published_speedup, digits=2),
         )
     console.print(table)
 
@@ -85,13 +85,13 @@ def write_csv(path: Path, predictions: Sequence[Prediction], given: Given) -> No
         ["line", "mode", "engine", "rollout_gpus", "train_gpus", "step_s", "step_predicted_s", "step_error", "wait_s"]
         + ["wait_predicted_s", "wait_error_s", "generate_sequences_s", "generation_predicted_s", "dropped_share"]
     )
-    for its in predictions:
-        row = its.row
+    for prediction in predictions:
+        row = prediction.row
         writer.writerow(
             [row.number, row.mode, row.engine, row.rollout_gpus, row.train_gpus]
-            + [_text(row.step_s, 2), f"{its.step_s:.2f}", _text(its.step_error, 4)]
-            + [_text(row.wait_s, 2), f"{its.wait_s:.2f}", _text(its.wait_error_s, 2)]
-            + [_text(row.generate_sequences_s, 2), f"{its.generation_s:.2f}", f"{its.dropped:.4f}"]
+            + [_text(row.step_s, 2), f"{prediction.step_s:.2f}", _text(prediction.step_error, 4)]
+            + [_text(row.wait_s, 2), f"{prediction.wait_s:.2f}", _text(prediction.wait_error_s, 2)]
+            + [_text(row.generate_sequences_s, 2), f"{prediction.generation_s:.2f}", f"{prediction.dropped:.4f}"]
         )
     write_text(path, text.getvalue())
 
@@ -105,22 +105,23 @@ def _bars(figure: Figure, predictions: Sequence[Prediction]) -> None:
     figure.set_size_inches(10, 1.6 + 0.7 * len(predictions))
     axes = figure.add_subplot()
     places = np.arange(len(predictions), dtype=float)
-    published = [its.row.step_s or 0.0 for its in predictions]
-    waits = [its.row.wait_s or 0.0 for its in predictions]
-    axes.barh(places - 0.2, published, 0.36, color=GRAY, label="published step")
-    axes.barh(places - 0.2, waits, 0.36, color="0.25", label="published wait")
-    axes.barh(places + 0.2, [its.step_s for its in predictions], 0.36, color=BLUE, label="predicted step")
-    axes.barh(places + 0.2, [its.wait_s for its in predictions], 0.36, color=ORANGE, label="predicted wait")
-    for place, its in zip(places, predictions, strict=True):
-        if its.step_error is not None:
+    for offset, widths, color, label in (
+        (-0.2, [prediction.row.step_s or 0.0 for prediction in predictions], GRAY, "published step"),
+        (-0.2, [prediction.row.wait_s or 0.0 for prediction in predictions], "0.25", "published wait"),
+        (0.2, [prediction.step_s for prediction in predictions], BLUE, "predicted step"),
+        (0.2, [prediction.wait_s for prediction in predictions], ORANGE, "predicted wait"),
+    ):
+        axes.barh(places + offset, widths, 0.36, color=color, label=label)
+    for place, prediction in zip(places, predictions, strict=True):
+        if prediction.step_error is not None:
             axes.annotate(
-                f"{its.step_error:+.1%}",
-                (its.step_s, place + 0.2),
+                f"{prediction.step_error:+.1%}",
+                (prediction.step_s, place + 0.2),
                 xytext=(4, 0),
                 textcoords="offset points",
                 va="center",
             )
-    axes.set_yticks(places, [str(its.row) for its in predictions])
+    axes.set_yticks(places, [str(prediction.row) for prediction in predictions])
     axes.invert_yaxis()
     axes.set_xlabel("seconds per step")
     axes.margins(x=0.12)

@@ -10,8 +10,7 @@ import numpy as np
 
 from harness.config import ConfigError
 from harness.cost_model.calibration.fitting import not_negative
-from harness.studies.predictions.settings import TableSettings
-from harness.studies.predictions.table import Row, nearest
+from harness.studies.predictions.table import Row, TableSettings, nearest
 
 UPDATE = "update_actor_s"
 

@@ -1,22 +1,25 @@
-"""An asynchronous row, predicted: its schedule's own file on the virtual clock, at calibrated costs."""
+"""`make predict`: the asynchronous rows of a table, each by its schedule's own file on the virtual clock, at costs that
+were fitted to the synchronous rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
 from harness.metrics.timeline import Interval, Timeline, clip, length
-from harness.studies.predictions.fit import WARMUP, Fit, around_s, drawn, engine_cost, engines_of, host_s
-from harness.studies.predictions.phases import UPDATE
-from harness.studies.predictions.pool import by_token_alone, one_device_each
-from harness.studies.predictions.settings import TableSettings, factors_of
-from harness.studies.predictions.table import Row
+from harness.runtime.parallel import parallel_map
+from harness.studies.predictions.fit import WARMUP, WorkloadFit, around_s, drawn, engine_cost, engines_of, fit, host_s
+from harness.studies.predictions.phases import UPDATE, Given, Scaling, scalings, training_phases
+from harness.studies.predictions.table import Row, TableSettings, factors_of, read_table, read_table_settings
 
 END = 2
 """Iterations at the end, while no more is generated."""
+
+_TIMEOUT_S = 3600.0  # longest wait for all rows
 
 _TRAINING_SIDE = frozenset({"actor", "actor_fwd", "reference", "reward", "advantages"})
 
@@ -30,7 +33,7 @@ class Prediction:
     """
 
     row: Row
-    fit: Fit
+    fit: WorkloadFit
     phases: Mapping[str, float]
     step_s: float
     generation_s: float
@@ -64,7 +67,7 @@ class Case:
     config: its job, devices and costs aside."""
 
     row: Row
-    fit: Fit
+    fit: WorkloadFit
     config: JobConfig
     phases: Mapping[str, float]
     settings: TableSettings
@@ -73,6 +76,71 @@ class Case:
     def fetch_s(self) -> float:
         """Of a batch: what the trainer spends on taking its samples from the queue, and waits meanwhile."""
         return self.settings.fetch_s_per_sample.get(self.row.mode, 0.0) * self.config.algorithm.batch_samples
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A table, as it was predicted."""
+
+    fits: list[WorkloadFit]
+    predictions: list[Prediction]
+
+
+def predict_table(
+    path: Path,
+    given: Given,
+    arguments: Sequence[str] = (),
+    *,
+    processes: int = 1,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Predicted:
+    """Calibrate on the synchronous rows of a table, predict the others.
+
+    arguments: settings of the job, over those of the table. processes: how many simulate rows side by side. progress:
+    is called with what is being done. Raises ConfigError where the table, or a job of it, cannot be.
+    """
+    settings, rows = read_table_settings(path), read_table(path)
+    synchronous = _synchronous(path, rows)
+    others = [row for row in rows if row not in synchronous]
+    if not others:
+        raise ConfigError(f"{path} has no row to predict: all of them are synchronous, and calibrate")
+    by_engine: dict[str, tuple[WorkloadFit, dict[str, Scaling]]] = {}
+    for engine in dict.fromkeys(row.engine for row in synchronous):
+        alike = [row for row in synchronous if row.engine == engine]
+        progress(f"fitting {', '.join(map(str, alike))}")
+        config = settings.job(alike[0], arguments)
+        sync = scalings(alike, settings.scoring_fixed_s_per_sample * config.algorithm.batch_samples)
+        by_engine[engine] = fit(alike, config, sync, batches=settings.batches), sync
+    progress(f"simulating {len(others)} rows")
+    cases = [_case(row, others, by_engine, settings, given, arguments) for row in others]
+    made = parallel_map(predict, cases, processes=processes, timeout_s=_TIMEOUT_S, what="rows to be simulated")
+    return Predicted([fitted for fitted, _ in by_engine.values()], made)
+
+
+def _synchronous(path: Path, rows: Sequence[Row]) -> list[Row]:
+    """Rows to calibrate on: colocated ones, or, where there are none, separate pools that never overlap."""
+    colocated = [row for row in rows if row.colocated]
+    separated = [row for row in rows if row.mode == "separated_sync" and row.options.get("streaming") == "false"]
+    if not colocated and not separated:
+        raise ConfigError(
+            f"{path} has no synchronous row to calibrate on; add one of mode colocate_sync, or separated_sync with a "
+            "column `streaming` that says false"
+        )
+    return colocated or separated
+
+
+def _case(
+    row: Row,
+    others: Sequence[Row],
+    by_engine: Mapping[str, tuple[WorkloadFit, Mapping[str, Scaling]]],
+    settings: TableSettings,
+    given: Given,
+    arguments: Sequence[str],
+) -> Case:
+    """A row, calibrated on the rows of its engine, or, where it has none, of the first engine."""
+    fitted, sync = by_engine.get(row.engine) or next(iter(by_engine.values()))
+    phases = training_phases(row, others, sync, settings, given)
+    return Case(row, fitted, settings.job(row, arguments), phases, settings)
 
 
 def predict(case: Case) -> Prediction:
@@ -155,3 +223,32 @@ def _dropped(recorder: Recorder) -> float:
     metrics = recorder.ledger.metrics()
     done = metrics["ledger/trained"] + metrics["ledger/dropped_stale"]
     return metrics["ledger/dropped_stale"] / done if done else 0.0
+
+
+def one_device_each(config: JobConfig, split: Mapping[str, int | str]) -> JobConfig:
+    """The job in which every rollout engine, and every other pool, is one device; split: as `schedule.split`.
+
+    How the devices of a worker share its work is in the costs then, not in the layout.
+    """
+    return replace(
+        config,
+        schedule=replace(config.schedule, split=dict(split)),
+        cluster=replace(config.cluster, devices=sum(count for count in split.values() if isinstance(count, int))),
+        engine=replace(config.engine, tensor_parallel=1),
+        training=replace(config.training, tensor_parallel=1, pipeline_parallel=1, expert_parallel=1),
+    )
+
+
+def by_token_alone(cost: CostConfig, train_s_per_token: float, log_prob_s_per_token: float) -> CostConfig:
+    """Costs whose training and scoring are a time per token and nothing else; what generation costs stays."""
+    return replace(
+        cost,
+        log_prob_s_per_token=log_prob_s_per_token,
+        log_prob_s_per_pair=0.0,
+        log_prob_call_s=0.0,
+        train_s_per_token=train_s_per_token,
+        train_s_per_pair=0.0,
+        train_call_s=0.0,
+        train_step_s=0.0,
+        call_s=0.0,
+    )

@@ -1,14 +1,20 @@
-"""A published table of step times as rows, whatever of it is there."""
+"""A published table of step times: its rows, whatever of them is there, and what is known of its runs besides."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+from typing import Any
 
-from harness.config import ConfigError
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from harness.config import STRICT, ConfigError, JobConfig, RooflineConfig, first_line
+from harness.config.compose import EXPERIMENTS, compose_job, read_settings
+from harness.config.fields import Count, NotNegative, Positive
 from schedules import SCHEDULES
 
 COLOCATED = "colocate_sync"
@@ -16,11 +22,14 @@ COLOCATED = "colocate_sync"
 PHASES = ("old_log_prob_s", "ref_log_prob_s", "update_actor_s")
 """What a training pool does with a batch; everything else in a step is generation, waiting, or work on the host."""
 
+DEFAULTS = EXPERIMENTS / "papers" / "defaults.yaml"
+
 _COUNTS = ("total_gpus", "rollout_gpus", "train_gpus")
+
 _SECONDS = ("step_s", "gen_s", "wait_prev_gen_s", "generate_sequences_s", *PHASES)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Row:
     """One row. Seconds of one training step; None where the cell is empty or the column missing.
 
@@ -99,6 +108,7 @@ def _row(path: Path, number: int, cells: Mapping[str, str | None]) -> Row:
     found = {name: _number(where, name, cells.get(name)) for name in (*_COUNTS, *_SECONDS)}
     rollout, train = _pools(where, mode, *(found[name] for name in _COUNTS))
     wait = found["wait_prev_gen_s"]
+    options = [option.name for option in dataclasses.fields(SCHEDULES[mode])]  # type: ignore[arg-type]
     return Row(
         number=number,
         mode=mode,
@@ -109,12 +119,8 @@ def _row(path: Path, number: int, cells: Mapping[str, str | None]) -> Row:
         gen_s=found["gen_s"] if wait is None else wait,
         generate_sequences_s=found["generate_sequences_s"],
         phases={name: seconds for name in PHASES if (seconds := found[name]) is not None},
-        options={name: text for name in _options(mode) if (text := (cells.get(name) or "").strip())},
+        options={name: text for name in options if (text := (cells.get(name) or "").strip())},
     )
-
-
-def _options(mode: str) -> list[str]:
-    return [field.name for field in dataclasses.fields(SCHEDULES[mode])]  # type: ignore[arg-type]
 
 
 def _number(where: str, name: str, cell: str | None) -> float | None:
@@ -148,3 +154,62 @@ def _pools(where: str, mode: str, total: float | None, rollout: float | None, tr
             f"{where}: the row does not say how many devices generate and train; fill in {', '.join(_COUNTS)}"
         )
     return whole[0], whole[1]
+
+
+@dataclass(frozen=True, config=STRICT)
+class TableSettings:
+    """As experiments/papers/defaults.yaml explains them. None of them is of a single row."""
+
+    chunks: Count
+    optimizer_steps: Count
+    optimizer_step_s: NotNegative
+    dedicated: Positive
+    batches: Count
+    scoring_fixed_s_per_sample: NotNegative
+    fetch_s_per_sample: dict[str, NotNegative]
+    settings: list[str] = field(default_factory=list)
+    engines: dict[str, list[str]] = field(default_factory=dict)
+    modes: dict[str, list[str]] = field(default_factory=dict)
+
+    def job(self, row: Row, arguments: Sequence[str]) -> JobConfig:
+        """The job of a row, its devices and costs aside. Raises ConfigError, naming the setting."""
+        options = [f"schedule.{name}={value}" for name, value in row.options.items()]
+        return compose_job(
+            [
+                f"schedule={row.mode}",
+                "backend=virtual",
+                "algorithm.reference=false",
+                *self.settings,
+                *self.engines.get(row.engine, []),
+                *self.modes.get(row.mode, []),
+                *arguments,
+                *options,
+            ]
+        )
+
+
+def read_table_settings(table: Path) -> TableSettings:
+    """The file of the table's name beside it, over the defaults: lists are added to, single values replaced."""
+    own = table.with_suffix(".yaml")
+    tree = read_settings(DEFAULTS)
+    for name, value in (read_settings(own) if own.is_file() else {}).items():
+        tree[name] = _over(tree.get(name), value)
+    try:
+        return TypeAdapter(TableSettings).validate_python(tree)
+    except ValidationError as error:
+        raise ConfigError(f"{own if own.is_file() else DEFAULTS}: {first_line(error)}") from error
+
+
+def _over(below: Any, value: Any) -> Any:
+    if isinstance(below, list) and isinstance(value, list):
+        return [*below, *value]
+    if isinstance(below, dict) and isinstance(value, dict):
+        return below | {name: _over(below.get(name), item) for name, item in value.items()}
+    return value
+
+
+def factors_of(config: JobConfig) -> RooflineConfig:
+    """The roofline's factors. Raises ConfigError where costs are given: a table is calibrated from a roofline."""
+    if not isinstance(config.cost, RooflineConfig):
+        raise ConfigError(f"cost={config.cost.name} is given; a table is calibrated over cost=roofline")
+    return config.cost

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engines.simulated.decoding import Decoding
 from harness.config import CostConfig
-from harness.cost_model.step_time import DecodeCost
+from harness.cost_model.cost import DecodeCost
 from tests.support.examples import examples
 from tests.support.simulated_setting import COST
 from tests.support.token_by_token import Sample, TokenByToken

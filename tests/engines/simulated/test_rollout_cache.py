@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.simulated.decoding import Decoding
-from engines.simulated.samples import SimulatedSample
-from harness.cost_model.step_time import DecodeCost
+from engines.simulated.decoding import Decoding, SimulatedSample
+from harness.cost_model.cost import DecodeCost
 from harness.protocols import Completion
 from harness.runtime.virtual_runtime import run_virtual
 from tests.support.examples import examples

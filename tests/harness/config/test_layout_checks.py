@@ -10,7 +10,7 @@ from harness.config.checks.job import Plan, plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost
-from harness.cost_model.layout import Layout
+from harness.cost_model.memory import Layout
 
 BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro_batch_groups=1")
 

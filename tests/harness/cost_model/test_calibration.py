@@ -9,8 +9,9 @@ import pytest
 
 from harness.config import CostConfig
 from harness.config.compose import compose_job
-from harness.cost_model.calibration.costs import Measured, calibrate, trace
 from harness.cost_model.calibration.fitting import fit, fit_undisturbed
+from harness.cost_model.calibration.recorded import WorkTimes
+from harness.cost_model.calibration.runs import calibrate, trace
 
 BASE = compose_job(["cost=tiny_cpu"]).cost
 TRUTH = replace(
@@ -37,7 +38,7 @@ COSTS = (
 FIXED = ("train_step_s", "call_s", "sync_s", "offload_s", "reload_s")
 
 
-def what_it_makes(cost: CostConfig, noise: float = 0.0) -> Measured:
+def what_it_makes(cost: CostConfig, noise: float = 0.0) -> WorkTimes:
     random = np.random.default_rng(0)
 
     def noisy(seconds: np.ndarray) -> np.ndarray:
@@ -49,7 +50,7 @@ def what_it_makes(cost: CostConfig, noise: float = 0.0) -> Measured:
     scored, trained = random.uniform(200, 900, size=(2, 160))
     copy_s = cost.weight_bytes / cost.host_bytes_per_s
     decoding = longest * cost.decode_step_s + sampled * cost.decode_step_s_per_sample
-    return Measured(
+    return WorkTimes(
         generate_s=noisy(decoding + prompts * cost.prefill_s_per_token),
         steps=longest,
         sampled=sampled,

@@ -13,13 +13,12 @@ from harness.cli import main as cli
 from harness.config import ConfigError, CostConfig, ModelConfig, RooflineConfig, TrainingConfig
 from harness.config.compose import choices, compose_job
 from harness.cost_model import shape
-from harness.cost_model.profile.fitting import fit_profile
-from harness.cost_model.profile.grid import Grid, grid_for, inference_depths, training_depths
-from harness.cost_model.profile.record import record
-from harness.cost_model.profile.rows import PHASES, Phase, Profile, Row, deep, read_profile, write_profile
-from harness.cost_model.profile.shares import implied_shares, known_device
-from harness.cost_model.profile.stopwatch import Stopwatch
-from harness.cost_model.roofline import Layout, roofline
+from harness.cost_model.memory import Layout
+from harness.cost_model.profile.fitting import fit_profile, implied_shares, known_device
+from harness.cost_model.profile.record import Grid, grid_for, inference_depths, record, training_depths
+from harness.cost_model.profile.rows import PHASES, DeviceProfile, Phase, Row, deep, read_profile, write_profile
+from harness.cost_model.profile.timing import Stopwatch
+from harness.cost_model.roofline import roofline
 
 JOB = compose_job(["model=qwen3-0.6b", "cost=roofline", "device=h100"])
 MODEL = JOB.model
@@ -50,7 +49,7 @@ def pass_s(per_token: float, per_pair: float, fixed: float, samples: int, length
     return fixed + samples * length * per_token + samples * length**2 * per_pair
 
 
-def profile_of(cost: CostConfig, noise: float = 0.0) -> Profile:
+def profile_of(cost: CostConfig, noise: float = 0.0) -> DeviceProfile:
     """What a device with these costs would show."""
     random, grid = np.random.default_rng(0), grid_for(MODEL, "cuda")
     rows: list[Row] = []
@@ -74,7 +73,7 @@ def profile_of(cost: CostConfig, noise: float = 0.0) -> Profile:
         add("copy_to_device", 1e-5 + size / cost.host_bytes_per_s / 1.5, size=size)
     for phase, fixed in (("load", cost.sync_s), ("sleep", cost.offload_s), ("wake", cost.reload_s)):
         add(phase, fixed + cost.weight_bytes / cost.host_bytes_per_s, size=cost.weight_bytes)  # type: ignore[arg-type]
-    return Profile(MODEL, "NVIDIA H100 80GB HBM3", "cuda", 80 << 30, 1, {"torch": "2"}, tuple(rows))
+    return DeviceProfile(MODEL, "NVIDIA H100 80GB HBM3", "cuda", 80 << 30, 1, {"torch": "2"}, tuple(rows))
 
 
 def test_costs_are_found_again_from_exact_times() -> None:
@@ -169,13 +168,13 @@ GRID = Grid(
 
 
 @pytest.fixture(scope="module")
-def profile() -> Profile:
+def profile() -> DeviceProfile:
     cpu = torch.device("cpu")
     watch = Stopwatch(cpu, repeats=3, warmup=1)
     return record(TINY, TrainingConfig(), device=cpu, watch=watch, grid=GRID, depths=((4,), (2, 3)))
 
 
-def test_everything_is_timed(profile: Profile) -> None:
+def test_everything_is_timed(profile: DeviceProfile) -> None:
     assert {row.phase for row in profile.rows} == set(PHASES)
     assert all(row.seconds > 0 for row in profile.rows)
     assert (profile.depths("decode"), profile.depths("train"), profile.depths("optimizer")) == ([4], [2, 3], [2, 3])
@@ -184,7 +183,7 @@ def test_everything_is_timed(profile: Profile) -> None:
     assert load.bytes == shape.weight_bytes(TINY)
 
 
-def test_a_profile_is_the_same_when_it_is_read_again(profile: Profile, tmp_path: Path) -> None:
+def test_a_profile_is_the_same_when_it_is_read_again(profile: DeviceProfile, tmp_path: Path) -> None:
     path = tmp_path / "profiles" / "tiny.json"
     write_profile(path, profile)
 
@@ -194,7 +193,7 @@ def test_a_profile_is_the_same_when_it_is_read_again(profile: Profile, tmp_path:
 
 
 def test_a_recorded_profile_becomes_costs_that_a_job_reads(
-    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    profile: DeviceProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "RESULTS", tmp_path)
     path = tmp_path / "there.json"

@@ -10,8 +10,8 @@ import pytest
 
 from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
-from harness.cost_model.calibration.costs import Measured, calibrate, together
-from harness.cost_model.calibration.recorded import decode_steps, measured, turns
+from harness.cost_model.calibration.recorded import WorkTimes, decode_steps, measured, together, turns
+from harness.cost_model.calibration.runs import calibrate
 from harness.driver.session import simulate
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
@@ -57,7 +57,7 @@ PAIRS = ("decode_s_per_cached_token", "prefill_s_per_pair", "log_prob_s_per_pair
 
 
 @cache
-def simulated(cost: CostConfig, slots: int, *settings: str) -> Measured:
+def simulated(cost: CostConfig, slots: int, *settings: str) -> WorkTimes:
     job = compose_job(["cost=tiny_cpu", "iterations=4", "algorithm.group_size=4", *settings])
     job = replace(job, cost=cost, engine=replace(job.engine, slots=slots))
     run = simulate(job, 0)
@@ -66,7 +66,7 @@ def simulated(cost: CostConfig, slots: int, *settings: str) -> Measured:
     return measured(run.timeline, samples, slots=slots, micro_batch=micro_batch, warmup=1)
 
 
-def runs(cost: CostConfig, *settings: str, slots: int = 128) -> Measured:
+def runs(cost: CostConfig, *settings: str, slots: int = 128) -> WorkTimes:
     """Two of them, of different micro-batches."""
     sizes = (("algorithm.micro_batch_groups=4",), ("algorithm.batch_groups=8", "algorithm.micro_batch_groups=2"))
     return together([simulated(cost, slots, *settings, *size) for size in sizes])

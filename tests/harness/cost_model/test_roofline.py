@@ -11,10 +11,8 @@ from omegaconf import OmegaConf
 
 from harness.config import CostConfig, DeviceConfig, RooflineConfig
 from harness.config.compose import EXPERIMENTS, choices, compose_job
-from harness.cost_model.layout import Layout
-from harness.cost_model.links import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s
-from harness.cost_model.memory import gathered_bytes
-from harness.cost_model.roofline import roofline
+from harness.cost_model.memory import Layout, gathered_bytes
+from harness.cost_model.roofline import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s, roofline
 from harness.cost_model.shape import (
     active_parameters,
     expert_parameters,

@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,24 +13,23 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from harness.config.compose import compose_job
-from harness.studies.papers.console import show
-from harness.studies.papers.experiment import PaperExperiment, names, parse, read_experiment
-from harness.studies.papers.files import write, write_overview
-from harness.studies.papers.kinds import calibrated, fitted_ratio, gantt
-from harness.studies.papers.modes import Mode, job_of, steps
-from harness.studies.papers.pools import pooled
+from harness.studies.papers.experiment import Context, PaperExperiment, names, parse, read_experiment
+from harness.studies.papers.fits import (
+    Calibrated,
+    RatioSetup,
+    RatioSimulation,
+    fit_ratio,
+    fit_workload,
+    ratio_job,
+    run_calibrated,
+    run_fitted_ratio,
+)
+from harness.studies.papers.modes import Mode, job_of, pooled, steps
+from harness.studies.papers.report import show, write, write_overview
 from harness.studies.papers.result import Line, Result
-from harness.studies.papers.run import make
-from harness.studies.papers.surroundings import Surroundings
+from harness.studies.papers.run import KINDS, run_papers
+from harness.studies.papers.simulated import Gantt, run_gantt
 
-FORMS = {
-    "fitted_ratio": "FittedRatio",
-    "scaling": "Scaling",
-    "calibrated": "Calibrated",
-    "predicted_table": "PredictedTable",
-    "measured": "Measured",
-    "gantt": "Gantt",
-}
 SMALL = [
     "model=qwen1.5b",
     "algorithm.batch_groups=8",
@@ -48,31 +46,31 @@ SMALL = [
 def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are means over 6 batches, however small, and fits are near enough sooner: it saves most of the time."""
     monkeypatch.setattr("harness.studies.papers.modes._LEAST_SAMPLES", 1)
-    monkeypatch.setattr("harness.studies.papers.kinds.fitted_ratio._NEAR", 0.02)
+    monkeypatch.setattr("harness.studies.papers.fits._NEAR", 0.02)
 
 
-def around(folder: Path) -> Surroundings:
-    return Surroundings(folder, Console(file=io.StringIO(), width=200))
+def context(folder: Path) -> Context:
+    return Context(folder, Console(file=io.StringIO(), width=200))
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_experiment_can_be_read_and_says_where_each_setting_is_from(name: str) -> None:
-    its = read_experiment(name)
-    form = getattr(import_module(f"harness.studies.papers.kinds.{its.kind}"), FORMS[its.kind])
-    assert its.read(form) and its.source and its.scale
-    assert all(setting.source for setting in (*its.job.values(), *its.settings.values()))
-    compose_job(its.overrides())
+    experiment = read_experiment(name)
+    form, _ = KINDS[experiment.kind]
+    assert experiment.read(form) and experiment.source and experiment.scale
+    assert all(setting.source for setting in (*experiment.job.values(), *experiment.settings.values()))
+    compose_job(experiment.overrides())
 
 
 def test_an_unknown_paper_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="PAPER=asyncflow is unknown; choose all, or one of .*asyncflow_ablation"):
-        make("asyncflow", around(tmp_path))
+        run_papers("asyncflow", context(tmp_path))
 
 
 def test_a_setting_that_no_kind_has_is_refused_by_its_name() -> None:
-    its = replace(read_experiment("asyncflow_gantt"), settings={})
+    experiment = replace(read_experiment("asyncflow_gantt"), settings={})
     with pytest.raises(ConfigError, match="asyncflow_gantt.paper.yaml: settings"):
-        its.read(gantt.Gantt)
+        experiment.read(Gantt)
     with pytest.raises(ConfigError, match="new.paper.yaml: kind=guess"):
         parse(
             {"name": "new", "kind": "guess", "title": "t", "source": "s", "compares": "c", "scale": "s", "settings": {}}
@@ -82,7 +80,7 @@ def test_a_setting_that_no_kind_has_is_refused_by_its_name() -> None:
 BASE = Mode("in sequence", ["schedule=separated_sync", "schedule.streaming=false"], "base")
 STREAMED = Mode("streamed", ["schedule=fully_async", "schedule.max_staleness=0", "schedule.order=completion"], "fitted")
 DELAYED = Mode("delayed", ["schedule=delayed_update"], "predicted")
-SETUP = fitted_ratio.Setup(tuple(SMALL), 2, 1.0, 1.0, 6.0, (BASE, STREAMED, DELAYED))
+SETUP = RatioSetup(tuple(SMALL), 2, 1.0, 1.0, 6.0, (BASE, STREAMED, DELAYED))
 
 
 def ablation(published: Mapping[str, float], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
@@ -96,7 +94,7 @@ def ablation(published: Mapping[str, float], folder: Path, monkeypatch: pytest.M
         "reference_share": 1.0,
         "least": 1.0,
         "most": 6.0,
-        "modes": [{"label": its.label, "job": its.job, "role": its.role} for its in (BASE, STREAMED, DELAYED)],
+        "modes": [{"label": mode.label, "job": mode.job, "role": mode.role} for mode in (BASE, STREAMED, DELAYED)],
     }
     job = dict(line.split("=") for line in SMALL)
     tree = {
@@ -105,7 +103,7 @@ def ablation(published: Mapping[str, float], folder: Path, monkeypatch: pytest.M
         "job": {name: {"value": value, "source": "made"} for name, value in job.items()},
         "settings": {name: {"value": value, "source": "made"} for name, value in settings.items()},
     }
-    return fitted_ratio.run(parse(tree), around(folder))
+    return run_fitted_ratio(parse(tree), context(folder))
 
 
 def test_the_fit_does_not_see_what_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,33 +122,34 @@ def test_a_way_of_working_that_no_row_is_about_is_refused(tmp_path: Path, monkey
     relax = read_experiment("relax")
     with pytest.raises(ConfigError, match=r"'delayed' is in no row of made.csv; there are \['in seq"):
         ablation({"in sequence": 1.0, "streamed": 1.8}, tmp_path, monkeypatch)
-    monkeypatch.setattr(PaperExperiment, "published", lambda its: [{"mode": "another", "step_s": "1"}])
+    monkeypatch.setattr(PaperExperiment, "published", lambda experiment: [{"mode": "another", "step_s": "1"}])
     with pytest.raises(ConfigError, match="relax.paper.yaml: 'colocate_sync' is in no row of relax.csv"):
-        calibrated.run(relax, around(tmp_path))
+        run_calibrated(relax, context(tmp_path))
 
 
 def test_a_ratio_is_found_again_from_the_speed_up_that_it_makes() -> None:
-    speedup = fitted_ratio.Simulation(SETUP).speedup(STREAMED, 2.0)
-    found = fitted_ratio.fit_and_predict(speedup, SETUP)
+    speedup = RatioSimulation(SETUP).speedup(STREAMED, 2.0)
+    found = fit_ratio(speedup, SETUP)
     assert found.ratio == pytest.approx(2.0, rel=0.1)
-    assert fitted_ratio.fit_and_predict(5.0, SETUP).ratio is None
+    assert fit_ratio(5.0, SETUP).ratio is None
 
 
 def test_the_base_takes_what_its_tasks_take() -> None:
     """So that it need not be simulated at every ratio."""
-    rollout_s = steps(fitted_ratio._job(SETUP, BASE, 0.0)).seconds
-    whole_s = steps(fitted_ratio._job(SETUP, BASE, 3.0)).seconds
+    rollout_s = steps(ratio_job(SETUP, BASE, 0.0)).seconds
+    whole_s = steps(ratio_job(SETUP, BASE, 3.0)).seconds
     assert whole_s == pytest.approx(rollout_s + 6.0, rel=0.01)
 
 
-def test_an_unknown_of_the_workload_is_found_again() -> None:
+def test_an_unknown_of_the_workload_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.studies.papers.fits._NEAR", 0.003)
     mode = Mode("in turn", ["schedule=colocate_sync"], "base")
     job = [*SMALL, "cluster.devices=4", "training.recompute_activations=true"]
-    form = calibrated.Calibrated("cost.lengths.mean", 20.0, 160.0, [mode], 0.1)
+    form = Calibrated("cost.lengths.mean", 20.0, 160.0, [mode], 0.1)
     wanted = steps(job_of(mode, [*job, "cost.lengths.mean=70.0"])).seconds
-    assert calibrated.fit(form, job, wanted) == pytest.approx(70.0, rel=0.1)
+    assert fit_workload(job, wanted, form).value == pytest.approx(70.0, rel=0.1)
     with pytest.raises(ConfigError, match="no cost.lengths.mean from 20 to 160"):
-        calibrated.fit(form, job, 100 * wanted)
+        fit_workload(job, 100 * wanted, form)
 
 
 def test_a_pool_is_one_device_as_fast_as_its_ranks() -> None:
@@ -175,18 +174,18 @@ def test_errors_are_told_for_figures_and_bands_and_not_for_words() -> None:
 
 
 def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
-    its: PaperExperiment = read_experiment("relax")
+    experiment = read_experiment("relax")
     lines = [
         Line("seconds", "one", "base", 2.0, 2.0),
         Line("seconds", "two", "predicted", 1.0, 1.1, 1.3, within=0.2),
         Line("busy, %", "one", "predicted", (30.0, 50.0), 40.0),
         Line("throughput", "one", "predicted", "low", 1.0),
     ]
-    result = Result(its, lines, ["fitted to one"])
+    result = Result(experiment, lines, ["fitted to one"])
     console = Console(file=io.StringIO(), width=200)
     show(result, console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "+10.0%" in shown and "inside" in shown and "measured on tiny" in shown and its.source in shown
+    assert "+10.0%" in shown and "inside" in shown and "measured on tiny" in shown and experiment.source in shown
     assert all(len(line) <= 80 for line in _printed(result, 80))
     table, page, picture = write(result, tmp_path)
     rows = [line for line in table.read_text().splitlines() if not line.startswith("#")]
@@ -209,8 +208,8 @@ def _printed(result: Result, width: int) -> list[str]:
 
 def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> None:
     modes = [
-        Mode(its.label, its.job, its.role, {"rollout": 2, "actor": 1, "actor_fwd": 1, "reference": 1})
-        for its in (BASE, DELAYED)
+        Mode(mode.label, mode.job, mode.role, {"rollout": 2, "actor": 1, "actor_fwd": 1, "reference": 1})
+        for mode in (BASE, DELAYED)
     ]
     experiment = read_experiment("asyncflow_gantt")
     small = dict(line.split("=") for line in SMALL)
@@ -218,8 +217,8 @@ def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> 
     experiment = replace(
         experiment,
         job={name: setting(value, "made") for name, value in small.items()},
-        settings={"iterations": setting(2, "made"), "modes": setting([vars(its) for its in modes], "made")},
+        settings={"iterations": setting(2, "made"), "modes": setting([vars(mode) for mode in modes], "made")},
     )
-    result = gantt.run(experiment, around(tmp_path))
+    result = run_gantt(experiment, context(tmp_path))
     assert [line.quantity for line in result.lines].count("seconds per step") == 2
     assert write(result, tmp_path)[-1].stat().st_size > 10_000

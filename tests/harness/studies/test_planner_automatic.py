@@ -9,7 +9,7 @@ import pytest
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
-from harness.studies.planner.automatic import DEVICES, Automatic, with_plan
+from harness.studies.planner.automatic import DEVICES, PlannedJob, with_plan
 from harness.studies.planner.explore import Effort
 
 LAPTOP = Machine(cores=2, gpus=0, gpu_bytes=0)
@@ -19,16 +19,16 @@ LARGE = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "
 @pytest.fixture(autouse=True)
 def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.studies.planner.automatic.EFFORT", Effort(samples=1, trials=1))
-    monkeypatch.setattr("harness.studies.planner.trial._LEAST_SAMPLES", 1)
+    monkeypatch.setattr("harness.studies.planner.explore._LEAST_SAMPLES", 1)
 
 
-def planned(*arguments: str) -> Automatic:
+def planned(*arguments: str) -> PlannedJob:
     return with_plan(compose_job(arguments), arguments, LAPTOP)
 
 
 def left_alone(*arguments: str) -> bool:
     config = compose_job(arguments)
-    return with_plan(config, arguments, LAPTOP) == Automatic(config)
+    return with_plan(config, arguments, LAPTOP) == PlannedJob(config)
 
 
 def from_command(command: str) -> JobConfig:
@@ -43,17 +43,17 @@ def from_command(command: str) -> JobConfig:
 
 @pytest.mark.parametrize("schedule", ["fully_async", "half_step", "colocate_sync"])
 def test_the_command_that_it_says_makes_the_same_job(schedule: str) -> None:
-    its = planned(f"schedule={schedule}", *LARGE)
-    why, what, command = its.said
+    job = planned(f"schedule={schedule}", *LARGE)
+    why, what, command = job.messages
     assert why.startswith("Why: model=qwen7b needs ") and what.startswith(f"Planned for {DEVICES} devices: ")
-    assert cell_name(its.config) == cell_name(from_command(command))
-    assert its.config.backend == "virtual" and its.config.cluster.devices == DEVICES
-    assert its == planned(f"schedule={schedule}", *LARGE), "the same every time"
+    assert cell_name(job.config) == cell_name(from_command(command))
+    assert job.config.backend == "virtual" and job.config.cluster.devices == DEVICES
+    assert job == planned(f"schedule={schedule}", *LARGE), "the same every time"
 
 
 def test_what_the_user_says_of_devices_and_staleness_stays() -> None:
-    its = planned("schedule=fully_async", *LARGE, "cluster.devices=8", "schedule.max_staleness=1").config
-    assert its.cluster.devices == 8 and its.schedule.options["max_staleness"] == 1
+    job = planned("schedule=fully_async", *LARGE, "cluster.devices=8", "schedule.max_staleness=1").config
+    assert job.cluster.devices == 8 and job.schedule.options["max_staleness"] == 1
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,10 @@ from harness.config import JobConfig
 from harness.config.checks.job import device_roles
 from harness.config.compose import compose_job, make_schedule
 from harness.driver.session import simulate
-from harness.studies.planner.candidate import Candidate
-from harness.studies.planner.draws import Draws
-from harness.studies.planner.explore import Effort, cost_of, crew_of, explore, scoring_roles
-from harness.studies.planner.grid import grid
+from harness.studies.planner.candidates import Candidate, grid
+from harness.studies.planner.explore import Effort, cost_of, explore, pool_layout, scoring_roles, trial, window
 from harness.studies.planner.period import period
-from harness.studies.planner.trial import trial, window
-from harness.studies.planner.work import least_work, likely_work
+from harness.studies.planner.work import LengthSamples, least_work, likely_work
 from schedules import SCHEDULES, KStepOff
 
 SMALL = (
@@ -42,12 +39,12 @@ def candidates(config: JobConfig) -> list[Candidate]:
     return [candidate for candidate in every if cost_of(config, candidate, roles) is not None]
 
 
-def bound(config: JobConfig, candidate: Candidate, draws: Draws) -> float:
+def bound(config: JobConfig, candidate: Candidate, lengths: LengthSamples) -> float:
     schedule, roles = make_schedule(config), device_roles(config)
     cost = cost_of(config, candidate, roles)
     assert cost is not None
-    crew = crew_of(config, schedule, candidate, len(scoring_roles(roles)))
-    return period(schedule, least_work(cost, crew, draws))
+    pools = pool_layout(config, schedule, candidate, len(scoring_roles(roles)))
+    return period(schedule, least_work(cost, pools, lengths))
 
 
 @pytest.mark.parametrize(("name", "option"), JOBS)
@@ -65,14 +62,14 @@ def test_no_run_is_faster_than_its_bound(name: str, option: str) -> None:
         candidate = rng.choice(candidates(config))
         job = replace(candidate.apply(config, roles), iterations=iterations)
         began, ended = simulate(job, seed).timeline.elapsed_window()
-        least = bound(config, candidate, Draws.of(config, seed, iterations))
+        least = bound(config, candidate, LengthSamples.of(config, seed, iterations))
         assert (ended - began) / iterations >= least * (1 - 1e-9), (seed, candidate)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.studies.planner.trial._LEAST_SAMPLES", 1)  # two iterations tell them apart
+    monkeypatch.setattr("harness.studies.planner.explore._LEAST_SAMPLES", 1)  # two iterations tell them apart
     chosen = ["algorithm.micro_batch_groups=2", "training.recompute_activations=true", "training.pipeline_parallel=1"]
     fixed = [setting.partition("=")[0] for setting in chosen]
     light = ["cost.lengths.sigma=0.1", "algorithm.reference=false", "cluster.devices=8"]
@@ -80,10 +77,10 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
     found = explore(config, fixed, 0, Effort(10**9, 10**9)).found
     assert found is not None and found.left is None and (found.pruned > 0 or name == "delayed_update")
     schedule, roles = make_schedule(config), device_roles(config)
-    its = window(schedule, 32)
-    draws = Draws.of(config, 0, its.iterations)
+    short = window(schedule, 32)
+    lengths = LengthSamples.of(config, 0, short.iterations)
     times = [
-        trial(candidate.apply(config, roles), its, 0, bound=bound(config, candidate, draws)).seconds
+        trial(candidate.apply(config, roles), short, 0, bound=bound(config, candidate, lengths)).seconds
         for candidate in grid(config, schedule, True, fixed)
         if cost_of(config, candidate, roles) is not None
     ]
@@ -96,12 +93,12 @@ def test_batches_that_are_generated_as_one_wait_for_their_longest_responses_toge
     candidate = candidates(config)[0]
     cost = cost_of(config, candidate, device_roles(config))
     assert cost is not None
-    crew = crew_of(config, make_schedule(config), candidate, stages=2)
+    pools = pool_layout(config, make_schedule(config), candidate, stages=2)
     as_one, apart = (
-        likely_work(cost, replace(crew, together=batches), Draws.of(config, 0, 4), streaming=False).generate_s
-        for batches in (crew.together, 1)
+        likely_work(cost, replace(pools, together=batches), LengthSamples.of(config, 0, 4), streaming=False).generate_s
+        for batches in (pools.together, 1)
     )
-    assert crew.together == 2 and as_one < 0.9 * apart
+    assert pools.together == 2 and as_one < 0.9 * apart
 
 
 def test_a_candidate_uses_no_more_devices_than_there_are_and_the_batch_divides() -> None:
@@ -109,9 +106,9 @@ def test_a_candidate_uses_no_more_devices_than_there_are_and_the_batch_divides()
         config = compose_job([f"schedule={name}", *SMALL, "cluster.devices=24"])
         every = grid(config, make_schedule(config), True)
         assert every
-        for its in every:
-            assert 12 <= its.devices <= 24 and config.algorithm.batch_groups % (its.ranks * its.micro_groups) == 0
-            assert its.rollout % its.engine_parallel == 0 and its.engines >= make_schedule(config).least_engines
+        for one in every:
+            assert 12 <= one.devices <= 24 and config.algorithm.batch_groups % (one.ranks * one.micro_groups) == 0
+            assert one.rollout % one.engine_parallel == 0 and one.engines >= make_schedule(config).least_engines
 
 
 def test_the_grid_grows_with_the_logarithm_of_the_devices() -> None:

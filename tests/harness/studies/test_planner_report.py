@@ -14,19 +14,15 @@ from rich.console import Console
 from harness.cli.plan import write_plan
 from harness.config import ConfigError
 from harness.config.compose import compose_job
-from harness.studies.planner.candidate import Candidate
-from harness.studies.planner.command import bench_command
-from harness.studies.planner.explore import Exploration
-from harness.studies.planner.jobs import fixed_by, plan_settings
-from harness.studies.planner.plan import Choice, Plan
-from harness.studies.planner.reasons import why_slower
-from harness.studies.planner.report import print_plan
-from harness.studies.planner.scaling_page import Point, Study, draw_scaling, efficiency, page
-from harness.studies.planner.search import Found
-from harness.studies.planner.trial import Outcome
+from harness.studies.planner.candidates import Candidate
+from harness.studies.planner.explore import Exploration, TrialResult
+from harness.studies.planner.plan import Choice, Plan, bench_command, fixed_by, plan_settings
+from harness.studies.planner.report import print_plan, why_slower
+from harness.studies.planner.search import SearchResult
+from harness.studies.scaling import Point, ScalingStudy, draw_scaling, efficiency, page
 from schedules import SCHEDULES
 
-OUTCOME = Outcome(
+OUTCOME = TrialResult(
     seconds=100.0,
     bound=90.0,
     samples_per_s=80.0,
@@ -48,7 +44,7 @@ def exploration(schedule: str, **figures: float) -> Exploration:
     outcome = replace(OUTCOME, **figures)
     outcome = replace(outcome, samples_per_s=8000 / outcome.seconds)
     candidate = Candidate(16, 16, 0, True, 2, 2, 1, False, 1) if schedule == "colocate_sync" else APART
-    return Exploration(config, 9, 2, Found([(candidate, outcome)], pruned=6, left=None))
+    return Exploration(config, 9, 2, SearchResult([(candidate, outcome)], pruned=6, left=None))
 
 
 def choice(schedule: str, **figures: float) -> Choice:
@@ -66,19 +62,19 @@ PLAN = Plan(
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
-    assert [its.schedule for its in PLAN.front] == ["colocate_sync", "half_step", "fully_async"]
+    assert [choice.schedule for choice in PLAN.front] == ["colocate_sync", "half_step", "fully_async"]
     assert PLAN.best.name == "fully_async (2)"
     assert PLAN.runner_up is not None and PLAN.runner_up.schedule == "half_step"
 
 
 def test_a_hundredth_of_throughput_is_not_worth_any_lag() -> None:
     plan = Plan([exploration("half_step", seconds=100.5, lag_mean=0.5), exploration("fully_async", lag_mean=1.8)])
-    assert plan.best.schedule == "half_step" and [its.schedule for its in plan.front] == ["half_step"]
+    assert plan.best.schedule == "half_step" and [choice.schedule for choice in plan.front] == ["half_step"]
     assert plan.best_of_each[0].schedule == "fully_async" and plan.runner_up is plan.best_of_each[0]
 
 
 @pytest.mark.parametrize(
-    ("figures", "told"),
+    ("figures", "expected"),
     [
         ({"seconds": 100.2}, "no difference worth its lag"),
         (
@@ -91,15 +87,15 @@ def test_a_hundredth_of_throughput_is_not_worth_any_lag() -> None:
         ({"seconds": 120.0, "rollout_idle": 0.05, "training_idle": 0.05}, "the busiest has more to do"),
     ],
 )
-def test_what_costs_the_slower_one_most_is_why_it_lost(figures: dict[str, float], told: str) -> None:
-    said = why_slower(choice("one_step_off", **figures), choice("fully_async"))
-    assert re.search(told.replace("(", r"\(").replace(")", r"\)"), said), said
+def test_what_costs_the_slower_one_most_is_why_it_lost(figures: dict[str, float], expected: str) -> None:
+    sentence = why_slower(choice("one_step_off", **figures), choice("fully_async"))
+    assert re.search(expected.replace("(", r"\(").replace(")", r"\)"), sentence), sentence
 
 
 def test_everything_that_is_printed_and_written_says_that_it_is_simulated(tmp_path: Path) -> None:
-    told = StringIO()
-    print_plan(PLAN, SETTINGS, Console(file=told, width=120))
-    text = told.getvalue()
+    output = StringIO()
+    print_plan(PLAN, SETTINGS, Console(file=output, width=120))
+    text = output.getvalue()
     assert text.startswith("SIMULATED plan: qwen7b on 16 devices, costs analytical (cost=roofline on device=h100)")
     for name in ("colocate_sync", "one_step_off", "half_step", "fully_async (2)", "Runner-up: half_step needs 110 s"):
         assert name in text
@@ -112,9 +108,9 @@ def test_everything_that_is_printed_and_written_says_that_it_is_simulated(tmp_pa
 
 def test_costs_of_a_profile_are_told_apart_from_those_of_a_data_sheet() -> None:
     config = compose_job(["schedule=fully_async", *SETTINGS, "cost=tiny_cpu"])
-    told = StringIO()
-    print_plan(Plan([replace(exploration("fully_async"), config=config)]), SETTINGS, Console(file=told, width=120))
-    assert "costs profile-backed (cost=tiny_cpu, one layout)" in told.getvalue()
+    output = StringIO()
+    print_plan(Plan([replace(exploration("fully_async"), config=config)]), SETTINGS, Console(file=output, width=120))
+    assert "costs profile-backed (cost=tiny_cpu, one layout)" in output.getvalue()
 
 
 def test_the_command_holds_everything_that_was_chosen() -> None:
@@ -142,7 +138,7 @@ def test_scaling_is_held_against_the_smallest_size_that_fits(tmp_path: Path) -> 
     points = [Point("m", "half_step", n, rate, 0.5, 0.1, 0.2, "a", "b") for n, rate in rates.items()]
     points.append(Point("m", "one_step_off", 256, 30.0, 1.0, 0.1, 0.2, "a", "b"))
     assert efficiency(points[:3]) == pytest.approx([1.0, 0.9, 0.6])
-    study = Study(sorted(points, key=lambda point: point.devices), 512, 16, "analytical")
+    study = ScalingStudy(sorted(points, key=lambda point: point.devices), 512, 16, "analytical")
     text = page(study, 60.0)
     assert "| one_step_off | - | - | 30.0 (100%) | 1.00 |" in text
     assert "| half_step | 10.0 (100%) | 18.0 (90%) | 24.0 (60%) | 0.50 |" in text

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cost_model.cost import largest_share_s
-from harness.studies.planner.draws import Draws
-from harness.studies.planner.pareto import front
-from harness.studies.planner.search import Prospect, search
+from harness.studies.planner.search import Prospect, front, search
+from harness.studies.planner.work import LengthSamples
 from harness.transfer_queue import Ragged
 
 
@@ -73,9 +72,9 @@ def test_what_is_not_on_the_front_is_beaten_and_what_is_on_it_is_not(points: lis
 
 @given(st.lists(st.integers(1, 50), min_size=8, max_size=8), st.integers(1, 8), st.integers(1, 5))
 def test_micro_batches_are_cut_as_the_simulated_engines_cut_them(lengths: list[int], rows: int, parts: int) -> None:
-    draws, costs = Draws(np.array([lengths]), prompt=3, group_size=2), {"s_per_token": 0.5, "s_per_pair": 0.1}
-    seconds = draws.slowest_s(rows, parts, **costs)
+    costs = {"s_per_token": 0.5, "s_per_pair": 0.1}
+    seconds = LengthSamples(np.array([lengths]), prompt=3, group_size=2).slowest_s(rows, parts, **costs)
     for micro, start in enumerate(range(0, 8, rows)):
-        its = lengths[start : start + rows]
-        prompts, responses = (Ragged.from_rows([np.array([n]) for n in column]) for column in ([3] * len(its), its))
+        here = lengths[start : start + rows]
+        prompts, responses = (Ragged.from_rows([np.array([n]) for n in column]) for column in ([3] * len(here), here))
         assert seconds[0, micro] == pytest.approx(largest_share_s(prompts, responses, parts, **costs))

@@ -14,13 +14,19 @@ from rich.console import Console
 from harness.config import ConfigError, LengthsConfig
 from harness.cost_model.lengths import Lengths
 from harness.cost_model.shape import forward_flops_per_token
-from harness.studies.predictions.fit import Fit, drawn, engine_cost, engines_of, generated_s
-from harness.studies.predictions.generation import batch_seconds
-from harness.studies.predictions.lengths import capped_mean, lognormal
+from harness.studies.predictions.fit import (
+    WorkloadFit,
+    batch_seconds,
+    capped_mean,
+    drawn,
+    engine_cost,
+    engines_of,
+    generated_s,
+    lognormal,
+)
 from harness.studies.predictions.page import draw, print_fits, print_predictions, write_csv
-from harness.studies.predictions.run import predict_table
-from harness.studies.predictions.settings import read_table_settings
-from harness.studies.predictions.table import read_table
+from harness.studies.predictions.prediction import predict_table
+from harness.studies.predictions.table import read_table, read_table_settings
 
 SMALL = ["algorithm.batch_groups=32", "algorithm.group_size=4", "cost.lengths.cap=4000", "model=qwen1.5b"]
 """A batch that is simulated in a moment."""
@@ -84,7 +90,7 @@ def test_steps_that_are_bound_by_training_last_as_long_as_training(tmp_path: Pat
 def test_what_no_tail_explains_goes_into_the_cost_of_decoding(tmp_path: Path, factor: float, expected: str) -> None:
     lengths = LengthsConfig(kind="lognormal", mean=400.0, sigma=0.7, cap=4000)
     path = made_table(tmp_path, lengths, "one_step_off,,2,2,,,,", factor=factor)
-    fit: Fit = predict_table(path, "train", SMALL).fits[0]
+    fit: WorkloadFit = predict_table(path, "train", SMALL).fits[0]
     assert (fit.scale < 1) if expected == "scale" else (fit.step_s > 0)
     assert fit.generated_s[2] == pytest.approx(generated_s(read_table(path)[0]), rel=0.01)
 
@@ -96,13 +102,13 @@ def test_the_page_says_what_was_fitted_published_and_predicted(tmp_path: Path) -
     console = Console(width=220, record=True, file=io.StringIO())
     print_fits(predicted.fits, console)
     print_predictions(predicted.predictions, "sync", console)
-    (its,) = predicted.predictions
+    (prediction,) = predicted.predictions
     text = console.export_text()
-    for part in ("simulated; given: synchronous rows only", "one_step_off on 2+2", "10.0", f"{its.step_s:.1f}"):
+    for part in ("simulated; given: synchronous rows only", "one_step_off on 2+2", "10.0", f"{prediction.step_s:.1f}"):
         assert part in text
     write_csv(tmp_path / "out.csv", predicted.predictions, "sync")
     line = (tmp_path / "out.csv").read_text().splitlines()[2]
-    assert line.startswith(f"3,one_step_off,,2,2,10.00,{its.step_s:.2f},")
+    assert line.startswith(f"3,one_step_off,,2,2,10.00,{prediction.step_s:.2f},")
     draw(tmp_path / "out.png", "made", predicted.predictions, "sync")
     assert (tmp_path / "out.png").stat().st_size > 10_000
 

@@ -9,8 +9,7 @@ import pytest
 from harness.config import ConfigError
 from harness.config.compose import EXPERIMENTS
 from harness.studies.predictions.phases import UPDATE, Scaling, scalings, training_phases
-from harness.studies.predictions.settings import read_table_settings
-from harness.studies.predictions.table import read_table
+from harness.studies.predictions.table import read_table, read_table_settings
 
 PAPERS = EXPERIMENTS / "papers"
 HEADER = "mode,engine,total_gpus,rollout_gpus,train_gpus,step_s,gen_s,old_log_prob_s,update_actor_s,max_staleness"

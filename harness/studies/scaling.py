@@ -1,8 +1,11 @@
-"""docs/scaling.md and its picture: points of the scaling study, and what they say."""
+"""The scaling study: every schedule planned for 32 to 1,024 devices, the same job each time; its page and picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +13,21 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from harness.metrics.atomic_files import write_text
 from harness.report.plots import save_figure
+from harness.studies.planner.explore import Effort
+from harness.studies.planner.plan import Plan, explore_all, origin, plan_jobs
+
+MODELS = ("qwen7b", "qwen32b")
+
+SIZES = (32, 64, 128, 256, 512, 1024)
+
+STALENESS = "schedule.max_staleness"
+"""Of fully_async it is as in its file: the study compares schedules, and another staleness is another schedule."""
+
+EFFORT = Effort(samples=10**6, trials=2)  # two trials of each schedule, however many iterations they take
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @dataclass(frozen=True)
@@ -29,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Study:
+class ScalingStudy:
     """All points, by devices. groups x group_size: the batch. costs: where they come from."""
 
     points: Sequence[Point]
@@ -50,13 +67,55 @@ class Study:
         return sorted(last, key=lambda schedule: (-last[schedule].devices, -last[schedule].samples_per_s))
 
 
+def write_study(results: Path, progress: Callable[[str], None]) -> Path:
+    """Plan everything, and write docs/scaling.md with its picture, and results/scaling.json."""
+    started = time.monotonic()
+    study = run_study(progress)
+    seconds = time.monotonic() - started
+    results.mkdir(parents=True, exist_ok=True)
+    found = {"simulated": True, "planning_s": seconds, **dataclasses.asdict(study)}
+    write_text(results / "scaling.json", json.dumps(found, indent=1) + "\n")
+    draw_scaling(study, DOCS / "images" / "scaling.png")
+    write_text(DOCS / "scaling.md", page(study, seconds))
+    return DOCS / "scaling.md"
+
+
+def run_study(progress: Callable[[str], None]) -> ScalingStudy:
+    """The best plan of every schedule that fits, for every model and size."""
+    jobs = [
+        job
+        for model in MODELS
+        for size in reversed(SIZES)  # the longest first: the last to end should be short
+        for job in plan_jobs([f"model={model}", f"cluster.devices={size}"])[0]
+    ]
+    explorations = explore_all(jobs, frozenset({STALENESS}), EFFORT, progress=progress)
+    choices = [choice for exploration in explorations for choice in Plan([exploration]).best_of_each]
+    points = [
+        Point(
+            model=choice.config.model.name,
+            schedule=choice.schedule,
+            devices=choice.config.cluster.devices,
+            samples_per_s=choice.outcome.samples_per_s,
+            lag_mean=choice.outcome.lag_mean,
+            rollout_idle=choice.outcome.rollout_idle,
+            training_idle=choice.outcome.training_idle,
+            split=choice.candidate.describe()[0],
+            layout=choice.candidate.describe()[1],
+        )
+        for choice in choices
+    ]
+    algorithm = jobs[0].algorithm
+    points.sort(key=lambda point: (point.devices, point.schedule))
+    return ScalingStudy(points, algorithm.batch_groups, algorithm.group_size, origin(jobs[0]))
+
+
 def efficiency(points: Sequence[Point]) -> list[float]:
     """Samples/s of each against ideal linear scaling from the first, the smallest size that fits."""
     first = points[0]
     return [point.samples_per_s / first.samples_per_s * first.devices / point.devices for point in points]
 
 
-def page(study: Study, seconds: float) -> str:
+def page(study: ScalingStudy, seconds: float) -> str:
     """The whole page."""
     sizes = sorted({point.devices for point in study.points})
     parts = [
@@ -79,18 +138,20 @@ def page(study: Study, seconds: float) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _rates(study: Study, model: str, sizes: Sequence[int]) -> str:
+def _rates(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:
     head = "| samples/s (of ideal) | " + " | ".join(f"{size:,}" for size in sizes) + " | lag mean |"
     lines = [head, "|---|" + "---:|" * (len(sizes) + 1)]
     for schedule in study.schedules(model):
         points = study.of(model, schedule)
-        told = {p.devices: f"{p.samples_per_s:,.1f} ({e:.0%})" for p, e in zip(points, efficiency(points), strict=True)}
-        cells = " | ".join(told.get(size, "-") for size in sizes)
+        rates = {
+            p.devices: f"{p.samples_per_s:,.1f} ({e:.0%})" for p, e in zip(points, efficiency(points), strict=True)
+        }
+        cells = " | ".join(rates.get(size, "-") for size in sizes)
         lines.append(f"| {schedule} | {cells} | {points[-1].lag_mean:.2f} |")
     return "\n".join(lines)
 
 
-def _plans(study: Study, model: str, size: int) -> str:
+def _plans(study: ScalingStudy, model: str, size: int) -> str:
     lines = [f"The plans at {size:,} devices:", "", "| schedule | devices | layout | idle |", "|---|---|---|---:|"]
     for schedule in study.schedules(model):
         for point in study.of(model, schedule):
@@ -100,13 +161,13 @@ def _plans(study: Study, model: str, size: int) -> str:
     return "\n".join(lines)
 
 
-def draw_scaling(study: Study, path: Path) -> Path:
+def draw_scaling(study: ScalingStudy, path: Path) -> Path:
     """PNG at `path`: samples/s and share of ideal against devices, a column per model."""
     title = f"Strong scaling, {study.groups} x {study.group_size} · simulated · costs {study.costs}"
     return save_figure(path, title, lambda figure: _draw(figure, study))
 
 
-def _draw(figure: Figure, study: Study) -> None:
+def _draw(figure: Figure, study: ScalingStudy) -> None:
     figure.set_size_inches(6.2 * len(study.models), 8.2)
     panels = figure.subplots(2, len(study.models), squeeze=False, sharex=True)
     names = sorted({point.schedule for point in study.points})

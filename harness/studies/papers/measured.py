@@ -17,17 +17,16 @@ from harness.config import STRICT, ConfigError
 from harness.config.fields import Count, Fraction
 from harness.config.machine import this_machine
 from harness.metrics.run_files import load_metrics
-from harness.studies.papers.experiment import PaperExperiment
+from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, steps
 from harness.studies.papers.result import Line, Published, Result, Table
-from harness.studies.papers.surroundings import Surroundings
 
 SIMULATED = "seconds per step"
 """The quantity of cells that are simulated too."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class Figure:
+class MeasuredFigure:
     """A metric of the runs. last: the share of the iterations, at the end, that it is a mean over; relative_to: a cell
     whose figures are 1."""
 
@@ -38,7 +37,7 @@ class Figure:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Cell:
+class MeasuredCell:
     """label; job: its settings. published: by quantity, a number or words; row, column: where the number stands in the
     data, for the first quantity. simulated: settings of a job at full size."""
 
@@ -51,30 +50,30 @@ class Cell:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Measured:
+class MeasuredCells:
     """cells: each is run with all `seeds`, and shown in the mean over them."""
 
     seeds: Count
-    figures: list[Figure]
-    cells: list[Cell]
+    figures: list[MeasuredFigure]
+    cells: list[MeasuredCell]
 
 
-def run(experiment: PaperExperiment, around: Surroundings) -> Result:
+def run_measured(experiment: PaperExperiment, context: Context) -> Result:
     """Run what is not done yet, below results/paper_<name>/, and read it. Raises ConfigError where a run failed."""
-    form = experiment.read(Measured)
+    form = experiment.read(MeasuredCells)
     job = (*experiment.overrides(), f"experiment=paper_{experiment.name}")
     cells, skipped = resolve_cells(
         [CellRequest(cell.label, (*job, *cell.job)) for cell in form.cells], {}, this_machine()
     )
     if skipped:
         raise ConfigError(f"{skipped[0].label}: {skipped[0].why}")
-    runs = Runs(tuple(cells), tuple(range(form.seeds)), around.results)
-    around.told(f"running {len(runs.to_do())} of {len(runs.all)} runs")
-    outcome = run_cells(runs, around.console)
-    print_failures(outcome.failed, around.console)
+    runs = Runs(tuple(cells), tuple(range(form.seeds)), context.results)
+    context.progress(f"running {len(runs.to_do())} of {len(runs.all)} runs")
+    outcome = run_cells(runs, context.console)
+    print_failures(outcome.failed, context.console)
     if outcome.failed:
         raise ConfigError(f"{len(outcome.failed)} runs failed; PAPER={experiment.name} again runs them again")
-    read = {cell.label: [load_metrics(cell.folder(seed, around.results)) for seed in runs.seeds] for cell in cells}
+    read = {cell.label: [load_metrics(cell.folder(seed, context.results)) for seed in runs.seeds] for cell in cells}
     published = _published(experiment, form)
     lines = [line for figure in form.figures for line in lines_of(figure, form.cells, read, published)]
     lines += [_simulated(cell) for cell in form.cells if cell.simulated]
@@ -84,36 +83,37 @@ def run(experiment: PaperExperiment, around: Surroundings) -> Result:
 Metrics = Sequence[Mapping[str, Any]]
 
 
-def value_of(figure: Figure, metrics: Metrics) -> float:
+def value_of(figure: MeasuredFigure, metrics: Metrics) -> float:
     """The mean of the metric over the last iterations of a run."""
     count = max(1, round(figure.last * len(metrics)))
     return fmean(float(row[figure.metric]) for row in metrics[-count:])
 
 
 def lines_of(
-    figure: Figure,
-    cells: Sequence[Cell],
+    figure: MeasuredFigure,
+    cells: Sequence[MeasuredCell],
     read: Mapping[str, Sequence[Metrics]],
     published: Mapping[tuple[str, str], Published],
 ) -> list[Line]:
     """The figure of every cell, a mean over seeds; both sides relative to one cell where that is asked for."""
     measured = {cell.label: fmean(value_of(figure, run) for run in read[cell.label]) for cell in cells}
-    told = {cell.label: published.get((cell.label, figure.quantity)) for cell in cells}
+    reported = {cell.label: published.get((cell.label, figure.quantity)) for cell in cells}
     if figure.relative_to is not None:
-        base, own = told[figure.relative_to], measured[figure.relative_to]
-        measured = {label: its / own for label, its in measured.items()}
+        base, own = reported[figure.relative_to], measured[figure.relative_to]
+        measured = {label: value / own for label, value in measured.items()}
         if isinstance(base, float):
-            told = {label: its / base if isinstance(its, float) else its for label, its in told.items()}
+            reported = {label: value / base if isinstance(value, float) else value for label, value in reported.items()}
     return [
-        Line(figure.quantity, cell.label, "measured", told[cell.label], None, measured[cell.label]) for cell in cells
+        Line(figure.quantity, cell.label, "measured", reported[cell.label], None, measured[cell.label])
+        for cell in cells
     ]
 
 
-def _published(experiment: PaperExperiment, form: Measured) -> dict[tuple[str, str], Published]:
+def _published(experiment: PaperExperiment, form: MeasuredCells) -> dict[tuple[str, str], Published]:
     """By cell and quantity. Raises ConfigError for a cell whose row the data does not have."""
     found: dict[tuple[str, str], Published] = {}
     for cell in form.cells:
-        found |= {(cell.label, quantity): its for quantity, its in cell.published.items()}
+        found |= {(cell.label, quantity): value for quantity, value in cell.published.items()}
         if cell.column is not None:
             rows = experiment.published(**cell.row)
             if len(rows) != 1 or cell.column not in rows[0]:
@@ -124,12 +124,12 @@ def _published(experiment: PaperExperiment, form: Measured) -> dict[tuple[str, s
     return found
 
 
-def _simulated(cell: Cell) -> Line:
-    its = steps(job_of(Mode(cell.label, cell.simulated, "measured"), []))
-    return Line(f"{SIMULATED}, at full size", cell.label, "measured", None, its.seconds)
+def _simulated(cell: MeasuredCell) -> Line:
+    seconds = steps(job_of(Mode(cell.label, cell.simulated, "measured"), [])).seconds
+    return Line(f"{SIMULATED}, at full size", cell.label, "measured", None, seconds)
 
 
-def _per_seed(form: Measured, read: Mapping[str, Sequence[Metrics]], cells: Sequence[ResolvedCell]) -> Table:
+def _per_seed(form: MeasuredCells, read: Mapping[str, Sequence[Metrics]], cells: Sequence[ResolvedCell]) -> Table:
     """Every figure of every run: means alone would hide how far seeds are apart."""
     columns = ["cell", "figure", *(f"seed {seed}" for seed in range(form.seeds)), "standard deviation"]
     rows = []
@@ -137,5 +137,5 @@ def _per_seed(form: Measured, read: Mapping[str, Sequence[Metrics]], cells: Sequ
         for cell in cells:
             values = [value_of(figure, run) for run in read[cell.label]]
             spread = f"{stdev(values):.3g}" if len(values) > 1 else ""
-            rows.append([cell.label, figure.metric, *(f"{its:.4g}" for its in values), spread])
+            rows.append([cell.label, figure.metric, *(f"{value:.4g}" for value in values), spread])
     return Table("measured, seed by seed", columns, rows)

@@ -10,13 +10,11 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.config.fields import Count, Positive, Switch
-from harness.studies.papers.experiment import PaperExperiment
+from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.result import Line, Result, Table
-from harness.studies.papers.surroundings import Surroundings
-from harness.studies.planner.candidate import Candidate
-from harness.studies.planner.explore import Effort, Exploration
+from harness.studies.planner.candidates import Candidate
+from harness.studies.planner.explore import Effort, Exploration, TrialResult
 from harness.studies.planner.plan import explore_all
-from harness.studies.planner.trial import Outcome
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -29,7 +27,7 @@ class Span:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Variation:
+class ScalingVariation:
     """Other settings, to see what the figures depend on. grows: the batch grows with the devices."""
 
     label: str
@@ -47,10 +45,10 @@ class Scaling:
     within: Positive
     samples: Count
     trials: Count
-    variations: list[Variation] = field(default_factory=list)
+    variations: list[ScalingVariation] = field(default_factory=list)
 
 
-def run(experiment: PaperExperiment, around: Surroundings) -> Result:
+def run_scaling(experiment: PaperExperiment, context: Context) -> Result:
     """Plan and simulate every size, under the settings and under each variation."""
     form = experiment.read(Scaling)
     published = {
@@ -58,12 +56,12 @@ def run(experiment: PaperExperiment, around: Surroundings) -> Result:
         for row in experiment.published(experiment=form.table)
     }
     experiment.check_published([span.label for span in form.spans], published)
-    ways = [Variation("as above"), *form.variations]
+    ways = [ScalingVariation("as above"), *form.variations]
     jobs = [job for way in ways for span in form.spans for job in jobs_of(experiment.overrides(), span, way)]
-    around.told(f"planning {len(jobs)} sizes")
+    context.progress(f"planning {len(jobs)} sizes")
     fixed = frozenset(name.partition("=")[0] for name in experiment.overrides())
     effort = Effort(samples=form.samples, trials=form.trials)
-    found = [best(its) for its in explore_all(jobs, fixed, effort, processes=around.processes)]
+    found = [best(exploration) for exploration in explore_all(jobs, fixed, effort, processes=context.processes)]
     pairs = [found[first : first + 2] for first in range(0, len(found), 2)]  # smaller, larger; span by span, way by way
     main = pairs[: len(form.spans)]
     lines = [
@@ -82,7 +80,7 @@ def run(experiment: PaperExperiment, around: Surroundings) -> Result:
     return Result(experiment, lines, tables=tables)
 
 
-def jobs_of(job: Sequence[str], span: Span, way: Variation) -> list[JobConfig]:
+def jobs_of(job: Sequence[str], span: Span, way: ScalingVariation) -> list[JobConfig]:
     """The job on the smaller and on the larger number of devices."""
     jobs = []
     for devices in span.devices:
@@ -96,18 +94,18 @@ def jobs_of(job: Sequence[str], span: Span, way: Variation) -> list[JobConfig]:
     return jobs
 
 
-Tried = tuple[Candidate, Outcome]
+Tried = tuple[Candidate, TrialResult]
 
 
-def best(its: Exploration) -> Tried:
+def best(exploration: Exploration) -> Tried:
     """The fastest that was simulated. Raises ConfigError where nothing fits."""
-    if its.found is None:
-        config = its.config
+    if exploration.found is None:
+        config = exploration.config
         raise ConfigError(
             f"model={config.model.name} fits no split of {config.cluster.devices} devices of "
             f"device={config.device.name}; name larger sizes, or another device"
         )
-    return its.found.tried[0]
+    return exploration.found.tried[0]
 
 
 def linearity(pair: Sequence[Tried], span: Span) -> float:
@@ -120,14 +118,17 @@ def _layouts(spans: Sequence[Span], pairs: Sequence[Sequence[Tried]]) -> Table:
     columns = ["row", "devices", "samples/s", "split", "layout", "rollout idle", "training idle"]
     rows = []
     for span, pair in zip(spans, pairs, strict=True):
-        for devices, (candidate, its) in zip(span.devices, pair, strict=True):
-            idle = (f"{its.rollout_idle:.0%}", f"{max(0.0, its.training_idle):.0%}")
-            rows.append([span.label, f"{devices:,}", f"{its.samples_per_s:.1f}", *candidate.told(), *idle])
+        for devices, (candidate, trial) in zip(span.devices, pair, strict=True):
+            idle = (f"{trial.rollout_idle:.0%}", f"{max(0.0, trial.training_idle):.0%}")
+            rows.append([span.label, f"{devices:,}", f"{trial.samples_per_s:.1f}", *candidate.describe(), *idle])
     return Table("the fastest of each size, simulated", columns, rows)
 
 
 def _variations(
-    spans: Sequence[Span], ways: Sequence[Variation], pairs: Sequence[Sequence[Tried]], published: Mapping[str, float]
+    spans: Sequence[Span],
+    ways: Sequence[ScalingVariation],
+    pairs: Sequence[Sequence[Tried]],
+    published: Mapping[str, float],
 ) -> Table:
     columns = ["settings", *(part for span in spans for part in (span.label, "error"))]
     rows = []

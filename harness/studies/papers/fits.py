@@ -1,0 +1,342 @@
+"""Two kinds of experiments with one unknown, which is fitted to one published figure; then the others are predicted.
+
+`calibrated`: a setting of the workload, fitted to the step of the base. `fitted_ratio`: the ratio of rollout to
+training, fitted to a speed-up; in units of the time that a batch takes to generate, on engines that the roofline
+describes, training takes 1 / ratio of it, and reference log-probs `reference_share` of that. Each pool of devices that
+work together is one device of the simulation, each rollout engine another (as in `make predict`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field, replace
+from functools import partial
+
+from pydantic.dataclasses import dataclass
+from scipy.optimize import brentq
+
+from harness.config import STRICT, ConfigError, JobConfig
+from harness.config.compose import compose_job
+from harness.config.fields import Count, NotNegative, Positive
+from harness.runtime.parallel import parallel_map
+from harness.studies.papers.experiment import Context, PaperExperiment
+from harness.studies.papers.modes import Mode, batches_of, job_of, of_role, steps
+from harness.studies.papers.result import Line, Result, Table
+from harness.studies.predictions.fit import drawn, engine_cost
+from harness.studies.predictions.prediction import by_token_alone, one_device_each
+
+WITHIN = 0.10
+"""The error that is promised of a predicted speed-up."""
+
+_NEAR = 0.003  # of the figure that is fitted to
+
+_TIMEOUT_S = 3600.0
+
+
+def fit_unknown(simulated: Callable[[float], float], published: float, least: float, most: float) -> float | None:
+    """The value from `least` to `most`, both above 0, at which `simulated` is `published`, to three thousandths of it:
+    by Brent's method over the logarithms. None where the figure lies on one side of it at both ends."""
+
+    def error(log_value: float) -> float:
+        found = math.log(simulated(math.exp(log_value)) / published)
+        return 0.0 if abs(found) <= _NEAR else found
+
+    ends = {log_value: error(log_value) for log_value in (math.log(least), math.log(most))}
+    if math.prod(ends.values()) > 0:
+        return None
+    return math.exp(brentq(lambda x: ends[x] if x in ends else error(x), *ends))
+
+
+@dataclass(frozen=True, config=STRICT)
+class SettingSweep:
+    """A setting over several values, in the mode of this label; the published words on its throughput by value."""
+
+    label: str
+    setting: str
+    words: dict[str, str]
+
+
+@dataclass(frozen=True, config=STRICT)
+class JobVariation:
+    """Other settings of the job, in all modes, to see what the predictions depend on."""
+
+    label: str
+    job: list[str]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Calibrated:
+    """unknown: a setting, looked for between `least` and `most`; with more of it a step takes longer. utilisation: the
+    published band by label, as shares."""
+
+    unknown: str
+    least: Positive
+    most: Positive
+    modes: list[Mode]
+    within: Positive
+    utilisation: dict[str, tuple[NotNegative, NotNegative]] = field(default_factory=dict)
+    sweep: SettingSweep | None = None
+    variations: list[JobVariation] = field(default_factory=list)
+
+
+@plain_dataclass(frozen=True)
+class SimulatedStep:
+    """Of a mode. Shares of the time in which devices work: of all, and of the busiest pool."""
+
+    step_s: float
+    busy: float
+    busiest: float
+
+
+@plain_dataclass(frozen=True)
+class FittedUnknown:
+    """The modes, at the fitted value of the unknown."""
+
+    value: float
+    modes: tuple[SimulatedStep, ...]
+
+
+def run_calibrated(experiment: PaperExperiment, context: Context) -> Result:
+    """Fit to the base, predict the other modes, the sweep, and all modes under each variation."""
+    form = experiment.read(Calibrated)
+    published = {row["mode"]: float(row["step_s"]) for row in experiment.published()}
+    experiment.check_published([mode.label for mode in form.modes], published)
+    job, base = experiment.overrides(), of_role(form.modes, "base")
+    context.progress(f"fitting {form.unknown}, and simulating {len(form.modes)} ways of working")
+    forms = [form]
+    for variation in form.variations:
+        forms.append(replace(form, modes=[replace(mode, job=[*mode.job, *variation.job]) for mode in form.modes]))
+    fit = partial(fit_workload, job, published[base.label])
+    fits = parallel_map(fit, forms, processes=context.processes, timeout_s=_TIMEOUT_S, what="fits")
+    lines = _calibrated_lines(form, published, fits[0].modes)
+    notes = [f"fitted to {base.label}: {form.unknown} = {fits[0].value:,.0f}", _order(lines[: len(form.modes)])]
+    if form.sweep is not None:
+        context.progress(f"simulating {len(form.sweep.words)} values of {form.sweep.setting}")
+        lines += _sweep(form.sweep, form.modes, (*job, f"{form.unknown}={fits[0].value}"), context.processes)
+    labels = ["as above", *(variation.label for variation in form.variations)]
+    return Result(experiment, lines, notes, [_workloads_table(form, labels, fits, published)])
+
+
+def fit_workload(job: Sequence[str], base_s: float, form: Calibrated) -> FittedUnknown:
+    """Fit to a step of the base, and simulate all modes. No other published figure is known here. Raises ConfigError
+    where no value of the unknown makes the base take `base_s`."""
+    base = of_role(form.modes, "base")
+
+    def base_step_s(value: float) -> float:
+        return steps(job_of(base, (*job, f"{form.unknown}={value}"))).seconds
+
+    value = fit_unknown(base_step_s, base_s, form.least, form.most)
+    if value is None:
+        raise ConfigError(
+            f"no {form.unknown} from {form.least:g} to {form.most:g} makes a step of {base.label} take {base_s:g} s"
+        )
+    return FittedUnknown(value, tuple(simulate_mode((*job, f"{form.unknown}={value}"), mode) for mode in form.modes))
+
+
+def simulate_mode(job: Sequence[str], mode: Mode) -> SimulatedStep:
+    """A mode after these settings of the job."""
+    run = steps(job_of(mode, job))
+    return SimulatedStep(run.seconds, run.busy(mode.devices), run.busiest())
+
+
+def _calibrated_lines(
+    form: Calibrated, published: Mapping[str, float], simulated: Sequence[SimulatedStep]
+) -> list[Line]:
+    step_lines, all_lines, busiest_lines = [], [], []
+    for mode, step in zip(form.modes, simulated, strict=True):
+        within = form.within if mode.role == "predicted" else None
+        low, high = form.utilisation.get(mode.label, (None, None))
+        band = None if low is None or high is None else (100 * low, 100 * high)
+        step_lines.append(
+            Line("seconds per step", mode.label, mode.role, published[mode.label], step.step_s, within=within)
+        )
+        all_lines.append(Line("devices busy, %", mode.label, "predicted", band, 100 * step.busy))
+        busiest_lines.append(Line("busiest pool busy, %", mode.label, "predicted", band, 100 * step.busiest))
+    return [*step_lines, *all_lines, *busiest_lines]
+
+
+def _sweep(sweep: SettingSweep, modes: Sequence[Mode], job: Sequence[str], processes: int) -> list[Line]:
+    mode = next(mode for mode in modes if mode.label == sweep.label)
+    swept = [replace(mode, job=[*mode.job, f"{sweep.setting}={value}"]) for value in sweep.words]
+    found = parallel_map(
+        partial(simulate_mode, job), swept, processes=processes, timeout_s=_TIMEOUT_S, what="the sweep"
+    )
+    name = f"throughput by {sweep.setting}, relative to the first"
+    return [
+        Line(name, value, "predicted", words, found[0].step_s / step.step_s)
+        for (value, words), step in zip(sweep.words.items(), found, strict=True)
+    ]
+
+
+def _workloads_table(
+    form: Calibrated, labels: Sequence[str], fits: Sequence[FittedUnknown], published: Mapping[str, float]
+) -> Table:
+    """What is fitted and predicted under each variation."""
+    columns = ["settings", form.unknown]
+    for mode in form.modes:
+        columns += [f"{mode.label}, s"] + ([] if mode.role == "base" else ["error"])
+    rows = []
+    for label, fitted in zip(labels, fits, strict=True):
+        row = [label, f"{fitted.value:,.0f}"]
+        for mode, step in zip(form.modes, fitted.modes, strict=True):
+            row.append(f"{step.step_s:.1f}")
+            row += [] if mode.role == "base" else [f"{step.step_s / published[mode.label] - 1:+.1%}"]
+        rows.append(row)
+    return Table("what the predictions depend on", columns, rows)
+
+
+def _order(lines: Sequence[Line]) -> str:
+    """Whether simulated steps come in the published order."""
+    by_published = sorted(lines, key=lambda line: float(str(line.published)))
+    by_simulated = sorted(lines, key=lambda line: line.simulated or 0.0)
+    return f"order of the steps: {'as published' if by_published == by_simulated else 'another'}"
+
+
+@dataclass(frozen=True, config=STRICT)
+class RatioVariation:
+    """Other settings of the job, or of the kind, to see what the prediction depends on."""
+
+    label: str
+    job: list[str] = field(default_factory=list)
+    engines: Count | None = None
+    reference_share: Positive | None = None
+    modes: dict[str, list[str]] = field(default_factory=dict)
+    """Jobs of modes, by their labels."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class FittedRatio:
+    """table: its rows have this in the column `experiment`; engines: of rollout; least, most: ratios to look among."""
+
+    table: str
+    engines: Count
+    reference_share: Positive
+    least: Positive
+    most: Positive
+    modes: list[Mode]
+    variations: list[RatioVariation] = field(default_factory=list)
+
+
+@plain_dataclass(frozen=True)
+class RatioSetup:
+    """What the fit may know: no published figure is in it."""
+
+    job: tuple[str, ...]
+    engines: int
+    reference_share: float
+    least: float
+    most: float
+    modes: tuple[Mode, ...]
+
+
+@plain_dataclass(frozen=True)
+class FittedSpeedups:
+    """speedups: over the mode of role `base`, by label. ratio: None where no ratio gives the fitted speed-up, which is
+    then the nearest that there is."""
+
+    ratio: float | None
+    speedups: Mapping[str, float]
+
+
+def run_fitted_ratio(experiment: PaperExperiment, context: Context) -> Result:
+    """Fit and predict; then the same under each variation."""
+    form = experiment.read(FittedRatio)
+    rows = experiment.published(experiment=form.table)
+    published = {row["configuration"]: float(row["relative_throughput"]) for row in rows}
+    experiment.check_published([mode.label for mode in form.modes], published)
+    fitted_to = published[of_role(form.modes, "fitted").label]
+    variations = [RatioVariation("as above"), *form.variations]
+    setups = [ratio_setup(experiment.overrides(), form, variation) for variation in variations]
+    context.progress(f"fitting and predicting, {len(setups)} times")
+    fit = partial(fit_ratio, fitted_to)
+    fits = parallel_map(fit, setups, processes=context.processes, timeout_s=_TIMEOUT_S, what="ratios to be fitted")
+    main = fits[0]
+    lines = [
+        Line(
+            "throughput, relative to the first",
+            mode.label,
+            mode.role,
+            published[mode.label],
+            main.speedups[mode.label],
+            within=WITHIN if mode.role == "predicted" else None,
+        )
+        for mode in form.modes
+    ]
+    table = _ratios_table([variation.label for variation in variations], fits, form.modes, published)
+    ratio = "no ratio gives it" if main.ratio is None else f"rollout : training = {main.ratio:.2f} : 1"
+    return Result(experiment, lines, [f"fitted to {fitted_to:g}: {ratio}"], [table])
+
+
+def ratio_setup(job: Sequence[str], form: FittedRatio, variation: RatioVariation) -> RatioSetup:
+    """What is fitted with, in a variation of the experiment."""
+    modes = tuple(replace(mode, job=variation.modes.get(mode.label, mode.job)) for mode in form.modes)
+    share = variation.reference_share or form.reference_share
+    engines = variation.engines or form.engines
+    return RatioSetup((*job, *variation.job), engines, share, form.least, form.most, modes)
+
+
+def fit_ratio(fitted_to: float, setup: RatioSetup) -> FittedSpeedups:
+    """The ratio for which the fitted mode is `fitted_to` times as fast as the base, and how fast all modes are then.
+
+    From `least` on, the longer rollout takes against the two others, the less there is to overlap: the speed-up falls.
+    """
+    simulation = RatioSimulation(setup)
+    mode = of_role(setup.modes, "fitted")
+    ratio = fit_unknown(partial(simulation.speedup, mode), fitted_to, setup.least, setup.most)
+    nearest = ratio or min(
+        setup.least, setup.most, key=lambda end: abs(math.log(simulation.speedup(mode, end) / fitted_to))
+    )
+    return FittedSpeedups(ratio, {mode.label: simulation.speedup(mode, nearest) for mode in setup.modes})
+
+
+class RatioSimulation:
+    """How much faster than the base a mode is, at a ratio. The base does one task at a time, so that its step is what
+    its tasks take: only its rollout and its weight transfer are simulated."""
+
+    def __init__(self, setup: RatioSetup) -> None:
+        self._setup = setup
+        self._base = of_role(setup.modes, "base")
+        self._base_s = steps(ratio_job(setup, self._base, train_s=0.0)).seconds
+
+    def speedup(self, mode: Mode, ratio: float) -> float:
+        """Of a mode over the base."""
+        train_s = self._base_s / ratio
+        if mode == self._base:
+            return 1.0
+        sequential_s = self._base_s + (1 + self._setup.reference_share) * train_s
+        return sequential_s / steps(ratio_job(self._setup, mode, train_s)).seconds
+
+
+def ratio_job(setup: RatioSetup, mode: Mode, train_s: float) -> JobConfig:
+    """A mode's job, whose training takes so long for a batch."""
+    config = compose_job(["backend=virtual", *setup.job, *mode.job])
+    cost = engine_cost(config, colocated=False)
+    batches = batches_of(config)
+    tokens = drawn(cost.lengths, config, batches).sum() / batches
+    tokens += config.algorithm.batch_samples * cost.prompt_tokens
+    return replace(
+        one_device_each(config, {"rollout": setup.engines, "actor": 1, "reference": 1}),
+        algorithm=replace(config.algorithm, reference=True, recompute_log_probs=False),
+        cost=by_token_alone(cost, train_s / tokens, setup.reference_share * train_s / tokens),
+    )
+
+
+def _ratios_table(
+    labels: Sequence[str], fits: Sequence[FittedSpeedups], modes: Sequence[Mode], published: Mapping[str, float]
+) -> Table:
+    """The fit and the predictions under each variation, with the errors of what is predicted."""
+    predicted = [mode for mode in modes if mode.role == "predicted"]
+    fitted = of_role(modes, "fitted")
+    columns = ["settings", "rollout : training", f"{fitted.label} (fitted)"]
+    for mode in predicted:
+        columns += [mode.label, "error"]
+    rows = []
+    for label, fit in zip(labels, fits, strict=True):
+        row = [label, "not reached" if fit.ratio is None else f"{fit.ratio:.2f}", f"{fit.speedups[fitted.label]:.2f}"]
+        for mode in predicted:
+            error = fit.speedups[mode.label] / published[mode.label] - 1
+            row += [f"{fit.speedups[mode.label]:.2f}", "" if fit.ratio is None else f"{error:+.1%}"]
+        rows.append(row)
+    return Table("what the prediction depends on", columns, rows)

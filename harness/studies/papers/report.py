@@ -1,0 +1,168 @@
+"""A paper experiment's result for people: on the terminal, and as CSV, Markdown and a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import markdown_table
+from harness.report.plots import BLUE, GRAY, GREEN, save_figure
+from harness.studies.papers.result import (
+    ROLES,
+    Line,
+    Published,
+    Result,
+    Table,
+    error,
+    figures,
+    overview,
+    tables_of,
+    text,
+)
+
+_HEADER = ("quantity", "row", "role", "published", "simulated", "measured_on_tiny", "error", "within")
+_SERIES = {"published": GRAY, "simulated": BLUE, "measured": GREEN}
+_HEIGHT = 0.8  # of all bars of a line
+
+
+def show(result: Result, console: Console) -> None:
+    """Print what is compared, at what scale, the figures, and what is missing."""
+    experiment = result.experiment
+    console.print(f"\n{experiment.title}", style="bold", highlight=False)
+    for line in (experiment.source, experiment.compares, f"scale: {experiment.scale}"):
+        console.print(line, highlight=False, markup=False)
+    for table in tables_of(result):
+        print_table(table, console)
+    for line in (*result.notes, *(f"missing: {missing}" for missing in experiment.missing)):
+        console.print(line, highlight=False, markup=False)
+
+
+def show_overview(results: Sequence[Result], console: Console) -> None:
+    """Print the predictions of all."""
+    print_table(overview(results), console)
+
+
+def print_table(table: Table, console: Console) -> None:
+    """The first column and words to the left, figures to the right."""
+    shown = RichTable(title=f"\n{table.title}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for number, name in enumerate(table.columns):
+        words = number == 0 or all(not any(map(str.isdigit, row[number])) for row in table.rows)
+        shown.add_column(name, justify="left" if words else "right", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown, markup=False)
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    """Write <name>.csv, a <name>-<number>.csv for each further table, <name>.md and <name>.png into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    experiment, lines = result.experiment, result.lines
+    name = experiment.name
+    remarks = [f"source: {experiment.source}", f"scale: {experiment.scale}", *result.notes]
+    rows = [
+        [line.quantity, line.label, line.role, *figures(line), error(line), "" if line.within is None else line.within]
+        for line in lines
+    ]
+    paths = [_write_csv(folder / f"{name}.csv", remarks, [_HEADER, *rows])]
+    for number, table in enumerate(result.tables, 1):
+        paths.append(_write_csv(folder / f"{name}-{number}.csv", [table.title], [list(table.columns), *table.rows]))
+    how = ["simulated"] if any(line.simulated is not None for line in lines) else []
+    how += ["measured on tiny"] if any(line.measured is not None for line in lines) else []
+    draw = result.draw or (lambda figure: draw_bars(figure, lines))
+    picture = save_figure(folder / f"{name}.png", f"{experiment.title} · {' and '.join(how)}", draw)
+    page = folder / f"{name}.md"
+    write_text(page, markdown(result, picture.name))
+    return [*paths, page, picture]
+
+
+def _write_csv(path: Path, remarks: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
+    written = io.StringIO()
+    for remark in remarks:
+        written.write(f"# {remark}\n")
+    csv.writer(written, lineterminator="\n").writerows(rows)
+    write_text(path, written.getvalue())
+    return path
+
+
+def markdown(result: Result, picture: str) -> str:
+    """The whole file; picture: the name of a file beside it."""
+    experiment = result.experiment
+    parts = [
+        f"# {experiment.title}",
+        f"    make paper PAPER={experiment.name}",
+        f"Source: {experiment.source}.",
+        f"Compares {experiment.compares}.",
+        f"Scale: {experiment.scale}.",
+    ]
+    for table in tables_of(result):
+        parts += [f"**{table.title.capitalize()}**", markdown_table(table.columns, table.rows)]
+    parts.append(f"![{experiment.title}]({picture})")
+    if result.notes:
+        parts.append("\n".join(f"- {note}" for note in result.notes))
+    if experiment.missing:
+        parts.append("Missing:\n\n" + "\n".join(f"- {missing}" for missing in experiment.missing))
+    return "\n\n".join(parts) + "\n"
+
+
+def write_overview(results: Sequence[Result], folder: Path) -> Path:
+    """Write overview.md: the predictions of all in one table, and links to their pages."""
+    pages = "\n".join(f"- [{result.experiment.title}]({result.experiment.name}.md)" for result in results)
+    table = overview(results)
+    parts = ["# Published experiments", "    make paper PAPER=all", pages, f"**{table.title.capitalize()}**"]
+    path = folder / "overview.md"
+    write_text(path, "\n\n".join([*parts, markdown_table(table.columns, table.rows)]) + "\n")
+    return path
+
+
+def draw_bars(figure: Figure, lines: Sequence[Line]) -> None:
+    """A panel for each quantity, a bar for each figure; a published band is a bar from end to end."""
+    quantities = list(dict.fromkeys(line.quantity for line in lines))
+    panels_of = [[line for line in lines if line.quantity == quantity] for quantity in quantities]
+    figure.set_size_inches(10, 1.4 + sum(0.5 + 0.55 * len(here) for here in panels_of))
+    panels = figure.subplots(len(quantities), 1, squeeze=False, height_ratios=[len(here) for here in panels_of])[:, 0]
+    for axes, quantity, here in zip(panels, quantities, panels_of, strict=True):
+        _panel(axes, quantity, here)
+    shown = _drawn(lines)
+    handles = [Patch(facecolor=_SERIES[name], label=name) for name in shown]
+    figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(shown)))
+
+
+def _panel(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
+    shown = _drawn(lines)
+    height = _HEIGHT / max(1, len(shown))
+    for place, line in enumerate(lines):
+        for number, name in enumerate(shown):
+            value = _value(line, name)
+            if isinstance(value, str | None):
+                continue
+            left, width = (value[0], value[1] - value[0]) if isinstance(value, tuple) else (0.0, value)
+            at = place - _HEIGHT / 2 + height * (number + 0.5)
+            axes.barh(at, width, height * 0.92, left=left, color=_SERIES[name])
+            label = text(value) + (f" ({error(line)})" if name == "simulated" and error(line) else "")
+            axes.annotate(label, (left + width, at), (4, 0), textcoords="offset points", va="center", fontsize="small")
+    axes.set_yticks(np.arange(len(lines)), [f"{line.label}\n{ROLES[line.role]}".strip() for line in lines])
+    axes.invert_yaxis()
+    axes.set_xlabel(quantity)
+    axes.margins(x=0.15)
+    axes.grid(axis="y", visible=False)
+
+
+def _drawn(lines: Sequence[Line]) -> list[str]:
+    """The series that have a figure to draw."""
+    return [name for name in _SERIES if any(not isinstance(_value(line, name), str | None) for line in lines)]
+
+
+def _value(line: Line, series: str) -> Published:
+    value: Published = getattr(line, series)
+    return value

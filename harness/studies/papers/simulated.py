@@ -1,0 +1,87 @@
+"""Two kinds of experiments that only simulate: a published table, predicted; and ways of working as Gantt charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from pydantic.dataclasses import dataclass
+
+from harness.config import STRICT
+from harness.config.fields import Count, Positive
+from harness.metrics.timeline import Timeline
+from harness.report.gantt import draw_lanes, legend
+from harness.studies.papers.experiment import PAPERS, Context, PaperExperiment
+from harness.studies.papers.modes import Mode, job_of, steps
+from harness.studies.papers.result import Line, Result
+from harness.studies.predictions.phases import check_given
+from harness.studies.predictions.prediction import Predicted, predict_table
+
+
+@dataclass(frozen=True, config=STRICT)
+class PredictedTable:
+    """given: as GIVEN of `make predict`, one or several; within: of the steps, where training phases are given."""
+
+    given: list[str]
+    within: Positive
+
+
+def run_predicted_table(experiment: PaperExperiment, context: Context) -> Result:
+    """Predict the table's asynchronous rows as `make predict` does, once for each `given`."""
+    form = experiment.read(PredictedTable)
+    lines: list[Line] = []
+    for text in form.given:
+        given = check_given(text)
+        table = PAPERS / str(experiment.data)
+        predicted = predict_table(table, given, processes=context.processes, progress=context.progress)
+        lines += table_lines(predicted, f", given {text}", form.within if text == "train" else None)
+    return Result(experiment, lines)
+
+
+def table_lines(predicted: Predicted, given: str, within: float | None) -> list[Line]:
+    """Steps, then waits of the trainer. A wait has no relative error worth a promise: it may be near 0."""
+    lines = []
+    for row in predicted.predictions:
+        quantity = f"seconds per step{given}"
+        lines.append(Line(quantity, str(row.row), "predicted", row.row.step_s, row.step_s, within=within))
+    for row in predicted.predictions:
+        lines.append(Line(f"seconds of waiting{given}", str(row.row), "predicted", row.row.wait_s, row.wait_s))
+    return lines
+
+
+@dataclass(frozen=True, config=STRICT)
+class Gantt:
+    """iterations: that are shown."""
+
+    modes: list[Mode]
+    iterations: Count
+
+
+def run_gantt(experiment: PaperExperiment, context: Context) -> Result:
+    """Simulate the same job under every way of working, and draw them on axes of one length; and what is idle."""
+    form = experiment.read(Gantt)
+    context.progress(f"simulating {len(form.modes)} ways of working")
+    runs = [steps(job_of(mode, experiment.overrides())) for mode in form.modes]
+    timelines = [run.recorder.timeline for run in runs]
+    lines = []
+    for mode, run in zip(form.modes, runs, strict=True):
+        lines.append(Line("seconds per step", mode.label, mode.role, None, run.seconds))
+    for role in ("rollout", "actor"):
+        for mode, run in zip(form.modes, runs, strict=True):
+            idle = 100 * run.recorder.timeline.idle(role, run.window)
+            lines.append(Line(f"{role} idle, %", mode.label, mode.role, None, idle))
+    labels = [mode.label for mode in form.modes]
+    return Result(experiment, lines, draw=lambda figure: draw_charts(figure, labels, timelines, form.iterations))
+
+
+def draw_charts(figure: Figure, labels: Sequence[str], timelines: Sequence[Timeline], iterations: int) -> None:
+    """A panel each, from the start of the run, all with the time axis of the slowest."""
+    lanes = [len(timeline.placement) for timeline in timelines]
+    figure.set_size_inches(13, 1.2 + sum(0.9 + 0.3 * count for count in lanes))
+    panels = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=lanes)[:, 0]
+    windows = [timeline.window(sorted(timeline.iteration_ends)[iterations - 1])[1] for timeline in timelines]
+    for axes, label, timeline in zip(panels, labels, timelines, strict=True):
+        shown = sorted(timeline.iteration_ends)[:iterations]
+        draw_lanes(axes, timeline, shown, (0.0, max(windows)))
+        axes.set_title(label, loc="left", fontsize="medium", pad=16)
+    legend(figure, timelines)

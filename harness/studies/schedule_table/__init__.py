@@ -1,1 +1,0 @@
-"""Every schedule under twelve conditions on the virtual clock: docs/schedule_table.md."""
