@@ -20,9 +20,9 @@ from harness.metrics.samples import (
     custom_metrics,
     length_metrics,
     reward_metrics,
-    sample_record,
     staleness_metrics,
     trained_records,
+    untrained_record,
 )
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Clock, Span
@@ -221,10 +221,10 @@ class Recorder:
 
     def _untrained(self, row: int, fate: Fate) -> SampleRecord:
         admitted = self._admitted[row]
-        return sample_record(
-            sample_id=row,
+        return untrained_record(
+            row,
+            fate,
             group_id=admitted.group_id,
-            fate=fate,
             admitted_at=admitted.at,
             prompt_tokens=self.reading.prompt_tokens(admitted.prompt_tokens),
         )

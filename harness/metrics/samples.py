@@ -78,94 +78,28 @@ SCHEMA = pa.schema(
 )
 
 
-def sample_record(
-    *,
-    sample_id: int,
-    group_id: int,
-    fate: Fate,
-    admitted_at: float,
-    prompt_tokens: int,
-    versions: Sequence[int] | np.ndarray = (),
-    run_tokens: Sequence[int] | np.ndarray | None = None,
-    engine: str | None = None,
-    trainer_version: int | None = None,
-    trained_iteration: int | None = None,
-    started_at: float | None = None,
-    finished_at: float | None = None,
-    trained_at: float | None = None,
-    reward: float | None = None,
-    exact_match: bool | None = None,
+def untrained_record(
+    sample_id: int, fate: Fate, *, group_id: int, admitted_at: float, prompt_tokens: int
 ) -> SampleRecord:
-    """The row of one sample, its lags computed from the policy version of each of its tokens.
-
-    versions: int [L], the version that sampled each response token, in order; or, with run_tokens int [R] (each at
-    least 1), int [R], the version of each run of that many tokens. trainer_version: the version the trainer held when
-    the sample's batch started training; needed for fate "trained" and for no other.
-
-    The lag of a token is `trainer_version - version`. With non-decreasing versions the worst lag is
-    the first token's and splits exactly: lag_worst = (last - first) + (trainer - last) = lag_in_flight + lag_in_queue.
-
-    Raises ValueError if versions decrease or are negative, if a token is newer than the trainer, or if the fate and
-    what is given for it do not agree.
-    """
-    if fate not in FATES:
-        raise ValueError(f"sample {sample_id}: unknown fate {fate!r}; one of {', '.join(FATES)}")
-    stamps = np.asarray(versions, dtype=np.int64)
-    tokens = stamps.size if run_tokens is None else int(np.sum(run_tokens))
-    steps = stamps[1:] - stamps[:-1]
-    if steps.size and steps.min() < 0:
-        raise ValueError(f"sample {sample_id}: token versions decrease: {stamps.tolist()}")
-    first, last = (int(stamps[0]), int(stamps[-1])) if stamps.size else (None, None)
-    if first is not None and first < 0:
-        raise ValueError(f"sample {sample_id}: negative token version {first}")
-
-    lag_worst = lag_in_flight = lag_in_queue = lag_mean = None
-    if fate == "trained":
-        if trainer_version is None or trained_iteration is None or trained_at is None:
-            raise ValueError(
-                f"sample {sample_id} was trained: trainer_version ({trainer_version}), trained_iteration "
-                f"({trained_iteration}) and trained_at ({trained_at}) must be given"
-            )
-        if first is None or last is None:
-            raise ValueError(f"sample {sample_id} was trained but has no token")
-        if last > trainer_version:
-            raise ValueError(f"sample {sample_id}: token of version {last}, but the trainer held {trainer_version}")
-        lag_worst, lag_in_flight, lag_in_queue = trainer_version - first, last - first, trainer_version - last
-        lag_mean = trainer_version - int(stamps.sum() if run_tokens is None else np.dot(stamps, run_tokens)) / tokens
-    elif (trainer_version, trained_iteration, trained_at) != (None, None, None):
-        raise ValueError(
-            f"sample {sample_id} is {fate}: trainer_version ({trainer_version}), trained_iteration "
-            f"({trained_iteration}) and trained_at ({trained_at}) must be None"
-        )
-
-    return SampleRecord(
-        sample_id=sample_id,
-        group_id=group_id,
-        engine=engine,
-        fate=fate,
-        trained_iteration=trained_iteration,
-        version_first=first,
-        version_last=last,
-        lag_worst=lag_worst,
-        lag_mean=lag_mean,
-        lag_in_flight=lag_in_flight,
-        lag_in_queue=lag_in_queue,
-        span=1 + int(np.count_nonzero(steps)) if stamps.size else None,
-        admitted_at=admitted_at,
-        started_at=started_at,
-        finished_at=finished_at,
-        trained_at=trained_at,
-        prompt_tokens=prompt_tokens,
-        response_tokens=tokens,
-        reward=reward,
-        exact_match=exact_match,
-    )
+    """The row of a sample that was dropped, or is in flight: without versions, lags and reward."""
+    known = {
+        "sample_id": sample_id,
+        "group_id": group_id,
+        "fate": fate,
+        "admitted_at": admitted_at,
+        "prompt_tokens": prompt_tokens,
+        "response_tokens": 0,
+    }
+    return SampleRecord(**{name: known.get(name) for name in SCHEMA.names})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedSamples:
-    """Samples trained in one iteration, as arrays of [k]; `versions` and `run_tokens` are those of `sample_record`, of
-    all samples in a row; `runs` [k]: how many of them are whose."""
+    """Samples trained in one iteration, as arrays of [k].
+
+    versions: the policy version of each response token, of all samples in a row; or, with run_tokens (each at least 1),
+    the version of each run of that many tokens. runs [k]: how many of `versions` belong to each sample.
+    """
 
     sample_id: np.ndarray
     engine: np.ndarray
@@ -187,10 +121,15 @@ def trained_records(
     exact_matches: Sequence[bool] | None = None,
     custom: Mapping[str, np.ndarray] | None = None,
 ) -> list[SampleRecord]:
-    """What `sample_record` says of each, all at once: simulations have many. The trainer held version `iteration`.
-    custom: float [k] by name; NaN is no value.
+    """The rows of samples that were trained in `iteration`, where the trainer held the version of that number.
 
-    Raises ValueError as `sample_record` does, naming the first sample that is off.
+    custom: extra values of scores, float [k] by name; NaN is no value.
+
+    The lag of a token is `iteration - version`. As versions do not decrease, the worst lag is the first token's and
+    splits exactly: lag_worst = (last - first) + (iteration - last) = lag_in_flight + lag_in_queue.
+
+    Raises ValueError, naming the first such sample, for one without a token, or whose versions decrease, are negative
+    or newer than the trainer's.
     """
     ids, count = samples.sample_id, samples.sample_id.size
     if not count:

@@ -75,8 +75,8 @@ class Task(Protocol):
 
 
 def extra_metrics(task: Task) -> tuple[str, ...]:
-    """Names of the extra values of its scores: `task.extra_metrics`, or none. Raises ValueError for a name that is there
-    twice, or cannot name a metric."""
+    """Names of the extra values of its scores: `task.extra_metrics`, or none. Raises ValueError for a name that is
+    there twice, or cannot name a metric."""
     names = tuple(getattr(task, "extra_metrics", ()))
     for name in names:
         if not isinstance(name, str) or not EXTRA_NAME.fullmatch(name):

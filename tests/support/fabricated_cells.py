@@ -17,9 +17,10 @@ from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory
-from harness.metrics.samples import length_metrics, sample_record, staleness_metrics
+from harness.metrics.samples import length_metrics, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
+from tests.support.sample_records import trained_record
 
 PLACEMENT = {
     ("rollout", "0"): Place("rollout", ("device 0",)),
@@ -87,19 +88,14 @@ def make_run(
         start, now = now, now + step
         timeline.end_iteration(iteration, now)
         batch = [
-            sample_record(
+            trained_record(
+                [max(0, iteration - made.lag)] * 5,
+                iteration,
                 sample_id=row,
-                group_id=row // 4,
-                fate="trained",
-                admitted_at=max(0.0, start - step),
-                prompt_tokens=5,
-                versions=[max(0, iteration - made.lag)] * 5,
-                engine="0",
-                trainer_version=iteration,
-                trained_iteration=iteration,
-                started_at=start,
-                finished_at=start + 0.1 * step,
-                trained_at=start + 0.2 * step,
+                group_size=4,
+                times=(max(0.0, start - step), start, start + 0.1 * step, start + 0.2 * step),
+                reward=None,
+                exact_match=None,
             )
             for row in range(BATCH * iteration, BATCH * (iteration + 1))
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.metrics.samples import (
-    FATES,
     SCHEMA,
+    Fate,
     SampleRecord,
     TrainedSamples,
     custom_metrics,
@@ -23,11 +23,12 @@ from harness.metrics.samples import (
     read_samples,
     record_of,
     reward_metrics,
-    sample_record,
     staleness_metrics,
     trained_records,
+    untrained_record,
     write_samples,
 )
+from tests.support.sample_records import trained_record
 
 COLUMNS = (
     "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
@@ -35,32 +36,8 @@ COLUMNS = (
 ).split()
 
 
-def trained(versions: Any, trainer: int, **changes: Any) -> SampleRecord:
-    given_: dict[str, Any] = {
-        "sample_id": 1,
-        "group_id": 0,
-        "fate": "trained",
-        "admitted_at": 0.0,
-        "prompt_tokens": 5,
-        "versions": versions,
-        "trainer_version": trainer,
-        "trained_iteration": trainer + 1,
-        "trained_at": 2.0,
-        "reward": 1.0,
-        "exact_match": True,
-    }
-    return sample_record(**(given_ | changes))
-
-
-def waiting(**changes: Any) -> SampleRecord:
-    given_: dict[str, Any] = {
-        "sample_id": 2,
-        "group_id": 0,
-        "fate": "in_flight",
-        "admitted_at": 0.5,
-        "prompt_tokens": 5,
-    }
-    return sample_record(**(given_ | changes))
+def waiting(sample_id: int = 2, fate: Fate = "in_flight") -> SampleRecord:
+    return untrained_record(sample_id, fate, group_id=0, admitted_at=0.5, prompt_tokens=5)
 
 
 def test_the_columns_are_those_of_the_documentation_in_its_order() -> None:
@@ -68,57 +45,47 @@ def test_the_columns_are_those_of_the_documentation_in_its_order() -> None:
 
 
 def test_lag_is_taken_apart_into_flight_and_queue() -> None:
-    record = trained(np.array([3, 3, 4, 6], dtype=np.int32), trainer=7)
+    record = trained_record([3, 3, 4, 6], 7, sample_id=17, engine=1)
+    assert (record.sample_id, record.group_id, record.engine, record.fate) == (17, 2, "1", "trained")
     assert (record.version_first, record.version_last, record.span) == (3, 6, 3)
     assert (record.lag_worst, record.lag_in_flight, record.lag_in_queue) == (4, 3, 1)
     assert record.lag_mean == (4 + 4 + 3 + 1) / 4
-    assert record.response_tokens == 4
+    assert (record.trained_iteration, record.response_tokens) == (7, 4)
 
 
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.integers(0, 5))
-def test_the_parts_of_the_lag_add_up_and_the_mean_lies_between_them(drawn: list[int], waited: int) -> None:
-    versions = sorted(drawn)
-    record = trained(versions, trainer=versions[-1] + waited)
-    lags = [versions[-1] + waited - version for version in versions]
-    assert record.lag_worst == max(lags)
-    assert record.lag_in_flight is not None and record.lag_in_queue is not None and record.lag_mean is not None
-    assert record.lag_in_flight + record.lag_in_queue == record.lag_worst
-    assert record.lag_mean == pytest.approx(sum(lags) / len(lags))
-    assert record.span == len(set(versions))
+TOKENS = st.lists(st.integers(0, 20), min_size=1, max_size=12).map(sorted)
 
 
-@pytest.mark.parametrize(
-    ("versions", "changes", "message"),
-    [
-        ([3, 2], {}, r"decrease: \[3, 2\]"),
-        ([4, 5], {}, "version 5, but the trainer held 4"),
-        ([-1, 0], {}, "negative token version -1"),
-        ([], {}, "has no token"),
-        ([0], {"trainer_version": None}, "trainer_version"),
-        ([0], {"fate": "lost"}, "unknown fate 'lost'"),
-    ],
-)
-def test_a_trained_sample_that_cannot_be_is_refused(versions: list[int], changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trained(versions, trainer=4, **changes)
+@given(st.lists(TOKENS, min_size=1, max_size=4), st.integers(0, 5))
+def test_lags_of_many_samples_at_once_are_those_of_their_tokens(drawn: list[list[int]], waited: int) -> None:
+    trainer = max(map(max, drawn)) + waited
+    values = np.concatenate([np.array(versions) for versions in drawn])
+    samples = many(len(drawn), versions=values, runs=np.array([len(versions) for versions in drawn]), run_tokens=None)
+    records = trained_records(samples, trainer, 2, np.arange(len(drawn)).tolist(), [False] * len(drawn))
+    for i, (record, versions) in enumerate(zip(records, drawn, strict=True)):
+        lags = [trainer - version for version in versions]
+        assert (record.sample_id, record.reward, record.prompt_tokens) == (4 + i, i, 5 + i)
+        assert record.lag_worst == max(lags) and record.span == len(set(versions))
+        assert record.lag_in_flight is not None and record.lag_in_queue is not None
+        assert record.lag_in_flight + record.lag_in_queue == record.lag_worst
+        assert record.lag_in_queue == min(lags) and record.response_tokens == len(lags)
+        assert record.lag_mean == pytest.approx(sum(lags) / len(lags))
 
 
-def test_a_sample_that_was_not_trained_has_no_lag_and_may_not_claim_one() -> None:
-    dropped = waiting(fate="dropped_stale", versions=[1, 2], finished_at=1.0)
-    assert (dropped.version_first, dropped.version_last, dropped.span) == (1, 2, 2)
-    assert dropped.lag_worst is dropped.lag_mean is dropped.lag_in_flight is dropped.lag_in_queue is None
-    with pytest.raises(ValueError, match="must be None"):
-        waiting(trainer_version=3)
+def test_runs_of_tokens_weigh_what_they_hold() -> None:
+    by_run, by_token = trained_record([1, 3], 4, run_tokens=[30, 10]), trained_record([1] * 30 + [3] * 10, 4)
+    assert by_run == by_token and by_run.lag_mean == 2.5
 
 
-def test_a_sample_that_has_not_started_has_neither_version_nor_span() -> None:
+def test_a_sample_that_was_not_trained_has_no_version_no_lag_and_no_reward() -> None:
     record = waiting()
-    assert record.version_first is record.version_last is record.span is record.started_at is None
+    known = {"sample_id", "group_id", "fate", "admitted_at", "prompt_tokens", "response_tokens", "custom"}
+    assert {field.name for field in fields(SampleRecord) if getattr(record, field.name) is not None} == known
     assert record.response_tokens == 0
 
 
 def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> None:
-    records = [trained([0, 0, 0, 2], trainer=2), trained([1], trainer=2), waiting(versions=[0])]
+    records = [trained_record([0, 0, 0, 2], 2), trained_record([1], 2), waiting()]
     assert staleness_metrics(records) == {
         "staleness/mean": (1.5 + 1.0) / 2,
         "staleness/max": 2.0,
@@ -129,29 +96,21 @@ def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> Non
 
 
 def test_reward_metrics_are_means_over_trained_samples() -> None:
-    short, long = trained([0] * 2, 0, reward=0.5, exact_match=False), trained([0] * 102, 0)
+    short, long = trained_record([0] * 2, 0, reward=0.5, exact_match=False), trained_record([0] * 102, 0)
     assert reward_metrics([short, long, waiting()]) == {"reward/mean": 0.75, "reward/exact_match": 0.5}
     assert length_metrics([short, long, waiting()]) == {"response_length/mean": 52.0, "response_length/p99": 101.0}
-
-
-def test_runs_of_tokens_weigh_what_they_hold() -> None:
-    sample = {"sample_id": 0, "group_id": 0, "fate": "trained", "admitted_at": 0.0, "prompt_tokens": 5}
-    at = {"trainer_version": 4, "trained_iteration": 4, "trained_at": 1.0}
-    by_run = sample_record(versions=[1, 3], run_tokens=[30, 10], **sample, **at)
-    by_token = sample_record(versions=[1] * 30 + [3] * 10, **sample, **at)
-    assert by_run == by_token and by_run.lag_mean == 2.5
 
 
 def test_metrics_of_samples_that_are_not_trained_or_have_no_reward_are_refused() -> None:
     with pytest.raises(ValueError, match="no trained sample"):
         staleness_metrics([waiting()])
     with pytest.raises(ValueError, match="have no reward"):
-        reward_metrics([trained([0], 0, reward=None)])
+        reward_metrics([trained_record([0], 0, reward=None)])
 
 
 def test_parquet_gives_back_the_rows_sorted_by_sample(tmp_path: Path) -> None:
-    records = [waiting(sample_id=i, fate=fate) for i, fate in enumerate(FATES[1:])]
-    records.append(trained([1, 2], 3, sample_id=9, engine="rollout-0", started_at=0.25, finished_at=1.5))
+    records = [waiting(i, fate) for i, fate in enumerate(get_args(Fate)[1:])]
+    records.append(trained_record([1, 2], 3, sample_id=9))
     path = tmp_path / "samples.parquet"
     write_samples(path, reversed(records))
     table = read_samples(path)
@@ -168,7 +127,7 @@ def test_parquet_of_no_sample_still_has_its_columns(tmp_path: Path) -> None:
 def test_extra_values_of_scores_are_columns_and_means_over_the_samples_that_have_them(tmp_path: Path) -> None:
     path = tmp_path / "samples.parquet"
     extra = {"copied": np.array([1.0, np.nan, 0.5]), "style/caps": np.array([2.0, 4.0, 0.0])}
-    records = [*trained_records(many(), 3, 2, [1.0] * 3, [True] * 3, extra), waiting()]
+    records = [*trained_records(many(3), 3, 2, [1.0] * 3, [True] * 3, extra), waiting()]
     assert custom_metrics(records) == {"custom/copied": 0.75, "custom/style/caps": 2.0}
     write_samples(path, records)
     table = read_samples(path)
@@ -183,7 +142,7 @@ def test_a_file_with_more_or_fewer_optional_columns_is_read_and_one_without_a_re
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "samples.parquet"
-    write_samples(path, [trained([0], 1, sample_id=7)])
+    write_samples(path, [trained_record([0], 1, sample_id=7)])
     whole = read_samples(path)
     pq.write_table(whole.drop_columns(["span"]).append_column("later", pa.array(["kept"])), path)
     read = read_samples(path)
@@ -197,46 +156,18 @@ def test_a_file_with_more_or_fewer_optional_columns_is_read_and_one_without_a_re
         read_samples(path)
 
 
-def many(**changes: object) -> TrainedSamples:
-    """Three samples of 2, 1 and 3 runs."""
+def many(count: int, **changes: object) -> TrainedSamples:
+    """Some samples, the first three of 2, 1 and 3 runs."""
     columns = {
-        "sample_id": np.array([4, 5, 6]),
-        "engine": np.array([1, 0, 1]),
+        "sample_id": 4 + np.arange(count),
+        "engine": np.arange(count) % 2,
         "versions": np.array([0, 2, 1, 1, 1, 2], np.int32),
         "runs": np.array([2, 1, 3]),
         "run_tokens": np.array([10, 30, 7, 1, 2, 3]),
-        "prompt_tokens": np.array([5, 6, 7]),
+        "prompt_tokens": 5 + np.arange(count),
     }
-    times = {
-        name: np.arange(3.0) + i for i, name in enumerate(("admitted_at", "started_at", "finished_at", "trained_at"))
-    }
+    times = {name: np.arange(count) + 1.0 for name in ("admitted_at", "started_at", "finished_at", "trained_at")}
     return TrainedSamples(**(columns | times | changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("run_tokens", [None, np.array([10, 30, 7, 1, 2, 3])])
-def test_records_of_many_samples_at_once_are_those_of_each(run_tokens: np.ndarray | None) -> None:
-    samples = many(run_tokens=run_tokens)
-    found = trained_records(samples, 3, 2, [0.5, 1.0, 0.0], [False, True, False])
-    ends = np.cumsum(samples.runs)
-    for i, (end, runs) in enumerate(zip(ends, samples.runs, strict=True)):
-        expected = sample_record(
-            sample_id=int(samples.sample_id[i]),
-            group_id=int(samples.sample_id[i]) // 2,
-            fate="trained",
-            engine=str(samples.engine[i]),
-            versions=samples.versions[end - runs : end],
-            run_tokens=None if run_tokens is None else run_tokens[end - runs : end],
-            trainer_version=3,
-            trained_iteration=3,
-            prompt_tokens=int(samples.prompt_tokens[i]),
-            **{
-                name: float(getattr(samples, name)[i])
-                for name in ("admitted_at", "started_at", "finished_at", "trained_at")
-            },
-            reward=[0.5, 1.0, 0.0][i],
-            exact_match=[False, True, False][i],
-        )
-        assert found[i] == expected
 
 
 @pytest.mark.parametrize(
@@ -250,7 +181,7 @@ def test_records_of_many_samples_at_once_are_those_of_each(run_tokens: np.ndarra
 )
 def test_of_many_samples_the_first_that_is_off_is_named(changes: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        trained_records(many(**changes), 3, 2)
+        trained_records(many(3, **changes), 3, 2)
 
 
 def test_no_samples_are_no_records() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory, load_samples, load_timeline
-from harness.metrics.samples import SampleRecord, reward_metrics, sample_record, staleness_metrics
+from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.gantt import draw_gantt, first_window
 from harness.report.plots import draw_run
 from harness.report.summary import print_summary, summarize
+from tests.support.sample_records import trained_record
 
 PLACEMENT = {
     ("rollout", "0"): Place("rollout", ("rollout:0",)),
@@ -70,24 +72,18 @@ def samples_of(iteration: int, lag: int) -> list[SampleRecord]:
         last = int(rng.integers(first, trainer + 1))
         switch = int(rng.integers(1, 8))
         exact = bool(rng.random() < 0.4 + 0.4 * (1 - math.exp(-iteration / 25)))
-        records.append(
-            sample_record(
-                sample_id=32 * (iteration - 1) + row,
-                group_id=4 * (iteration - 1) + row // 8,
-                engine=str(row % 2),
-                fate="trained",
-                admitted_at=max(0.0, (iteration - 3) * STEP_S),
-                started_at=max(0.0, (iteration - 2) * STEP_S),
-                finished_at=(iteration - 0.5) * STEP_S,
-                trained_at=iteration * STEP_S,
-                trained_iteration=iteration,
-                trainer_version=trainer,
-                versions=[first] * switch + [last] * 3,
-                prompt_tokens=7,
-                reward=0.5 * exact + 0.5 * (exact or rng.random() < 0.7),
-                exact_match=exact,
-            )
+        begun = max(0.0, (iteration - 3) * STEP_S), max(0.0, (iteration - 2) * STEP_S)
+        record = trained_record(
+            [first] * switch + [last] * 3,
+            trainer,
+            sample_id=32 * (iteration - 1) + row,
+            engine=row % 2,
+            prompt_tokens=7,
+            times=(*begun, (iteration - 0.5) * STEP_S, iteration * STEP_S),
+            reward=0.5 * exact + 0.5 * (exact or rng.random() < 0.7),
+            exact_match=exact,
         )
+        records.append(replace(record, trained_iteration=iteration))
     return records
 
 

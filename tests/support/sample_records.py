@@ -1,0 +1,44 @@
+"""Records of single samples, made by the product's own function for many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.metrics.samples import SampleRecord, TrainedSamples, trained_records
+
+
+def trained_record(
+    versions: Sequence[int],
+    iteration: int,
+    *,
+    sample_id: int = 1,
+    group_size: int = 8,
+    run_tokens: Sequence[int] | None = None,
+    engine: int = 0,
+    prompt_tokens: int = 5,
+    times: tuple[float, float, float, float] = (0.0, 0.5, 1.0, 2.0),
+    reward: float | None = 1.0,
+    exact_match: bool | None = True,
+    custom: Mapping[str, float] | None = None,
+) -> SampleRecord:
+    """A sample that was trained in `iteration`. times: admitted, started, finished, trained."""
+    admitted_at, started_at, finished_at, trained_at = (np.array([time]) for time in times)
+    given: dict[str, Any] = {"run_tokens": None if run_tokens is None else np.array(run_tokens)}
+    samples = TrainedSamples(
+        sample_id=np.array([sample_id]),
+        engine=np.array([engine]),
+        versions=np.array(versions, np.int32),
+        runs=np.array([len(versions)]),
+        prompt_tokens=np.array([prompt_tokens]),
+        admitted_at=admitted_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        trained_at=trained_at,
+        **given,
+    )
+    extra = {name: np.array([value]) for name, value in (custom or {}).items()}
+    (record,) = trained_records(samples, iteration, group_size, [reward], [exact_match], extra)  # type: ignore[list-item]
+    return record
