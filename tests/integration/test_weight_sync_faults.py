@@ -1,5 +1,5 @@
 """What dies, freezes or gets damaged in the middle of a transfer, between real processes over Gloo: engines go on with
-the version that they had, to the last token; the error names who and why; the run goes on or ends as it is told to."""
+the version that they had, to the last token; the error names who and why; the run goes on or ends by its settings."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from harness.weight_sync.coordinator import Coordinator, LostEngine, RetryPolicy
 from harness.weight_sync.membership import Fleet, OnLost
 from harness.weight_sync.transports import GroupTransport
 from schedules.base import Transport
-from tests.support.weight_crew import Engine, Fault, ProcessHandle, Trainer, crew, expected
+from tests.support.weight_processes import Engine, Fault, ProcessHandle, Trainer, expected, worker_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -77,7 +77,7 @@ def running(
         "engine0": partial(Engine, None),
         "engine1": partial(Engine, engine_dies),
     }
-    with crew(makers) as handles:
+    with worker_processes(makers) as handles:
         yield Run(handles, transport, retry or RetryPolicy(), on_lost, timeout_s)
 
 
@@ -97,7 +97,9 @@ async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on
 
 
 @pytest.mark.parametrize("transport", HANDED_OVER)
-async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_told_to(transport: Transport) -> None:
+async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_set_to(
+    transport: Transport,
+) -> None:
     with running(transport, engine_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
         await run.publish(1)
@@ -137,8 +139,8 @@ async def test_buckets_that_are_damaged_again_and_again_are_never_served(transpo
     with running(transport, retry=RetryPolicy(attempts=2, verify=True), damages=Fault(version=2, times=99)) as run:
         await run.coordinator.connect()
         await run.publish(1)
-        told = "engine0 did not get version 2 and holds version 1: .*damaged: model.embed_tokens.weight.*2 attempts"
-        with pytest.raises(LostEngine, match=told):
+        reason = "engine0 did not get version 2 and holds version 1: .*damaged: model.embed_tokens.weight.*2 attempts"
+        with pytest.raises(LostEngine, match=reason):
             await run.publish(2)
         for engine in ("engine0", "engine1"):
             await run.serves(engine, 1)

@@ -14,9 +14,9 @@ from harness.config.compose import make_schedule
 from harness.driver.recorder import Recorder
 from schedules import SCHEDULES
 from schedules.capacity import Capacity
+from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
 from tests.support.invariants import LAGS, Finished, check_dispatch, check_every_sample_once, check_times, lags
-from tests.support.mortal import Event, play_with
 from tests.support.random_jobs import jobs, play
 
 checked = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))
@@ -66,7 +66,7 @@ def test_a_run_goes_on_without_engines_that_die_at_any_moment(schedule: str) -> 
             Event(moment * ends_at, (first + number) % engines, "dies")
             for number, moment in enumerate(sorted(moments[: engines - 1]))
         ]
-        recorder = play_with(go_on(job), seed, events, lambda session: None)
+        recorder = simulate_with(go_on(job), seed, events, lambda session: None)
         check(go_on(job), recorder)
         assert {told["what"] for told in recorder.engines} <= {"lost"}
         died += len(recorder.engines)
@@ -97,7 +97,7 @@ def test_engines_leave_and_come_back(schedule: str) -> None:
         whose = engine % engines
         events = [Event(leaves * ends_at, whose, "leave")]
         events.append(Event(joins * ends_at, whose, "dies" if dies else "join"))
-        recorder = play_with(go_on(job), seed, events, lambda session: None)
+        recorder = simulate_with(go_on(job), seed, events, lambda session: None)
         check(go_on(job), recorder)
         happened.update(told["what"] for told in recorder.engines)
 

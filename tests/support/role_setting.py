@@ -78,6 +78,10 @@ class CountingQueue(LocalQueue):
         await self.put(partition_name(iteration), rows, columns)
         return rows
 
+    async def respond(self, rows: Sequence[int], iteration: int = 0) -> None:
+        """Responses of these samples, as an engine writes them."""
+        await self.put(partition_name(iteration), rows, rollout_columns(rows))
+
     async def read(self, task: str, iteration: int = 0, count: int = ROWS) -> Any:
         return await self.get(task, count, partition=partition_name(iteration), timeout_s=60)
 
@@ -137,6 +141,19 @@ def completion(sample_id: int, version: int) -> Completion:
     log_probs = np.full(len(tokens), -1.0, np.float32)
     versions = np.full(len(tokens), version, np.int32)
     return Completion(sample_id, tokens, log_probs, versions, "stop", 1.0, 2.0)
+
+
+def rollout_columns(rows: Iterable[int]) -> dict[str, Column]:
+    """What an engine at version 0 writes of these samples."""
+    done = [completion(row, version=0) for row in rows]
+    return {
+        "response": Ragged.from_rows([c.tokens for c in done]),
+        "log_probs": Ragged.from_rows([c.log_probs for c in done]),
+        "versions": Ragged.from_rows([c.versions for c in done]),
+        "engine": np.zeros(len(done), np.int32),
+        "started_at": np.zeros(len(done)),
+        "finished_at": np.zeros(len(done)),
+    }
 
 
 class FixedWeights:

@@ -30,11 +30,11 @@ def test_the_mismatch_is_taken_over_tokens_of_the_same_version_only() -> None:
 
 
 def test_the_proximal_policy_is_as_old_as_the_samples_say_on_average() -> None:
-    told = {"tokens": 1.0, "clipped": 0.0, "ratio_max": 1.0}
-    parts = [told | {"scored": 4.0, "scored_lag": 4.0}, told | {"scored": 4.0, "scored_lag": 0.0}]
+    common = {"tokens": 1.0, "clipped": 0.0, "ratio_max": 1.0}
+    parts = [common | {"scored": 4.0, "scored_lag": 4.0}, common | {"scored": 4.0, "scored_lag": 0.0}]
     metrics = policy_metrics(functools.reduce(add_diagnostics, parts, {}))
     assert metrics["policy/proximal_lag"] == 0.5
-    assert "policy/proximal_lag" not in policy_metrics(told)
+    assert "policy/proximal_lag" not in policy_metrics(common)
 
 
 def test_micro_batches_add_up_to_the_whole() -> None:

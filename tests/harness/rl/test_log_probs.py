@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 from harness.rl import log_probs as module
 from harness.rl.log_probs import head_log_probs, token_log_probs
 
-# --- from logits -------------------------------------------------------------------------------------------------------
+# --- from logits ------------------------------------------------------------------------------------------------------
 
 
 def logits_and_tokens(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +56,7 @@ def test_a_slice_of_a_wider_tensor_is_fine() -> None:
     assert logits.grad[:, -1].eq(0).all() and logits.grad[:, :-1].ne(0).any()
 
 
-# --- from hidden states ------------------------------------------------------------------------------------------------
+# --- from hidden states -----------------------------------------------------------------------------------------------
 
 ROWS, WIDTH, VOCABULARY = 15, 8, 11
 
@@ -90,13 +90,12 @@ def test_values_and_gradients_of_a_head_are_those_of_log_softmax(
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
     hidden, weight, tokens = case()
-    ours, entropies = head_log_probs(hidden, weight, tokens, temperature)
-    theirs, surprise = plain(hidden, weight, tokens, temperature)
-    torch.testing.assert_close(ours, theirs)
+    found, entropies = head_log_probs(hidden, weight, tokens, temperature)
+    expected, surprise = plain(hidden, weight, tokens, temperature)
+    torch.testing.assert_close(found, expected)
     torch.testing.assert_close(entropies, surprise.detach())
     assert not entropies.requires_grad
-    for found, expected in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(found, hidden, weight), gradients(expected, hidden, weight))
 
 
 def test_the_gradient_of_a_head_agrees_with_finite_differences() -> None:
@@ -112,10 +111,10 @@ def test_the_gradient_of_a_head_agrees_with_finite_differences() -> None:
 def test_a_bfloat16_head_is_normalised_and_its_gradient_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", VOCABULARY)
     hidden, weight, tokens = case(rows=4096, dtype=torch.bfloat16)
-    ours, _ = head_log_probs(hidden, weight, tokens)
-    assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours, plain(hidden, weight, tokens, 1.0)[0])
-    found = torch.autograd.grad(ours.sum(), [weight])[0]
+    log_probs, _ = head_log_probs(hidden, weight, tokens)
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs, plain(hidden, weight, tokens, 1.0)[0])
+    found = torch.autograd.grad(log_probs.sum(), [weight])[0]
     exact = torch.autograd.grad(plain(hidden.double(), weight.double(), tokens, 1.0)[0].sum(), [weight])[0]
     assert found.dtype == torch.bfloat16
     error = (found - exact).abs().max() / exact.abs().max()

@@ -1,4 +1,4 @@
-"""Calls in processes of their own: all results, and nothing that outlives whoever asked."""
+"""Calls in processes of their own: all results, and nothing that outlives the caller."""
 
 from __future__ import annotations
 

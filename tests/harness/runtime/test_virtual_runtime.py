@@ -96,9 +96,9 @@ def test_a_deadlock_says_what_waits_and_lets_everyone_clean_up() -> None:
 
     with pytest.raises(Deadlock) as caught:
         run_virtual(job(), lambda: ["rollout[0].feed waits for room"])
-    first, told, *tasks = str(caught.value).splitlines()
+    first, wait, *tasks = str(caught.value).splitlines()
     assert first == "nothing can run and nothing is due at 2.5 s of simulated time:"
-    assert told == "  rollout[0].feed waits for room"
+    assert wait == "  rollout[0].feed waits for room"
     assert len(tasks) == 2
     main, workers = sorted(tasks, key=lambda line: "worker" in line)
     assert main.endswith(".job > Queue.get")
@@ -107,7 +107,7 @@ def test_a_deadlock_says_what_waits_and_lets_everyone_clean_up() -> None:
     assert sorted(cleaned) == [0, 1, 2, 3, 4]
 
 
-def test_an_error_of_the_clean_up_is_told_beside_the_deadlock() -> None:
+def test_an_error_of_the_clean_up_is_noted_beside_the_deadlock() -> None:
     async def main() -> None:
         try:
             await asyncio.Event().wait()

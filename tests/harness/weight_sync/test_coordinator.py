@@ -1,7 +1,7 @@
-"""Who is asked what, in which order, and who waits for whom."""
+"""Which calls are made in which order, what waits for what, and what becomes of a transfer that fails."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,51 +9,55 @@ import pytest
 import torch
 
 from harness.protocols import Span
+from harness.runtime.runtime import WorkerDied
 from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.coordinator import Coordinator
+from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.ipc import SharedOffer, share_slots
-from harness.weight_sync.membership import Fleet
-from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.membership import Fleet, LostEngine, OnLost
+from harness.weight_sync.plan import TransferError, plan_transfer
 from harness.weight_sync.process_group import Rendezvous
-from harness.weight_sync.transports import (
-    GroupTransport,
-    stage_then_swap,
-    write_then_read,
-)
+from harness.weight_sync.transports import GroupTransport, stage_then_swap, write_then_read
 from schedules.base import Transport
 from tests.support.role_setting import settle
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
-OFFER = CollectiveOffer(PLAN, Rendezvous("127.0.0.1", 1, 4, 5.0))
-KINDS = {
-    "publish": "publish_weights",
-    "load": "load_weights",
-    "stage": "stage_weights",
-    "swap": "load_weights",
-}
+RENDEZVOUS = Rendezvous("127.0.0.1", 1, 4, 5.0)
+OFFER = CollectiveOffer(PLAN, RENDEZVOUS)
+KINDS = {"publish": "publish_weights", "load": "load_weights", "stage": "stage_weights", "swap": "load_weights"}
+BROKEN, DIED, WRONG = TransferError("the link broke"), WorkerDied("it died"), ValueError("the weights do not fit")
+Errors = dict[str, list[Exception]]
+"""By method: what its calls raise, one after the other, before they succeed."""
 
 
 class Worker:
-    """Writes down what it is asked, in a log that all workers share; fails at `fails`, and waits for `gates`."""
+    """Logs its calls, in a log that all workers share; always fails at `fails`, as often as they last with `errors`,
+    and waits for `gates`. Once it raised WorkerDied it is dead."""
 
-    def __init__(self, name: str, log: list[str], fails: str = "") -> None:
-        self.name, self.log, self.fails = name, log, fails
-        self.heard: dict[str, tuple[Any, ...]] = {}
+    def __init__(self, name: str, log: list[str], fails: str = "", errors: Errors | None = None) -> None:
+        self.name, self.log, self.fails, self.errors = name, log, fails, errors or {}
+        self.arguments: dict[str, tuple[Any, ...]] = {}
         self.gates: dict[str, asyncio.Event] = {}
         self.offer: SharedOffer | None = None
+        self.dead = False
 
     async def call(self, method: str, *arguments: Any) -> Any:
         self.log.append(f"{self.name}.{method}")
-        self.heard[method] = arguments
+        self.arguments[method] = arguments
+        if self.dead:
+            raise DIED
         if method in self.gates:
             await self.gates[method].wait()
         if method == self.fails:
             raise RuntimeError(f"{self.name} fails to {method}")
+        if self.errors.get(method):
+            error = self.errors[method].pop(0)
+            self.dead = isinstance(error, WorkerDied)
+            raise error
         match method:
             case "plan":
                 return PLAN
             case "open" if arguments[0] == "ipc":
-                self.offer = share_slots(PLAN, Rendezvous("127.0.0.1", 1, 4, 5.0))
+                self.offer = share_slots(PLAN, RENDEZVOUS)
                 return self.offer
             case "open":
                 return OFFER
@@ -61,38 +65,63 @@ class Worker:
                 return [Span("role", self.name, KINDS[method], 0.0, 1.0, arguments[0], arguments[0] - 1)]
         return None
 
+    async def is_dead(self, within_s: float = 5.0) -> bool:
+        return self.dead
+
+    async def end(self) -> None:
+        self.dead = True
+
     def hold(self, method: str) -> asyncio.Event:
         """From now on this call waits for the event."""
         return self.gates.setdefault(method, asyncio.Event())
 
 
 class Setting:
-    def __init__(self, transport: Transport, fails: dict[str, str] | None = None) -> None:
-        fails = fails or {}
+    """Two training ranks, two engines, a scorer. fails: by worker, the method at which it always fails."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        on_lost: OnLost = "end",
+        attempts: int = 3,
+        *,
+        fails: dict[str, str] | None = None,
+        **errors: Errors,
+    ) -> None:
         self.log: list[str] = []
+        self.lost: list[str] = []
         self.spans: list[Span] = []
 
         def workers(*names: str) -> list[Worker]:
-            return [Worker(name, self.log, fails.get(name, "")) for name in names]
+            return [Worker(name, self.log, (fails or {}).get(name, ""), errors.get(name)) for name in names]
 
         self.trainers, self.engines = workers("trainer0", "trainer1"), workers("engine0", "engine1")
         (self.scorer,) = self.scorers = workers("scorer")
+        self.fleet = Fleet(self.engines, on_lost=on_lost, notify=self.engine_event)
         self.coordinator = Coordinator(
             self.trainers,
-            fleet=Fleet(self.engines),
+            fleet=self.fleet,
             scorers=self.scorers,
             transport=GroupTransport(transport, "127.0.0.1", 5.0),
             bucket_bytes=1 << 20,
             observe=self.observe,
+            retry=RetryPolicy(attempts),
         )
 
     def observe(self, spans: Iterable[Span]) -> None:
         self.spans += spans
 
-    def asked(self) -> list[str]:
-        """What was asked since the last look."""
-        asked, self.log[:] = list(self.log), []
-        return asked
+    def engine_event(self, engine: str, what: str, why: str) -> None:
+        assert what == "lost"
+        self.lost.append(f"{engine}: {why}")
+
+    def calls(self) -> list[str]:
+        """Since the last look."""
+        calls, self.log[:] = list(self.log), []
+        return calls
+
+    def count(self, call: str) -> int:
+        return self.log.count(call)
 
     @property
     def shared_path(self) -> Path:
@@ -112,7 +141,7 @@ async def test_through_shared_memory_all_join_and_then_the_file_is_unlinked() ->
     assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", "trainer0.open"]
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     offer = setting.trainers[0].offer
-    assert [worker.heard["join"] for worker in (*setting.engines, setting.scorer)] == [(offer, n) for n in range(3)]
+    assert [worker.arguments["join"] for worker in (*setting.engines, setting.scorer)] == [(offer, n) for n in range(3)]
     assert not setting.shared_path.exists()
     assert setting.coordinator.plan is PLAN
 
@@ -135,8 +164,8 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: T
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     meet.set()
     await connecting
-    assert setting.trainers[0].heard["open"] == (transport, PLAN, "127.0.0.1", 3, 5.0)
-    assert setting.engines[1].heard["join"] == (OFFER, 1)
+    assert setting.trainers[0].arguments["open"] == (transport, PLAN, "127.0.0.1", 3, 5.0)
+    assert setting.engines[1].arguments["join"] == (OFFER, 1)
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
@@ -147,10 +176,10 @@ async def test_simulated_engines_read_shared_memory_after_every_rank_has_written
     written = setting.trainers[1].hold("publish")
     publishing = asyncio.create_task(write_then_read(setting.trainers, [*setting.engines, setting.scorer], 1))
     await settle()
-    assert setting.asked() == ["trainer0.publish", "trainer1.publish"]
+    assert setting.calls() == ["trainer0.publish", "trainer1.publish"]
     written.set()
     await publishing
-    assert setting.asked() == [f"{name}.load" for name in RECEIVERS]
+    assert setting.calls() == [f"{name}.load" for name in RECEIVERS]
 
 
 @pytest.mark.parametrize("transport", ["ipc", "collective"])
@@ -159,20 +188,20 @@ async def test_every_rank_and_every_engine_is_asked_at_once_for_the_same_version
     written = setting.trainers[0].hold("publish")
     publishing = asyncio.create_task(setting.coordinator.publish(7))
     await settle()
-    assert sorted(setting.asked()) == [
+    assert sorted(setting.calls()) == [
         *(f"{name}.load" for name in RECEIVERS),
         "trainer0.publish",
         "trainer1.publish",
     ]
     written.set()
     await publishing
-    assert all(worker.heard["load"] == (7,) for worker in (*setting.engines, setting.scorer))
+    assert all(worker.arguments["load"] == (7,) for worker in (*setting.engines, setting.scorer))
 
 
 async def test_weights_by_way_of_host_memory_can_be_published_in_one_go() -> None:
     setting = Setting("host_staged")
     await setting.coordinator.publish(1)
-    assert setting.asked() == [
+    assert setting.calls() == [
         "trainer0.publish",
         "trainer1.publish",
         *(f"{name}.stage" for name in RECEIVERS),
@@ -216,9 +245,9 @@ async def test_the_trainer_goes_on_when_its_copy_is_made_and_receivers_take_it_m
     setting = Setting("host_staged")
     stage = setting.engines[1].hold("stage")
     await setting.coordinator.start_transfer(1)
-    assert setting.asked() == ["trainer0.publish", "trainer1.publish"]
+    assert setting.calls() == ["trainer0.publish", "trainer1.publish"]
     await settle()
-    assert {*(f"{name}.stage" for name in RECEIVERS), "trainer0.wait_arrived"} <= set(setting.asked())
+    assert {*(f"{name}.stage" for name in RECEIVERS), "trainer0.wait_arrived"} <= set(setting.calls())
     stage.set()
     await setting.coordinator.finish()
     kinds = {(span.engine, span.kind) for span in setting.spans if span.engine.startswith("engine")}
@@ -242,10 +271,10 @@ async def test_the_next_transfer_waits_for_the_one_before_and_only_then_asks_the
     await setting.coordinator.start_transfer(1)
     second = asyncio.create_task(setting.coordinator.start_transfer(2))
     await settle()
-    assert setting.asked().count("trainer0.publish") == 1
+    assert setting.calls().count("trainer0.publish") == 1
     stage.set()
     await second
-    assert setting.trainers[0].heard["publish"] == (2,)
+    assert setting.trainers[0].arguments["publish"] == (2,)
     await setting.coordinator.finish()
 
 
@@ -264,21 +293,21 @@ async def test_a_version_that_is_not_staged_yet_can_be_waited_for() -> None:
     await setting.coordinator.finish()
 
 
-async def test_engines_swap_when_they_are_told_and_scorers_at_once() -> None:
+async def test_engines_swap_when_they_are_asked_and_scorers_at_once() -> None:
     setting = Setting("host_staged")
     await setting.coordinator.start_transfer(1)
     await setting.coordinator.finish()
     assert setting.coordinator.versions == {"engine0": 0, "engine1": 0, "scorer": 1}
-    assert not {"engine0.swap", "engine1.swap"} & set(setting.asked())
+    assert not {"engine0.swap", "engine1.swap"} & set(setting.calls())
     await setting.coordinator.swap(setting.engines[:1], 1)
-    assert setting.asked() == ["engine0.swap"]
+    assert setting.calls() == ["engine0.swap"]
     assert setting.coordinator.versions == {"engine0": 1, "engine1": 0, "scorer": 1}
 
 
-@pytest.mark.parametrize(("worker", "call"), [("trainer0", "wait_arrived"), ("scorer", "stage"), ("scorer", "swap")])
-async def test_engines_do_not_wait_for_others_that_compute_but_the_next_transfer_does(worker: str, call: str) -> None:
+@pytest.mark.parametrize(("worker", "method"), [("trainer0", "wait_arrived"), ("scorer", "stage"), ("scorer", "swap")])
+async def test_engines_do_not_wait_for_others_that_compute_but_the_next_transfer_does(worker: str, method: str) -> None:
     setting = Setting("host_staged")
-    answer = {"trainer0": setting.trainers[0], "scorer": setting.scorer}[worker].hold(call)
+    answer = {"trainer0": setting.trainers[0], "scorer": setting.scorer}[worker].hold(method)
     await setting.coordinator.start_transfer(1)
     await setting.coordinator.swap(setting.engines, 1)
     assert setting.coordinator.versions["engine0"] == setting.coordinator.versions["engine1"] == 1
@@ -297,18 +326,18 @@ async def test_a_swap_waits_for_its_version() -> None:
     await setting.coordinator.start_transfer(1)
     swapping = asyncio.create_task(setting.coordinator.swap(setting.engines[1:], 1))
     await settle()
-    assert "engine1.swap" not in setting.asked()
+    assert "engine1.swap" not in setting.calls()
     stage.set()
     await swapping
-    assert "engine1.swap" in setting.asked()
+    assert "engine1.swap" in setting.calls()
     await setting.coordinator.finish()
 
 
-@pytest.mark.parametrize(("worker", "call"), [("engine1", "stage"), ("trainer0", "wait_arrived"), ("scorer", "swap")])
+@pytest.mark.parametrize(("worker", "method"), [("engine1", "stage"), ("trainer0", "wait_arrived"), ("scorer", "swap")])
 async def test_a_failure_in_the_background_is_raised_by_whatever_is_called_next_and_at_the_end(
-    worker: str, call: str
+    worker: str, method: str
 ) -> None:
-    setting = Setting("host_staged", fails={worker: call})
+    setting = Setting("host_staged", fails={worker: method})
     coordinator = setting.coordinator
     waiting = asyncio.create_task(coordinator.wait_arrived(2))
     await coordinator.start_transfer(1)
@@ -319,10 +348,10 @@ async def test_a_failure_in_the_background_is_raised_by_whatever_is_called_next_
         coordinator.swap(setting.engines, 1),
         coordinator.publish(2),
     )
-    for told in (waiting, *later, coordinator.finish()):
-        failure = pytest.RaisesExc(RuntimeError, match=f"{worker} fails to {call}")
+    for call in (waiting, *later, coordinator.finish()):
+        failure = pytest.RaisesExc(RuntimeError, match=f"{worker} fails to {method}")
         with pytest.RaisesGroup(failure, flatten_subgroups=True):
-            await told
+            await call
     assert "engine0.swap" not in setting.log and setting.log.count("trainer0.publish") == 1
 
 
@@ -345,3 +374,161 @@ async def test_who_gives_up_waiting_does_not_end_the_transfer() -> None:
     stage.set()
     await setting.coordinator.wait_arrived(1)
     await setting.coordinator.finish()
+
+
+# --- transfers that fail ----------------------------------------------------------------------------------------------
+
+
+def versions(engine0: int, engine1: int, scorer: int) -> dict[str, int]:
+    return {"engine0": engine0, "engine1": engine1, "scorer": scorer}
+
+
+TRANSPORTS: Sequence[Transport] = ("collective", "ipc")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_what_failed_is_sent_again_to_those_that_did_not_get_it_over_a_new_group(transport: Transport) -> None:
+    setting = Setting(transport, engine1={"load": [BROKEN]}, trainer0={"publish": [BROKEN]})
+    await setting.coordinator.connect()
+    await setting.coordinator.publish(1)
+    assert setting.coordinator.versions == versions(1, 1, 1)
+    assert setting.count("engine0.load") == 1 and setting.count("engine1.load") == 2
+    assert setting.count("engine0.join") == 1 and setting.count("engine1.join") == 2
+    await setting.coordinator.publish(2)
+    assert setting.count("engine0.join") == 2, "the next version goes to all again"
+    assert setting.coordinator.versions == versions(2, 2, 2)
+    await setting.coordinator.publish(3)
+    assert setting.count("engine0.join") == 2, "the transport is connected"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_version(transport: Transport) -> None:
+    setting = Setting(transport, engine1={"load": [BROKEN] * 9})
+    await setting.coordinator.connect()
+    with pytest.raises(LostEngine, match="engine1 did not get version 1 and holds version 0: the link broke .*3 attem"):
+        await setting.coordinator.publish(1)
+    assert setting.count("engine1.load") == 3
+    assert setting.coordinator.versions == versions(1, 0, 1) and not setting.lost
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: Transport) -> None:
+    setting = Setting(transport, "go_on", 2, engine1={"load": [BROKEN] * 2})
+    await setting.coordinator.connect()
+    await setting.coordinator.publish(1)
+    why = "engine1 did not get version 1 and holds version 0: the link broke (after 2 attempts)"
+    assert setting.lost == [f"engine1: {why}"]
+    await setting.coordinator.publish(2)
+    assert setting.coordinator.versions == versions(2, 0, 2)
+    assert setting.coordinator.membership.of("engine1").health == "lost"
+    assert setting.count("engine1.load") == 2
+
+
+async def test_the_dead_are_not_asked_again() -> None:
+    setting = Setting("collective", "go_on", engine1={"load": [DIED]}, engine0={"load": [BROKEN]})
+    await setting.coordinator.connect()
+    await setting.coordinator.publish(1)
+    assert setting.count("engine1.load") == 1 and setting.count("engine0.load") == 2
+    assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
+
+
+async def test_a_run_cannot_go_on_without_any_engine_nor_without_a_scorer() -> None:
+    both = Setting("collective", "go_on", 1, engine0={"load": [BROKEN]}, engine1={"load": [BROKEN]})
+    with pytest.raises(LostEngine, match="engine0 did not get version 1 .*; engine1 did not get version 1"):
+        await both.coordinator.publish(1)
+    scorer = Setting("collective", "go_on", 1, scorer={"load": [BROKEN]})
+    with pytest.raises(LostEngine, match="scorer did not get version 1"):
+        await scorer.coordinator.publish(1)
+
+
+async def test_a_dead_trainer_ends_the_run_at_once() -> None:
+    broken = {"load": [BROKEN]}
+    setting = Setting("collective", trainer0={"publish": [DIED]}, engine0=dict(broken), engine1={"load": [BROKEN]})
+    with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="it died")):
+        await setting.coordinator.publish(1)
+    assert setting.count("trainer0.publish") == 1
+    assert setting.coordinator.versions == versions(0, 0, 1)
+
+
+async def test_what_no_attempt_mends_is_raised_as_it_is() -> None:
+    setting = Setting("collective", "go_on", engine1={"load": [WRONG]})
+    with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="do not fit")):
+        await setting.coordinator.publish(1)
+    assert setting.count("engine1.load") == 1
+
+
+async def test_a_transport_that_does_not_connect_is_tried_again_too() -> None:
+    setting = Setting("collective", engine1={"load": [BROKEN], "join": []})
+    await setting.coordinator.connect()
+    setting.engines[1].errors["join"] = [BROKEN]
+    await setting.coordinator.publish(1)
+    assert setting.count("engine1.join") == 3 and setting.count("engine1.load") == 2
+    assert setting.coordinator.versions == versions(1, 1, 1)
+
+
+async def test_an_engine_that_does_not_answer_is_given_up() -> None:
+    setting = Setting("collective", "go_on", engine1={"load": [TimeoutError("slow")]})
+    await setting.coordinator.publish(1)
+    assert setting.count("engine1.load") == 1 and "engine1 did not answer load within 10.0 s" in setting.lost[0]
+
+
+async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> None:
+    setting = Setting("host_staged", engine1={"stage": [BROKEN]}, trainer0={"wait_arrived": [BROKEN]})
+    await setting.coordinator.connect()
+    await setting.coordinator.start_transfer(1)
+    await setting.coordinator.wait_arrived(1)
+    await setting.coordinator.finish()
+    assert setting.count("trainer0.publish") == 1 and setting.count("trainer0.resend") == 1
+    assert setting.count("engine0.stage") == 1 and setting.count("engine1.stage") == 2
+    assert setting.count("scorer.swap") == 1
+    assert setting.coordinator.versions == versions(0, 0, 1)
+    await setting.coordinator.start_transfer(2)
+    await setting.coordinator.finish()
+    assert setting.count("engine0.join") == 2
+
+
+async def test_a_staged_version_arrives_once_the_run_goes_on_without_who_did_not_get_it() -> None:
+    setting = Setting("host_staged", "go_on", 2, engine1={"stage": [BROKEN] * 2})
+    await setting.coordinator.connect()
+    arrived = asyncio.create_task(setting.coordinator.wait_arrived(1))
+    await setting.coordinator.start_transfer(1)
+    await arrived
+    await setting.coordinator.swap(setting.fleet.working, 1)
+    assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
+
+
+async def test_a_staged_version_that_one_engine_never_gets_ends_the_run() -> None:
+    setting = Setting("host_staged", engine1={"stage": [BROKEN] * 3})
+    await setting.coordinator.start_transfer(1)
+    await settle()
+    for call in (setting.coordinator.wait_arrived(1), setting.coordinator.finish()):
+        with pytest.raises(LostEngine, match="engine1 did not get version 1"):
+            await call
+
+
+async def test_engines_come_and_go_between_transfers() -> None:
+    setting = Setting("collective")
+    await setting.coordinator.connect()
+    await setting.coordinator.publish(1)
+    newcomer = Worker("engine2", setting.log)
+    setting.fleet.add(newcomer, version=0)
+    setting.fleet.remove(setting.engines[0])
+    await setting.coordinator.publish(2)
+    assert setting.coordinator.versions == {"engine1": 2, "scorer": 2, "engine2": 2}
+    assert setting.count("engine0.load") == 1 and setting.count("engine2.join") == 1
+
+
+@pytest.mark.parametrize(
+    "trainer", [{"publish": [BROKEN]}, {"publish": [], "resend": [BROKEN], "wait_arrived": [BROKEN]}]
+)
+async def test_what_was_not_sent_did_not_arrive(trainer: dict[str, list[Exception]]) -> None:
+    setting = Setting("host_staged", trainer0=trainer, engine1={"stage": [BROKEN]} if "resend" in trainer else {})
+    await setting.coordinator.connect()
+    if "resend" in trainer:
+        await setting.coordinator.start_transfer(1)
+        await setting.coordinator.wait_arrived(1)
+        assert setting.count("trainer0.resend") == 2 and setting.count("engine1.stage") == 2
+    else:
+        await setting.coordinator.publish(1)
+        assert setting.count("trainer0.publish") == 2 and setting.count("engine0.stage") == 1
+        assert setting.coordinator.versions == versions(1, 1, 1)

@@ -1,63 +1,23 @@
 """Weights that travel in the background, over real process groups; other processes where only those show it."""
 
 import asyncio
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
-from torch.distributed import Store, TCPStore, destroy_process_group, init_process_group
+from torch.distributed import TCPStore, destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender, WeightReceiver
-from harness.weight_sync.host_staged import HostStagedOffer, HostStagedReceiver, HostStagedSender
-from harness.weight_sync.plan import pack, plan_transfer
-from harness.weight_sync.process_group import open_rendezvous
+from harness.weight_sync.host_staged import HostStagedReceiver, HostStagedSender
+from harness.weight_sync.plan import pack
 from tests.support.processes import run_in_processes
+from tests.support.weight_ends import CPU, LOOPBACK, offered, same, store_of, two_ends, weights
 
-CPU = torch.device("cpu")
-HOST = "127.0.0.1"
-TIMEOUT_S = 60.0
 ROWS = 6_000_000
-"""24 MB: more than sockets take in before somebody reads."""
-
-Weights = dict[str, torch.Tensor]
-
-
-def weights(version: int, rows: int = 40) -> Weights:
-    """Several buckets, one larger than the bound, and several dtypes."""
-    generator = torch.Generator().manual_seed(version)
-    return {
-        "small": torch.randn(4, 3, generator=generator),
-        "large": torch.arange(rows, dtype=torch.float32).roll(version),
-        "half": torch.randn(18, generator=generator).bfloat16(),
-        "whole": torch.arange(6) * version,
-    }
-
-
-def offered(receivers: int, rows: int = 40) -> tuple[HostStagedOffer, Store]:
-    rendezvous, store = open_rendezvous(HOST, receivers, TIMEOUT_S)
-    return HostStagedOffer(plan_transfer(weights(0, rows).items(), bucket_bytes=64), rendezvous), store
-
-
-def two_ends() -> tuple[HostStagedSender, HostStagedReceiver]:
-    """Both in this process."""
-    offer, store = offered(receivers=1)
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(offer.receiver, 0, CPU)
-        return offer.sender(store, CPU), joining.result()
-
-
-def store_of(offer: HostStagedOffer) -> Store:
-    """The offer's store, as another process sees it."""
-    at = offer.rendezvous
-    return TCPStore(at.host, at.port, at.size, False, timedelta(seconds=60), wait_for_workers=False)
-
-
-def same(arrived: Weights, expected: Weights) -> bool:
-    return list(arrived) == list(expected) and all(torch.equal(arrived[name], expected[name]) for name in expected)
+"""24 MB: more than sockets take in before they are read."""
 
 
 async def carry(sender: HostStagedSender, receiver: HostStagedReceiver, *versions: int) -> None:
@@ -70,21 +30,21 @@ async def carry(sender: HostStagedSender, receiver: HostStagedReceiver, *version
 
 
 async def test_what_was_staged_is_what_was_sent_bit_for_bit() -> None:
-    sender, receiver = two_ends()
+    sender, receiver = two_ends("host_staged")
     await carry(sender, receiver, 1)
     await sender.wait_arrived(1)
     assert same(dict(receiver.staged(1)), weights(1))
 
 
 def test_both_ends_say_what_they_are() -> None:
-    sender, receiver = two_ends()
+    sender, receiver = two_ends("host_staged")
     assert isinstance(sender, HostSender) and isinstance(receiver, HostReceiver)
     assert not isinstance(receiver, WeightReceiver)
     assert not isinstance(GatherOnlySender(sender.plan), HostSender)
 
 
 async def test_the_trainer_may_change_its_weights_once_they_were_sent() -> None:
-    sender, receiver = two_ends()
+    sender, receiver = two_ends("host_staged")
     trained = weights(1)
     await sender.send(1, trained)
     for tensor in trained.values():
@@ -94,7 +54,7 @@ async def test_the_trainer_may_change_its_weights_once_they_were_sent() -> None:
 
 
 async def test_the_newest_version_is_kept_while_the_next_one_arrives_and_no_third() -> None:
-    sender, receiver = two_ends()
+    sender, receiver = two_ends("host_staged")
     await carry(sender, receiver, 1, 2)
     assert list(receiver._staged) == [1, 2]
     await carry(sender, receiver, 3)
@@ -104,7 +64,7 @@ async def test_the_newest_version_is_kept_while_the_next_one_arrives_and_no_thir
 
 
 async def test_what_was_loaded_is_forgotten_with_all_that_is_older() -> None:
-    sender, receiver = two_ends()
+    sender, receiver = two_ends("host_staged")
     await carry(sender, receiver, 1, 2)
     assert same(dict(receiver.staged(2)), weights(2))
     for version in (1, 2):
@@ -113,14 +73,14 @@ async def test_what_was_loaded_is_forgotten_with_all_that_is_older() -> None:
 
 
 async def test_a_load_that_broke_off_can_be_repeated() -> None:
-    sender, receiver = two_ends()
+    sender, receiver = two_ends("host_staged")
     await carry(sender, receiver, 1)
     next(receiver.staged(1))
     assert same(dict(receiver.staged(1)), weights(1))
 
 
 async def test_stages_asked_for_at_once_arrive_in_turn() -> None:
-    sender, receiver = two_ends()
+    sender, receiver = two_ends("host_staged")
     both = asyncio.gather(receiver.stage(1), receiver.stage(2))
     for version in (1, 2):
         await sender.send(version, weights(version))
@@ -129,22 +89,16 @@ async def test_stages_asked_for_at_once_arrive_in_turn() -> None:
 
 
 async def test_only_the_last_version_sent_can_be_waited_for() -> None:
-    sender, _receiver = two_ends()
+    sender, _receiver = two_ends("host_staged")
     await sender.wait_arrived(0)
     with pytest.raises(ValueError, match="version 1 is not under way; the last one sent is 0"):
         await sender.wait_arrived(1)
 
 
-def test_the_offer_is_small_and_picklable() -> None:
-    offer, _store = offered(receivers=2)
-    data = pickle.dumps(offer)
-    assert pickle.loads(data) == offer and len(data) < 4096
-
-
 # --- between processes -----------------------------------------------------------------------------------------------
 
 
-def receive_and_go_on(number: int, offer: HostStagedOffer) -> list[bool]:
+def receive_and_go_on(number: int, offer: Any) -> list[bool]:
     """A receiver that lets the sender begin only from within its own `stage`: whether each version arrived."""
 
     async def receive() -> list[bool]:
@@ -162,7 +116,7 @@ def receive_and_go_on(number: int, offer: HostStagedOffer) -> list[bool]:
 
 async def test_both_sides_go_on_while_weights_travel() -> None:
     """The sender returns before anybody receives; and who receives still acts: otherwise this would wait for ever."""
-    offer, store = offered(receivers=2, rows=ROWS)
+    offer, store = offered("host_staged", receivers=2, rows=ROWS)
     receiving = asyncio.create_task(
         asyncio.to_thread(run_in_processes, receive_and_go_on, [(number, offer) for number in range(2)], 120)
     )
@@ -175,13 +129,13 @@ async def test_both_sides_go_on_while_weights_travel() -> None:
     assert await receiving == [[True, True]] * 2
 
 
-def join_and_leave(number: int, offer: HostStagedOffer) -> None:
+def join_and_leave(number: int, offer: Any) -> None:
     _receiver = offer.receiver(number, CPU)
     store_of(offer).wait(["leave"], timedelta(seconds=60))
 
 
 async def test_a_receiver_that_dies_fails_its_version_and_whatever_would_follow() -> None:
-    offer, store = offered(receivers=1, rows=ROWS)
+    offer, store = offered("host_staged", receivers=1, rows=ROWS)
     leaving = asyncio.create_task(asyncio.to_thread(run_in_processes, join_and_leave, [(0, offer)], 120))
     sender = await asyncio.to_thread(offer.sender, store, CPU)
     store.set("leave", "")
@@ -192,7 +146,7 @@ async def test_a_receiver_that_dies_fails_its_version_and_whatever_would_follow(
             await call
 
 
-def send_one_and_a_half(offer: HostStagedOffer) -> None:
+def send_one_and_a_half(offer: Any) -> None:
     """A sender that dies after the first bucket of version 2."""
 
     async def send() -> None:
@@ -208,7 +162,7 @@ def send_one_and_a_half(offer: HostStagedOffer) -> None:
 
 
 async def test_a_truncated_transfer_names_its_version_and_leaves_the_one_before() -> None:
-    offer, _store = offered(receivers=1)
+    offer, _store = offered("host_staged", receivers=1)
     sending = asyncio.create_task(asyncio.to_thread(run_in_processes, send_one_and_a_half, [(offer,)], 120))
     receiver = await asyncio.to_thread(offer.receiver, 0, CPU)
     await receiver.stage(1)
@@ -220,9 +174,11 @@ async def test_a_truncated_transfer_names_its_version_and_leaves_the_one_before(
     assert same(dict(receiver.staged(1)), weights(1))
 
 
-def one_rank_of_two(rank: int, port: int, offer: HostStagedOffer) -> None:
+def one_rank_of_two(rank: int, port: int, offer: Any) -> None:
     """Half of every tensor; rank 0 sends."""
-    init_process_group("gloo", store=TCPStore(HOST, port, 2, False, wait_for_workers=False), rank=rank, world_size=2)
+    init_process_group(
+        "gloo", store=TCPStore(LOOPBACK, port, 2, False, wait_for_workers=False), rank=rank, world_size=2
+    )
     mesh = init_device_mesh("cpu", (2,))
 
     async def send() -> None:
@@ -238,8 +194,8 @@ def one_rank_of_two(rank: int, port: int, offer: HostStagedOffer) -> None:
 
 
 async def test_weights_gathered_from_two_ranks_arrive_whole() -> None:
-    offer, _rendezvous = offered(receivers=1)
-    world = TCPStore(HOST, 0, 2, True, wait_for_workers=False)
+    offer, _rendezvous = offered("host_staged", receivers=1)
+    world = TCPStore(LOOPBACK, 0, 2, True, wait_for_workers=False)
     arguments = [(rank, world.port, offer) for rank in range(2)]
     sending = asyncio.create_task(asyncio.to_thread(run_in_processes, one_rank_of_two, arguments, 120))
     receiver = await asyncio.to_thread(offer.receiver, 0, CPU)

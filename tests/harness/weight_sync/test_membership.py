@@ -39,7 +39,7 @@ def test_the_epoch_changes_with_those_who_take_part_and_not_with_what_they_hold(
     assert epochs == sorted(set(epochs))
 
 
-def test_who_joins_again_tells_its_version_and_keeps_its_number() -> None:
+def test_a_member_that_joins_again_reports_its_version_and_keeps_its_number() -> None:
     membership = joined("a", "b")
     epoch = membership.epoch
     membership.join("a", version=7)
@@ -58,28 +58,28 @@ def test_a_lost_member_is_on_record_with_its_old_version_and_takes_part_again_on
     assert membership.ranks == {"a": 1, "b": 2} and membership.of("a").trouble == ""
 
 
-def test_who_is_silent_for_too_long_is_named_and_well_again_when_it_is_heard_of() -> None:
+def test_a_member_that_is_silent_for_too_long_is_named_and_well_again_when_it_is_heard_of() -> None:
     membership = Membership()
     for name, now in (("a", 0.0), ("b", 5.0), ("c", 0.0)):
         membership.join(name, now=now)
     membership.mark_lost("c", "gone")
     assert membership.mark_silent(now=10.0, after_s=10.0) == []
     assert membership.mark_silent(now=10.1, after_s=10.0) == ["a"]
-    assert membership.ranks == {"a": 1, "b": 2}, "silence alone loses nobody: a computation may be long"
+    assert membership.ranks == {"a": 1, "b": 2}, "silence alone loses no member: a computation may be long"
     membership.seen("a", 1, now=11.0)
     assert membership.mark_silent(now=11.0, after_s=10.0) == []
 
 
-def test_nothing_can_be_told_of_somebody_unknown() -> None:
+def test_nothing_can_be_recorded_of_an_unknown_member() -> None:
     membership = joined("a")
-    for tell in (
+    for record in (
         lambda: membership.leave("b"),
         lambda: membership.mark_lost("b", ""),
         lambda: membership.seen("b", 1, 0.0),
         lambda: membership.set_version("b", 1),
     ):
         with pytest.raises(UnknownMember, match="'b' is no member; join first"):
-            tell()
+            record()
     assert membership.ranks == {"a": 1}
 
 
@@ -126,7 +126,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.lost.clear()
 
     @invariant()
-    def it_knows_who_holds_what(self) -> None:
+    def it_knows_what_each_member_holds(self) -> None:
         assert self.membership.versions == self.held
         assert set(self.membership.ranks) == set(self.held) - self.lost
         assert sorted(self.membership.ranks.values()) == list(range(1, len(self.membership.ranks) + 1))
@@ -159,7 +159,7 @@ def test_an_engine_leaves_between_two_transfers_and_comes_back_with_the_weights_
     assert membership.working == ["a", "b"] and membership.begin_transfer() == []
 
 
-def test_who_was_asked_to_leave_may_be_asked_to_stay_until_a_transfer_begins() -> None:
+def test_an_engine_that_was_asked_to_leave_may_be_asked_to_stay_until_a_transfer_begins() -> None:
     membership = Membership()
     for name in ("a", "b"):
         membership.join(name)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from harness.protocols import TrainBatch
-from harness.transfer_queue import Ragged
+from harness.transfer_queue import Column
 from harness.workers.actor import ActorRole, TrainReport
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
-from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, completion, settle
+from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, rollout_columns, settle
 
 ROLES = ("rollout", "actor")
 MICRO_BATCH = 2 * GROUP
@@ -70,19 +70,12 @@ def actor(reader: MicroBatchReader, engine: NotingTrainer) -> ActorRole:
     return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
-def columns(rows: Sequence[int]) -> Mapping[str, np.ndarray | Ragged]:
+def columns(rows: Sequence[int]) -> Mapping[str, Column]:
     """All that rollout, reward and advantages write."""
-    done = [completion(row, version=0) for row in rows]
-    return {
-        "response": Ragged.from_rows([c.tokens for c in done]),
-        "log_probs": Ragged.from_rows([c.log_probs for c in done]),
-        "versions": Ragged.from_rows([c.versions for c in done]),
-        "engine": np.zeros(len(done), np.int32),
-        "started_at": np.zeros(len(done)),
-        "finished_at": np.zeros(len(done)),
-        "reward": np.zeros(len(done), np.float32),
-        "exact_match": np.zeros(len(done), np.bool_),
-        "advantage": np.zeros(len(done), np.float32),
+    return rollout_columns(rows) | {
+        "reward": np.zeros(len(rows), np.float32),
+        "exact_match": np.zeros(len(rows), np.bool_),
+        "advantage": np.zeros(len(rows), np.float32),
     }
 
 

@@ -22,8 +22,8 @@ async def test_generate_brings_back_every_sample_once_and_leaves_nothing_outstan
     await role.generate(0)
     assert sorted(row for put in queue.responses for row in put) == rows
     assert engine.running == engine.waiting == 0
-    told = await queue.describe()
-    assert told["partitions"]["train_0"]["written"]["response"] == ROWS
+    state = await queue.describe()
+    assert state["partitions"]["train_0"]["written"]["response"] == ROWS
     batch = await queue.read("actor_fwd")
     assert len(batch) == ROWS
     assert all(len(response) > 0 for response in batch.ragged("response").rows())
@@ -289,7 +289,7 @@ async def test_staged_weights_are_swapped_in_while_the_stream_is_paused(drain: b
         await settle(1)
     assert engine.running, "all finished at once: the test shows nothing"
     (staged,) = await role.stage(1)
-    assert engine.version == 0 and engine.running, "staging disturbs nobody"
+    assert engine.version == 0 and engine.running, "staging disturbs nothing"
     await role.pause(drain)
     assert bool(engine.running) is not drain
     spans = await role.swap(1)
@@ -414,7 +414,7 @@ async def test_who_retires_takes_no_more_finishes_what_it_has_and_takes_again_on
         await role.pause(drain=False)
     retiring = asyncio.create_task(role.retire())
     await settle()
-    assert not engine.paused, "what it has is to be finished, whoever paused it"
+    assert not engine.paused, "what it has is to be finished, paused or not"
     engine.finish(engine.held[:GROUP])
     await settle()
     assert engine.running == GROUP and not retiring.done() and not running.done()

@@ -1,7 +1,7 @@
 """A batch through all roles, each as it is, over one queue in one process; only the rollout may be a stand-in."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,12 +15,12 @@ from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import group_advantages
 from harness.tasks import Score
 from harness.tasks.characters import STOP, Reverse
-from harness.transfer_queue import Ragged
+from harness.transfer_queue import Batch, Column, LocalQueue, Ragged
 from harness.weight_sync.ipc import SharedOffer
 from harness.workers.actor import ActorRole
-from harness.workers.dataflow import partition_name
+from harness.workers.dataflow import iteration_of, partition_name
 from harness.workers.readers import FifoReader
-from harness.workers.stages import AdvantageStage, OldLogProbStage, ReferenceStage, RewardStage
+from harness.workers.stages import AdvantageStage, OldLogProbStage, ReferenceStage, RewardStage, Stage
 from tests.support.role_setting import (
     ALL_ROLES,
     CPU,
@@ -32,7 +32,6 @@ from tests.support.role_setting import (
     CountingQueue,
     FixedWeights,
     TickingClock,
-    completion,
     rollout_role,
     settle,
     torch_engine,
@@ -61,10 +60,10 @@ class NotingTrainer:
         return self.weights
 
 
-def told(
+def stage_options(
     queue: CountingQueue, rows: int, minimum: int | None = None, wait_timeout_s: float = 60.0
 ) -> dict[str, object]:
-    """What every stage wants to know."""
+    """The arguments of every stage."""
     return {
         "queue": queue,
         "clock": TickingClock(),
@@ -86,27 +85,14 @@ def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 60.
 
 class Stages:
     def __init__(self, queue: CountingQueue) -> None:
-        self.reward = RewardStage(TASK, **told(queue, ROWS, 1))
-        self.advantages = AdvantageStage(group_size=GROUP, divide_by_std=True, **told(queue, ROWS, GROUP))
-        self.reference = ReferenceStage(scorer(), **told(queue, MICRO_BATCH))
-        self.old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+        self.reward = RewardStage(TASK, **stage_options(queue, ROWS, 1))
+        self.advantages = AdvantageStage(group_size=GROUP, divide_by_std=True, **stage_options(queue, ROWS, GROUP))
+        self.reference = ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH))
+        self.old = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
 
     async def process(self, iteration: int) -> list[object]:
         every = (self.reward, self.advantages, self.reference, self.old)
         return [span for spans in await asyncio.gather(*(s.process(iteration) for s in every)) for span in spans]
-
-
-async def put_responses(queue: CountingQueue, rows: Sequence[int], iteration: int = 0) -> None:
-    done = [completion(row, version=0) for row in rows]
-    columns = {
-        "response": Ragged.from_rows([c.tokens for c in done]),
-        "log_probs": Ragged.from_rows([c.log_probs for c in done]),
-        "versions": Ragged.from_rows([c.versions for c in done]),
-        "engine": np.zeros(len(done), np.int32),
-        "started_at": np.zeros(len(done)),
-        "finished_at": np.zeros(len(done)),
-    }
-    await queue.put(partition_name(iteration), rows, columns)
 
 
 async def test_a_batch_passes_through_every_role_and_is_trained_whole_in_order() -> None:
@@ -140,11 +126,11 @@ async def test_every_column_that_training_reads_belongs_to_its_row() -> None:
             row += 1
         expected = group_advantages(torch.tensor(scores).view(-1, GROUP)).flatten()
         np.testing.assert_array_equal(batch.advantages, expected.numpy())
-        ours = await scored.log_probs(batch.prompts, batch.responses)
+        scores_now = await scored.log_probs(batch.prompts, batch.responses)
         for column in (batch.ref_log_probs, batch.old_log_probs):
             assert column is not None and column.lengths.tolist() == batch.responses.lengths.tolist()
-            np.testing.assert_array_equal(column.values, ours.values)
-        np.testing.assert_allclose(batch.behaviour_log_probs.values, ours.values, rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(column.values, scores_now.values)
+        np.testing.assert_allclose(batch.behaviour_log_probs.values, scores_now.values, rtol=1e-4, atol=1e-5)
         assert batch.old_versions is not None and batch.old_versions.tolist() == [0] * len(batch.responses)
     assert row == ROWS
 
@@ -154,45 +140,45 @@ async def test_rewards_do_not_wait_for_a_whole_group_but_advantages_do() -> None
     await queue.admit(0)
     stages = Stages(queue)
     running = asyncio.create_task(stages.process(0))
-    await put_responses(queue, [0, 1, 5])
+    await queue.respond([0, 1, 5])
     await settle()
     written = (await queue.describe())["partitions"]["train_0"]["written"]
     assert (written["reward"], written["advantage"]) == (3, 0)
-    await put_responses(queue, [2, 3])
+    await queue.respond([2, 3])
     await settle()
     written = (await queue.describe())["partitions"]["train_0"]["written"]
     assert (written["reward"], written["advantage"]) == (5, GROUP)
-    await put_responses(queue, [4, *range(6, ROWS)])
+    await queue.respond([4, *range(6, ROWS)])
     await running
 
 
 async def test_a_stage_scores_whole_groups_first_in_first_out_whatever_finishes_first() -> None:
     queue = CountingQueue()
     await queue.admit(0)
-    stage = ReferenceStage(scorer(), **told(queue, MICRO_BATCH))
+    stage = ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH))
     running = asyncio.create_task(stage.process(0))
-    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await queue.respond(range(MICRO_BATCH, ROWS))
     await settle()
     assert (await queue.describe())["partitions"]["train_0"]["written"]["ref_log_probs"] == 0
-    await put_responses(queue, range(MICRO_BATCH))
+    await queue.respond(range(MICRO_BATCH))
     assert len(await running) == GROUPS * GROUP // MICRO_BATCH
 
 
 async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
     queue = CountingQueue()
-    stage = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    stage = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
     await stage.join(FixedWeights(), 0)
     await queue.admit(0)
     running = asyncio.create_task(stage.process(0))
-    await put_responses(queue, range(MICRO_BATCH))
+    await queue.respond(range(MICRO_BATCH))
     await settle()
     (span,) = await stage.load(1)
-    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await queue.respond(range(MICRO_BATCH, ROWS))
     await running
     assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "load_weights", 1, 0)
-    await RewardStage(TASK, **told(queue, ROWS, 1)).process(0)
-    await AdvantageStage(group_size=GROUP, divide_by_std=True, **told(queue, ROWS, GROUP)).process(0)
-    await ReferenceStage(scorer(), **told(queue, MICRO_BATCH)).process(0)
+    await RewardStage(TASK, **stage_options(queue, ROWS, 1)).process(0)
+    await AdvantageStage(group_size=GROUP, divide_by_std=True, **stage_options(queue, ROWS, GROUP)).process(0)
+    await ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH)).process(0)
     batch = await queue.read("actor")
     assert batch.dense("old_version").tolist() == [0] * MICRO_BATCH + [1] * (ROWS - MICRO_BATCH)
     new = TorchLogProb(build_model(SMALL, seed=1), temperature=1.0, device=CPU)
@@ -204,13 +190,13 @@ async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
 async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_last() -> None:
     queue, trainer = CountingQueue(roles=("rollout", "actor")), NotingTrainer()
     await queue.admit(0)
-    reward = RewardStage(TASK, **told(queue, ROWS, 1))
-    advantages = AdvantageStage(group_size=GROUP, divide_by_std=False, **told(queue, ROWS, GROUP))
+    reward = RewardStage(TASK, **stage_options(queue, ROWS, 1))
+    advantages = AdvantageStage(group_size=GROUP, divide_by_std=False, **stage_options(queue, ROWS, GROUP))
     running = asyncio.gather(actor(queue, trainer).train(0), reward.process(0), advantages.process(0))
-    await put_responses(queue, range(MICRO_BATCH))
+    await queue.respond(range(MICRO_BATCH))
     await settle()
     assert (len(trainer.batches), trainer.steps) == (1, [])
-    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await queue.respond(range(MICRO_BATCH, ROWS))
     await running
     assert trainer.steps == [ROWS // MICRO_BATCH]
     assert trainer.batches[0].ref_log_probs is None and trainer.batches[0].old_log_probs is None
@@ -230,9 +216,9 @@ class Measuring(Reverse):
 async def test_extra_values_of_scores_reach_the_report_of_training() -> None:
     queue = CountingQueue(roles=("rollout", "actor"), score_extras=True)
     rows = await queue.admit(0)
-    await put_responses(queue, rows)
-    await RewardStage(Measuring(), **told(queue, ROWS, 1)).process(0)
-    await AdvantageStage(group_size=GROUP, divide_by_std=False, **told(queue, ROWS, GROUP)).process(0)
+    await queue.respond(rows)
+    await RewardStage(Measuring(), **stage_options(queue, ROWS, 1)).process(0)
+    await AdvantageStage(group_size=GROUP, divide_by_std=False, **stage_options(queue, ROWS, GROUP)).process(0)
     report = await actor(queue, NotingTrainer()).train(0)
     for part in report.trained:
         assert part.score_extras is not None
@@ -246,9 +232,9 @@ async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> Non
         extra_metrics = ("stops",)
 
     queue = CountingQueue(score_extras=True)
-    await put_responses(queue, await queue.admit(0))
+    await queue.respond(await queue.admit(0))
     with pytest.raises(ValueError, match="extra value 'length', which its task does not declare"):
-        await RewardStage(Undeclared(), **told(queue, ROWS, 1)).process(0)
+        await RewardStage(Undeclared(), **stage_options(queue, ROWS, 1)).process(0)
 
 
 @pytest.mark.parametrize("role", ["reward", "reference"])
@@ -257,8 +243,8 @@ async def test_a_stage_that_waits_too_long_names_what_is_missing(role: str) -> N
     await queue.admit(0)
     short = {"wait_timeout_s": 0.01}
     stage = {
-        "reward": RewardStage(TASK, **told(queue, ROWS, 1, **short)),
-        "reference": ReferenceStage(scorer(), **told(queue, MICRO_BATCH, **short)),
+        "reward": RewardStage(TASK, **stage_options(queue, ROWS, 1, **short)),
+        "reference": ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH, **short)),
     }[role]
     with pytest.raises(TimeoutError, match="response"):
         await stage.process(0)
@@ -274,7 +260,7 @@ async def test_a_trainer_that_waits_too_long_names_what_is_missing() -> None:
 async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_memory() -> None:
     queue, trainer = CountingQueue(), NotingTrainer()
     role, rollout = actor(queue, trainer), rollout_role(torch_engine(), queue)
-    old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    old = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
     offer = await role.open("ipc", await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
     with ThreadPoolExecutor(2) as pool:
         for number, receiver in enumerate((rollout, old)):
@@ -295,7 +281,7 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_mem
 async def test_weights_go_from_the_actor_to_engine_and_scorer_through_host_memory_while_training_goes_on() -> None:
     queue, trainer, engine = CountingQueue(), NotingTrainer(), torch_engine()
     role, rollout = actor(queue, trainer), rollout_role(engine, queue)
-    old = OldLogProbStage(scorer(), CPU, **told(queue, MICRO_BATCH))
+    old = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
     offer = await role.open("host_staged", await role.plan(bucket_bytes=4096), "127.0.0.1", 2, 60.0)
     with ThreadPoolExecutor(2) as pool:
         for number, receiver in enumerate((rollout, old)):
@@ -323,7 +309,7 @@ async def test_publishing_before_the_transport_is_open_is_an_error() -> None:
 
 
 class SlowScorer:
-    """A log-prob engine that computes and loads until it is told to end, and writes down what it did."""
+    """A log-prob engine that computes and loads until the test ends it, and writes down what it did."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -346,10 +332,10 @@ class SlowScorer:
 async def slow_stage() -> tuple[OldLogProbStage, SlowScorer, CountingQueue]:
     """It has joined, version 1 is in its host memory, and a micro-batch waits for it."""
     queue, engine = CountingQueue(), SlowScorer()
-    stage = OldLogProbStage(engine, CPU, **told(queue, MICRO_BATCH))
+    stage = OldLogProbStage(engine, CPU, **stage_options(queue, MICRO_BATCH))
     await stage.join(FixedWeights(), 0)
     await queue.admit(0)
-    await put_responses(queue, range(MICRO_BATCH))
+    await queue.respond(range(MICRO_BATCH))
     (span,) = await stage.stage(1)
     assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "stage_weights", 1, 0)
     return stage, engine, queue
@@ -368,7 +354,7 @@ async def test_weights_that_come_during_a_computation_are_loaded_after_it() -> N
     await settle()
     assert engine.log == ["score begins", "score ends", "load begins", "load ends"]
     assert (span.kind, span.version) == ("load_weights", 1)
-    await put_responses(queue, range(MICRO_BATCH, ROWS))
+    await queue.respond(range(MICRO_BATCH, ROWS))
     spans = await working
     assert [s.version for s in spans if s.kind == "old_log_prob"] == [0, 1, 1]
 
@@ -384,3 +370,95 @@ async def test_rows_that_come_during_a_load_are_scored_by_what_was_loaded() -> N
     await swapping
     assert (await scoring)["old_version"].tolist() == [1] * MICRO_BATCH
     assert engine.log == ["load begins", "load ends", "score begins", "score ends"]
+
+
+# --- a stage over all batches at once ---------------------------------------------------------------------------------
+
+
+class NotingStage(Stage):
+    """A reference that computes nothing, and keeps the rows of each micro-batch."""
+
+    role = kind = "reference"
+
+    def __init__(self, queue: LocalQueue) -> None:
+        super().__init__(queue, TickingClock(), name="0", rows=2 * GROUP, minimum=2 * GROUP, wait_timeout_s=60.0)
+        self.seen: list[list[int]] = []
+
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        self.seen.append(batch.rows.tolist())
+        return {
+            "ref_log_probs": Ragged.from_rows([np.zeros(len(r), np.float32) for r in batch.ragged("response").rows()])
+        }
+
+
+def rows_of(iteration: int) -> range:
+    return range(iteration * ROWS, (iteration + 1) * ROWS)
+
+
+@pytest.mark.parametrize("iteration", [0, 7, 123])
+def test_a_partition_name_and_its_iteration_are_inverses(iteration: int) -> None:
+    assert iteration_of(partition_name(iteration)) == iteration
+
+
+async def test_a_stream_takes_whatever_is_ready_and_ends_when_the_queue_is_closed_and_done() -> None:
+    queue = CountingQueue(order="completion")
+    stage = NotingStage(queue)
+    running = asyncio.create_task(stage.stream())
+    for iteration in (0, 1):
+        await queue.admit(iteration)
+    await queue.respond(rows_of(1), 1)
+    await settle()
+    assert [rows[0] // ROWS for rows in stage.seen] == [1] * 3, "a batch is worked on before one that came earlier"
+    await queue.respond(rows_of(0), 0)
+    await settle()
+    assert not running.done()
+    await queue.close()
+    spans = await running
+    assert sorted(row for rows in stage.seen for row in rows) == list(range(2 * ROWS))
+    assert [span.iteration for span in spans] == [1] * 3 + [0] * 3
+    written = (await queue.describe())["partitions"]
+    assert [written[partition_name(i)]["written"]["ref_log_probs"] for i in (0, 1)] == [ROWS, ROWS]
+
+
+async def test_micro_batches_of_a_stream_are_those_of_batch_by_batch() -> None:
+    async def stages(stream: bool) -> list[list[int]]:
+        queue = CountingQueue()
+        stage = NotingStage(queue)
+        for iteration in (0, 1):
+            await queue.admit(iteration)
+            await queue.respond(rows_of(iteration), iteration)
+        await queue.close()
+        if stream:
+            await stage.stream()
+        else:
+            await stage.process(0)
+            await stage.process(1)
+        return stage.seen
+
+    assert await stages(stream=True) == await stages(stream=False)
+
+
+async def test_spans_are_handed_out_while_a_stream_goes_on_and_each_once() -> None:
+    queue = CountingQueue()
+    stage = NotingStage(queue)
+    running = asyncio.create_task(stage.stream())
+    await queue.admit(0)
+    await queue.respond(range(2 * GROUP))
+    await settle()
+    assert len(await stage.take_spans()) == 1
+    assert await stage.take_spans() == []
+    await queue.respond(range(2 * GROUP, ROWS))
+    await queue.close()
+    assert len(await running) == 2
+
+
+async def test_a_stage_says_what_it_waits_for() -> None:
+    queue = CountingQueue()
+    stage = NotingStage(queue)
+    await queue.admit(0)
+    running = asyncio.create_task(stage.process(0))
+    await settle()
+    assert await stage.waiting() == ["reference[0].work waits for rows of train_0"]
+    await queue.respond(rows_of(0), 0)
+    await running
+    assert await stage.waiting() == []

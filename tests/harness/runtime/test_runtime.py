@@ -65,12 +65,12 @@ async def test_a_watch_is_a_timeout_and_can_be_cancelled() -> None:
     assert issubclass(Stalled, TimeoutError)
 
 
-async def test_a_stall_in_which_nobody_waits_says_so() -> None:
-    async def nobody() -> list[str]:
+async def test_a_stall_in_which_no_loop_waits_says_so() -> None:
+    async def no_loop() -> list[str]:
         return []
 
     with pytest.raises(Stalled, match="waiting: no loop"):
-        await watch_progress(lambda: 0, nobody, 5.0, HandClock())
+        await watch_progress(lambda: 0, no_loop, 5.0, HandClock())
 
 
 class Worker:
@@ -87,7 +87,7 @@ class Worker:
         return self.waits.lines()
 
 
-async def test_a_worker_that_computes_is_told_apart_and_hangs_nobody() -> None:
+async def test_a_worker_that_computes_is_told_apart_and_holds_up_no_other() -> None:
     workers = [Worker("reward[0]", False), Worker("actor[0]", True), Worker("reward[1]", False)]
     with workers[0].waits("work", "rows of train_3"), workers[0].waits("load", "version 3"):
         assert await collect_waits(workers, answer_s=0.01) == [

@@ -15,7 +15,7 @@ from harness.runtime.runtime import Handle, WorkerDied
 from harness.weight_sync.membership import Fleet, MembershipConflict
 
 
-class Mortal:
+class KillableHandle:
     """`harness.runtime.runtime.Handle` on a role in this process, which stops in the middle of all it does."""
 
     def __init__(self, handle: Handle) -> None:
@@ -58,14 +58,16 @@ class Event:
     what: str  # "dies", or what it is asked: "leave", "join"
 
 
-def play_with(config: JobConfig, seed: int, events: Sequence[Event], started: Callable[[Session], None]) -> Recorder:
+def simulate_with(
+    config: JobConfig, seed: int, events: Sequence[Event], started: Callable[[Session], None]
+) -> Recorder:
     """Run on the virtual clock while these things happen to engines."""
 
     def prepare(session: Session) -> None:
         started(session)
         fleet = session.assembly.job.rollout.fleet
         for name, handle in list(fleet._handles.items()):
-            fleet._handles[name] = Mortal(handle)
+            fleet._handles[name] = KillableHandle(handle)
         measure = session.assembly.job.prompts.admit  # the first thing that any schedule does
 
         async def first(below: int) -> None:
@@ -83,7 +85,7 @@ def happen(fleet: Fleet, event: Event) -> None:
     name = f"rollout[{event.engine}]"
     if event.what == "dies":
         engine = fleet._handles[name]
-        assert isinstance(engine, Mortal)
+        assert isinstance(engine, KillableHandle)
         engine.die()
     else:
         with suppress(MembershipConflict):  # it has not left yet, or never will

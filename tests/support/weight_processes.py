@@ -1,4 +1,4 @@
-"""A trainer and engines in processes of their own, whose faults can be told: what fault tests of weight sync need."""
+"""A trainer and engines in processes of their own, with faults on request: for fault tests of weight sync."""
 
 from __future__ import annotations
 
@@ -157,17 +157,17 @@ class ProcessHandle:
 
 
 @contextmanager
-def crew(makers: Mapping[str, Callable[[], Any]]) -> Iterator[dict[str, ProcessHandle]]:
+def worker_processes(makers: Mapping[str, Callable[[], Any]]) -> Iterator[dict[str, ProcessHandle]]:
     """A process for each; none of them outlives the block."""
     context = forking()
     handles: dict[str, ProcessHandle] = {}
     try:
         for name, make in makers.items():
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, make), daemon=True)
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, make), daemon=True)
             process.start()
-            theirs.close()
-            handles[name] = ProcessHandle(name, process, ours)
+            there.close()
+            handles[name] = ProcessHandle(name, process, here)
         yield handles
     finally:
         for handle in handles.values():
