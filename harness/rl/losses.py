@@ -3,7 +3,7 @@
 Every loss takes log_probs, behaviour_log_probs, advantages (float32) and mask (bool), all [B, T], and returns float32
 [B, T], exactly 0 (as is its gradient) where mask is False, whatever stands there. Micro-batches back-propagate the SUM;
 dividing the gradient by the batch's token count once, before clipping and the optimizer step, gives the mean over
-tokens without anyone knowing that count in advance (docs/algorithms.md).
+tokens without knowing that count in advance (docs/algorithms.md).
 
 ratio = pi(token) / mu(token): the policy in training over the behaviour policy that sampled the token.
 """

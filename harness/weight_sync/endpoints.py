@@ -220,7 +220,7 @@ class ReceivingWorker(ABC):
 
 
 def stop_reading(weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-    """Let what was not read of `weights` pass, so that the other receivers get theirs."""
+    """Let what was not read of `weights` pass, so that the other receivers get it all."""
     close = getattr(weights, "close", None)
     if close is not None:
         close()

@@ -232,11 +232,6 @@ class Fleet:
         self.membership.join(engine.name, version=version)
         self._handles[engine.name] = engine
 
-    def remove(self, engine: Handle) -> None:
-        """This engine takes part in no later transfer, and is not called any more."""
-        self.membership.leave(engine.name)
-        del self._handles[engine.name]
-
     async def lose(self, reasons: Mapping[str, str]) -> None:
         """Go on without these engines; returns once what they had can be taken by others, also where another call lost
         them first. Raises LostEngine where the run is to end with them, or where none is left that works."""
@@ -276,7 +271,7 @@ class Fleet:
         asked = [name for name in self._handles if self.membership.of(name).health != "lost"]
         answers = await asyncio.gather(*(_answers(self._handles[name]) for name in asked))
         for name, answered in zip(asked, answers, strict=True):
-            if answered and name in self._handles:
+            if answered:
                 self.membership.seen(name, self.membership.of(name).version, now())
         self.membership.mark_silent(now(), _ANSWER_S)
 

@@ -7,7 +7,7 @@ event loop and on loopback:
     POST   /members/{name}/leave       finish what it runs and get no more weights, from the next transfer on
     POST   /members/{name}/join        come back with the weights of the next transfer
 
-A membership for processes outside of a job, which is on loopback unless told otherwise:
+A membership for processes outside of a job, on loopback by default:
 
     CADENCE_TOKEN=... python -m harness.weight_sync.service --port 8766
 
