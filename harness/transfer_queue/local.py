@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from harness.transfer_queue.control.leases import Lease
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
@@ -15,6 +16,21 @@ from harness.transfer_queue.queue import Portal, TransferQueue, portal_into
 from harness.transfer_queue.rows.columns import Batch, Column, as_integers
 from harness.transfer_queue.service.service import QueueService, loop_time
 from harness.transfer_queue.storage.inline import LocalStorage
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+
+def _as_coroutine(
+    verb: Callable[Concatenate[QueueService, Arguments], Returned],
+) -> Callable[Concatenate[LocalQueue, Arguments], Coroutine[Any, Any, Returned]]:
+    """A verb of the service, which never waits, as the protocol has it."""
+
+    @wraps(verb)
+    async def call(self: LocalQueue, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        return verb(self._service, *args, **kwargs)
+
+    return call
 
 
 class LocalQueue(TransferQueue):
@@ -62,36 +78,20 @@ class LocalQueue(TransferQueue):
         self._service.received(assignment.lease)
         return Batch(assignment.partition, assignment.rows, columns, assignment.lease)
 
-    async def set_bound(self, task: str, consumer: str, below: int) -> None:
-        self._service.set_bound(task, consumer, below)
-
-    async def drop(self, task: str, started: str, below: int) -> list[int]:
-        return self._service.drop(task, started, below)
-
-    async def acknowledge(self, lease: int) -> None:
-        self._service.acknowledge(lease)
-
-    async def give_back(self, lease: int) -> None:
-        self._service.give_back(lease)
-
-    async def release(self, consumer: str) -> None:
-        self._service.release(consumer)
-
-    async def clear(self, partition: str) -> None:
-        self._service.clear(partition)
-
-    async def clear_finished(self) -> list[str]:
-        return self._service.clear_finished()
-
-    async def waiting(self) -> list[str]:
-        return self.waiting_now()
+    set_bound = _as_coroutine(QueueService.set_bound)
+    drop = _as_coroutine(QueueService.drop)
+    acknowledge = _as_coroutine(QueueService.acknowledge)
+    give_back = _as_coroutine(QueueService.give_back)
+    release = _as_coroutine(QueueService.release)
+    clear = _as_coroutine(QueueService.clear)
+    clear_finished = _as_coroutine(QueueService.clear_finished)
+    waiting = _as_coroutine(QueueService.waiting_now)
+    close = _as_coroutine(QueueService.close)
+    describe = _as_coroutine(QueueService.describe)
 
     def waiting_now(self) -> list[str]:
         """As `waiting`, at once, to report that nothing in this event loop can go on."""
         return self._service.waiting_now()
-
-    async def close(self) -> None:
-        self._service.close()
 
     async def save(self, folder: str | os.PathLike[str]) -> None:
         """The queue as it is now, in a folder; what was saved there before counts until all is on the disk."""
@@ -107,9 +107,6 @@ class LocalQueue(TransferQueue):
     def open_leases(self) -> list[Lease]:
         """What was dispatched and not acknowledged: after `load`, release the consumers that are no more."""
         return self._service.open_leases()
-
-    async def describe(self) -> Mapping[str, Any]:
-        return self._service.describe()
 
     def portal(self) -> AbstractContextManager[Portal[Any]]:
         """As in the protocol. RuntimeError in a forked process: it has a copy, which would hand out the same rows."""

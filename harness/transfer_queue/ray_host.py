@@ -11,9 +11,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
+from harness.transfer_queue.remote.process import HostedQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sockets import Address, new_token
-from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.ray_objects import RayBackend
 
@@ -31,10 +31,7 @@ class QueueHost:
 
 
 @dataclass(slots=True)
-class QueueActor:
-    """`queue`: a client, picklable; `sync()`: one for a thread without an event loop. A context manager: it stops."""
-
-    queue: RemoteQueue
+class QueueActor(HostedQueue):
     actor: Any
     backend: RayBackend
 
@@ -63,18 +60,8 @@ class QueueActor:
             raise
         return cls(RemoteQueue(Endpoint(address, token, backend, spec, call_timeout_s)), actor, backend)
 
-    def sync(self) -> SyncQueue:
-        return SyncQueue(self.queue.endpoint)
-
     def stop(self) -> None:
-        """End the actors and all they hold; every waiting call fails."""
         _end(self.actor, self.backend)
-
-    def __enter__(self) -> QueueActor:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.stop()
 
 
 def _listening(address: Any, timeout_s: float) -> Address:

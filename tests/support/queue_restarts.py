@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 
 from harness.transfer_queue import LocalQueue, QueueSpec
-from harness.transfer_queue.journal.service import JournaledService, load, save
-from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.journal.service import JournaledService, save
 from harness.transfer_queue.storage.inline import LocalStorage
-from harness.transfer_queue.storage.protocol import Backend, PayloadStore
+from harness.transfer_queue.storage.protocol import Backend
 from tests.support.queue_sides import LocalSide, ServerThread, SocketSide
 
 
@@ -70,9 +69,5 @@ class SavedSocketSide(SocketSide):
         with tempfile.TemporaryDirectory() as folder:
             self.server.run(save(self.server.server.service, folder))
             self.close()
-
-            def loaded(store: PayloadStore) -> QueueService:
-                return load(self._made_of[0], store, folder)
-
-            self.server = ServerThread(*self._made_of, loaded)
+            self.server = ServerThread(*self._made_of, resume=folder)
         return True

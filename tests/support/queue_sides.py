@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from harness.transfer_queue import LocalQueue, QueueSpec
@@ -12,8 +12,7 @@ from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from harness.transfer_queue.service.service import QueueService
-from harness.transfer_queue.storage.protocol import Backend, PayloadStore
+from harness.transfer_queue.storage.protocol import Backend
 
 START_S = 60.0
 
@@ -39,19 +38,16 @@ class LocalSide:
 
 
 class ServerThread:
-    """A queue's server in a thread of this process: as good as one of its own, and there at once.
-
-    service: makes the one that it serves; a new one unless given.
-    """
+    """A queue's server in a thread of this process: as good as one of its own, and there at once."""
 
     def __init__(
         self,
         spec: QueueSpec,
         backend: Backend,
         address: str | None = None,
-        service: Callable[[PayloadStore], QueueService] | None = None,
+        **options: Any,
     ) -> None:
-        self._spec, self._backend, self._address, self._service = spec, backend, address, service
+        self._spec, self._backend, self._address, self._options = spec, backend, address, options
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="transfer queue")
         self._thread.start()
@@ -61,9 +57,7 @@ class ServerThread:
     async def _serve(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         try:
-            self.server = QueueServer(self._spec, self._backend, address=self._address)
-            if self._service is not None:
-                self.server.service = self._service(self.server.store)
+            self.server = QueueServer(self._spec, self._backend, address=self._address, **self._options)
             async with self.server:
                 self.endpoint = Endpoint(self.server.address, self.server.token, self._backend, self._spec)
                 self._started.set()

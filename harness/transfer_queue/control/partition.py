@@ -28,7 +28,6 @@ class Partition:
         self.rows = rows
         self.group_size = group_size
         self.tasks = {task: Progress(s, rows.size, group_size) for task, s in spec.tasks.items()}
-        self._started: dict[tuple[str, str], tuple[tuple[int, int], dict[int, Units]]] = {}  # by tasks; as of, by bound
         self.frames: list[Frame] = []  # what puts brought, numbered as they came
         self.nbytes = 0
         self.column_bytes = dict.fromkeys(spec.columns, 0)
@@ -48,20 +47,8 @@ class Partition:
 
     def started(self, task: str, other: str, below: int) -> Units:
         """The units that `task` is still to be handed, and `other` was handed (of a group: a row) under a bound of
-        `below` or less. Looked for once, until either task is handed something here: not to be changed."""
-        mine, others = self.tasks[task], self.tasks[other]
-        now = (mine.changes, others.changes)
-        as_of, known = self._started.get((task, other), (None, {}))
-        if as_of != now:
-            known = {}
-            self._started[task, other] = (now, known)
-        if below not in known:
-            known[below] = self._find_started(mine, others, below)
-        return known[below]
-
-    @staticmethod
-    def _find_started(mine: Progress, others: Progress, below: int) -> Units:
-        return mine.started_by(others).units(below)
+        `below` or less."""
+        return self.tasks[task].started_by(self.tasks[other]).units(below)
 
     def count_started(self, task: str, other: str, below: int) -> int:
         """How many units `started` would name."""

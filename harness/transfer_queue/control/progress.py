@@ -33,7 +33,6 @@ class Progress:
         self._ready_at = np.full(self.units, np.inf)
         self._weights: Weights | None = None if spec.weight is None else np.zeros(self.units, np.int64)
         self.open = np.ones(self.units, bool)  # neither dispatched nor dropped
-        self.changes = 0  # how often `open` or a bound changed
         self._bounds: NDArray[np.int64] | None = None  # under which each unit is out; there once one was given
         self._following: dict[Progress, _Started] = {}
         self._followed: list[_Started] = []
@@ -183,7 +182,6 @@ class Progress:
         self._changed(units)
 
     def _changed(self, units: Units) -> None:
-        self.changes += 1
         for started in self._followed:
             started.update(self, units)
 

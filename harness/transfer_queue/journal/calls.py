@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -18,17 +19,38 @@ from harness.transfer_queue.journal.files import (
     FileHeader,
     Folder,
     Journal,
+    Piece,
     Record,
     TornRecord,
     decode,
     read_records,
 )
 from harness.transfer_queue.journal.snapshot import Payload, at_hand, read_snapshot, restored
-from harness.transfer_queue.rows.columns import Rows, as_integers
+from harness.transfer_queue.rows.columns import Rows
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 from harness.transfer_queue.storage.protocol import Storage
 
 log = logging.getLogger(__name__)
+
+Args = ParamSpec("Args")
+Returned = TypeVar("Returned")
+
+
+def _recorded(method: Callable[Args, Returned], *, if_changed: bool = False) -> Callable[Args, Returned]:
+    """A method of Controller whose calls are recorded; if_changed: only those that name a task, for the others changed
+    nothing."""
+
+    @wraps(method)
+    def call(*args: Args.args, **kwargs: Args.kwargs) -> Returned:
+        controller, *rest = args
+        assert isinstance(controller, JournaledController) and not kwargs
+        controller.check()
+        answer = method(*args, **kwargs)
+        if answer or not if_changed:
+            controller.record(method.__name__, *rest)
+        return answer
+
+    return call
 
 
 class JournaledController(Controller):
@@ -44,77 +66,40 @@ class JournaledController(Controller):
         super().__init__(*args)
         self.fetched = {}
 
-    def create(self, name: str, rows: Iterable[int], group_size: int) -> None:
-        ids = as_integers(rows, "rows")
-        self._always(super().create, "create", name, ids, group_size)
+    create = _recorded(Controller.create)
+    set_bound = _recorded(Controller.set_bound)
+    drop = _recorded(Controller.drop)
+    clear = _recorded(Controller.clear)
+    close = _recorded(Controller.close)
+    shift = _recorded(Controller.shift)
+    acknowledge = _recorded(Controller.acknowledge, if_changed=True)
+    give_back = _recorded(Controller.give_back, if_changed=True)
+    release = _recorded(Controller.release, if_changed=True)
+    lose = _recorded(Controller.lose, if_changed=True)
+    expire = _recorded(Controller.expire, if_changed=True)
 
     def put(self, partition: str, rows: Rows, frame: Frame, lengths: Mapping[str, Rows], now: float) -> list[str]:
-        self._check()
+        self.check()
         tasks = super().put(partition, rows, frame, lengths, now)
         if self.journal is not None:
             payload = at_hand(frame) or self.fetched[id(frame)]
-            call = ("put", partition, rows, lengths, now, frame.rows, payload.sizes)
-            self.journal.record(*call, payload=payload.pieces)
+            self.record("put", partition, rows, lengths, now, frame.rows, payload.sizes, payload=payload.pieces)
         return tasks
 
     def dispatch(self, request: GetRequest, now: float) -> BatchAssignment | Status:
-        self._check()
+        self.check()
         answer = super().dispatch(request, now)
         if isinstance(answer, BatchAssignment):
-            self._record("dispatch", request, now, answer.lease, crc32(answer.rows.tobytes()))
+            self.record("dispatch", request, now, answer.lease, crc32(answer.rows.tobytes()))
         return answer
 
-    def set_bound(self, task: str, consumer: str, below: int) -> None:
-        self._always(super().set_bound, "set_bound", task, consumer, below)
-
-    def drop(self, task: str, started: str, below: int) -> tuple[list[int], list[str]]:
-        return self._always(super().drop, "drop", task, started, below)
-
-    def clear(self, name: str) -> list[str]:
-        return self._always(super().clear, "clear", name)
-
-    def close(self) -> list[str]:
-        return self._always(super().close, "close")
-
-    def shift(self, seconds: float) -> None:
-        self._always(super().shift, "shift", seconds)
-
-    def acknowledge(self, number: int) -> list[str]:
-        return self._if_it_did(super().acknowledge, "acknowledge", number)
-
-    def give_back(self, number: int) -> list[str]:
-        return self._if_it_did(super().give_back, "give_back", number)
-
-    def release(self, consumer: str) -> list[str]:
-        return self._if_it_did(super().release, "release", consumer)
-
-    def lose(self, numbers: Iterable[int]) -> list[str]:
-        return self._if_it_did(super().lose, "lose", list(numbers))
-
-    def expire(self, now: float) -> list[str]:
-        return self._if_it_did(super().expire, "expire", now)
-
-    def _always(self, call: Callable[..., Any], verb: str, *args: Any) -> Any:
-        self._check()
-        answer = call(*args)
-        self._record(verb, *args)
-        return answer
-
-    def _if_it_did(self, call: Callable[..., list[str]], verb: str, *args: Any) -> list[str]:
-        """These calls say that nothing changed by naming no task."""
-        self._check()
-        tasks = call(*args)
-        if tasks:
-            self._record(verb, *args)
-        return tasks
-
-    def _check(self) -> None:
+    def check(self) -> None:
         if self.journal is not None:
             self.journal.check()
 
-    def _record(self, *call: Any) -> None:
+    def record(self, *call: Any, payload: Sequence[Piece] = ()) -> None:
         if self.journal is not None:
-            self.journal.record(*call)
+            self.journal.record(*call, payload=payload)
 
 
 class ReplayState:

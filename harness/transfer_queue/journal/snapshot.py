@@ -47,9 +47,9 @@ def at_hand(frame: Frame) -> Payload | None:
         return Payload(dict(frame.sizes), [frame.place])
     if not isinstance(frame.place, Mapping):
         return None
-    packed = {name: [_bytes_of(array) for array in pack(column)] for name, column in frame.place.items()}
-    sizes = {name: sum(map(len, pieces)) for name, pieces in packed.items()}
-    return Payload(sizes, [piece for pieces in packed.values() for piece in pieces])
+    arrays = {name: pack(column) for name, column in frame.place.items()}
+    pieces: list[Piece] = [array.reshape(-1).view(np.uint8).data for some in arrays.values() for array in some]
+    return Payload({name: sum(array.nbytes for array in some) for name, some in arrays.items()}, pieces)
 
 
 async def fetch(store: PayloadStore, partition: str, frame: Frame) -> Payload:
@@ -72,10 +72,6 @@ def restored(
         return frame
     buffers = inline_buffers(frame)
     return storage.write(partition, {name: unpack(buffers[name], spec.columns[name], rows) for name in sizes})
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
 
 
 async def write_snapshot(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
+from harness.transfer_queue.queue import TransferQueue
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.sockets import Address, close_all
 from harness.transfer_queue.rows.columns import Batch, Column, as_integers
@@ -142,3 +143,66 @@ def describe(message: m.Message) -> str:
     known = {name: getattr(of, name, None) for name in ("name", "partition", "task", "consumer", "lease")}
     fields = [f"{name}={value!r}" for name, value in known.items() if value is not None]
     return f"{type(message).__name__}({', '.join(fields)})"
+
+
+class Verbs(TransferQueue):
+    """The verbs of a queue at an endpoint, for clients that only differ in how they run a call."""
+
+    endpoint: Endpoint
+    keeps: bool = False
+    """See `messages.Get`."""
+
+    async def _run(self, call: Call) -> Any:
+        raise NotImplementedError
+
+    @property
+    def spec(self) -> QueueSpec:
+        return self.endpoint.spec
+
+    async def create_partition(
+        self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
+    ) -> None:
+        await self._run(create_partition(name, rows, group_size, timeout_s))
+
+    async def put(
+        self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
+    ) -> None:
+        await self._run(put(self.spec, partition, rows, columns, timeout_s))
+
+    async def get_batch(self, request: GetRequest) -> Batch | None:
+        return await self._run(get(self.spec, request, keeps=self.keeps))
+
+    async def set_bound(self, task: str, consumer: str, below: int) -> None:
+        await self._run(send(m.SetBound(task, consumer, below)))
+
+    async def drop(self, task: str, started: str, below: int) -> list[int]:
+        return await self._run(send(m.Drop(task, started, below)))
+
+    async def acknowledge(self, lease: int) -> None:
+        await self._run(send(m.Acknowledge(lease)))
+
+    async def give_back(self, lease: int) -> None:
+        await self._run(send(m.GiveBack(lease)))
+
+    async def release(self, consumer: str) -> None:
+        await self._run(send(m.Release(consumer)))
+
+    async def clear(self, partition: str) -> None:
+        await self._run(send(m.Clear(partition)))
+
+    async def clear_finished(self) -> list[str]:
+        return await self._run(send(m.ClearFinished()))
+
+    async def waiting(self) -> list[str]:
+        return await self._run(send(m.Waiting()))
+
+    async def save(self, folder: str | None = None) -> None:
+        """The queue as it is now, in a folder of the server's machine, while it is in use; without one, in that in
+        which it journals, whose journal becomes short again."""
+        await self._run(send(m.Save(folder), waits=True))
+
+    async def close(self) -> None:
+        await self._run(send(m.Close()))
+
+    async def describe(self) -> Mapping[str, Any]:
+        return await self._run(send(m.Describe()))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from harness.transfer_queue.control.spec import GetRequest, QueueSpec
-from harness.transfer_queue.queue import Portal, TransferQueue
+from harness.transfer_queue.queue import Portal
 from harness.transfer_queue.remote import calls
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.sockets import (
@@ -28,7 +27,6 @@ from harness.transfer_queue.remote.sockets import (
     send_at_once,
     token_digest,
 )
-from harness.transfer_queue.rows.columns import Batch, Column
 from harness.transfer_queue.storage.protocol import Session, Storage
 
 
@@ -257,7 +255,7 @@ _connections: weakref.WeakKeyDictionary[
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteQueue(TransferQueue):
+class RemoteQueue(calls.Verbs):
     """A TransferQueue client; picklable, with its token.
 
     Connects with its first call, once for all in the same event loop, and never again there: after a failure every call
@@ -265,58 +263,6 @@ class RemoteQueue(TransferQueue):
     """
 
     endpoint: calls.Endpoint
-
-    @property
-    def spec(self) -> QueueSpec:
-        return self.endpoint.spec
-
-    async def create_partition(
-        self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
-    ) -> None:
-        await self._run(calls.create_partition(name, rows, group_size, timeout_s))
-
-    async def put(
-        self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
-    ) -> None:
-        await self._run(calls.put(self.spec, partition, rows, columns, timeout_s))
-
-    async def get_batch(self, request: GetRequest) -> Batch | None:
-        return await self._run(calls.get(self.spec, request, keeps=False))
-
-    async def set_bound(self, task: str, consumer: str, below: int) -> None:
-        await self._run(calls.send(m.SetBound(task, consumer, below)))
-
-    async def drop(self, task: str, started: str, below: int) -> list[int]:
-        return await self._run(calls.send(m.Drop(task, started, below)))
-
-    async def acknowledge(self, lease: int) -> None:
-        await self._run(calls.send(m.Acknowledge(lease)))
-
-    async def give_back(self, lease: int) -> None:
-        await self._run(calls.send(m.GiveBack(lease)))
-
-    async def release(self, consumer: str) -> None:
-        await self._run(calls.send(m.Release(consumer)))
-
-    async def clear(self, partition: str) -> None:
-        await self._run(calls.send(m.Clear(partition)))
-
-    async def clear_finished(self) -> list[str]:
-        return await self._run(calls.send(m.ClearFinished()))
-
-    async def waiting(self) -> list[str]:
-        return await self._run(calls.send(m.Waiting()))
-
-    async def save(self, folder: str | None = None) -> None:
-        """The queue as it is now, in a folder of the server's machine, while it is in use; without one, in that in
-        which it journals, whose journal becomes short again."""
-        await self._run(calls.send(m.Save(folder), waits=True))
-
-    async def close(self) -> None:
-        await self._run(calls.send(m.Close()))
-
-    async def describe(self) -> Mapping[str, Any]:
-        return await self._run(calls.send(m.Describe()))
 
     @contextmanager
     def portal(self) -> Iterator[Portal[Any]]:

@@ -6,6 +6,8 @@ carries the number of its request; 0 is that of no request.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any
 
 import msgspec
@@ -35,27 +37,31 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 # -- requests
 
 
+class Request(Message):
+    """What a client sends once it is admitted."""
+
+
 class Proof(Message):
     """Answers the challenge: a client that cannot prove that it has the token is refused."""
 
     digest: bytes
 
 
-class CreatePartition(Message):
+class CreatePartition(Request):
     name: str
     rows: bytes
     group_size: int
     timeout_s: float | None
 
 
-class OpenSegment(Message):
+class OpenSegment(Request):
     """Comes with the descriptor of a segment, in which the frames of the puts that follow lie."""
 
     partition: str
     unit: int
 
 
-class Put(Message):
+class Put(Request):
     partition: str
     rows: bytes
     frame: WireFrame
@@ -63,94 +69,73 @@ class Put(Message):
     timeout_s: float | None
 
 
-class Get(Message):
+class Get(Request):
     """keeps: the client takes what comes, and will not withdraw."""
 
     request: GetRequest
     keeps: bool = False
 
 
-class Received(Message):
+class Received(Request):
     """What was dispatched is read. No answer."""
 
     lease: int
 
 
-class Withdraw(Message):
+class Withdraw(Request):
     """The caller of this call has gone: if it waits it takes nothing, and what is on its way goes back. No answer."""
 
     call: int
 
 
-class SetBound(Message):
+class SetBound(Request):
     task: str
     consumer: str
     below: int
 
 
-class Drop(Message):
+class Drop(Request):
     task: str
     started: str
     below: int
 
 
-class Acknowledge(Message):
+class Acknowledge(Request):
     lease: int
 
 
-class GiveBack(Message):
+class GiveBack(Request):
     lease: int
 
 
-class Release(Message):
+class Release(Request):
     consumer: str
 
 
-class Clear(Message):
+class Clear(Request):
     partition: str
 
 
-class ClearFinished(Message):
+class ClearFinished(Request):
     pass
 
 
-class Waiting(Message):
+class Waiting(Request):
     pass
 
 
-class Save(Message):
+class Save(Request):
     """folder: of the server's machine; None: the one in which it journals."""
 
     folder: str | None
 
 
-class Close(Message):
+class Close(Request):
     pass
 
 
-class Describe(Message):
+class Describe(Request):
     pass
-
-
-AnyRequest = (
-    CreatePartition
-    | OpenSegment
-    | Put
-    | Get
-    | Received
-    | Withdraw
-    | SetBound
-    | Drop
-    | Acknowledge
-    | GiveBack
-    | Release
-    | Clear
-    | ClearFinished
-    | Waiting
-    | Save
-    | Close
-    | Describe
-)
 
 
 # -- answers
@@ -206,7 +191,7 @@ def _plain(value: Any) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 encode = _encoder.encode
 decode_proof = msgspec.msgpack.Decoder(Proof).decode
-decode_request = msgspec.msgpack.Decoder(AnyRequest).decode
+decode_request = msgspec.msgpack.Decoder(reduce(or_, Request.__subclasses__())).decode
 decode_answer = msgspec.msgpack.Decoder(AnyResponse).decode
 
 

@@ -11,14 +11,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.server import QueueServer, ServiceFactory, journaled, loaded, new_service
+from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sockets import Address, new_address, new_token
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.protocol import Backend
@@ -29,7 +29,7 @@ _STOP_S = 10.0
 
 class LaunchOptions(msgspec.Struct):
     """What the process reads from its standard input. backend: its class, as module:name, and its fields; resume,
-    journal: folders of `server.loaded` and `server.journaled`."""
+    journal: folders, see `QueueServer`."""
 
     parent: int
     spec: QueueSpec
@@ -42,10 +42,28 @@ class LaunchOptions(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class QueueProcess:
-    """`queue`: a client, picklable; `sync()`: one for a thread without an event loop. A context manager: it stops."""
+class HostedQueue:
+    """A queue that is stopped at the end of its context. `queue`: a client, picklable; `sync()`: one for a thread
+    without an event loop."""
 
     queue: RemoteQueue
+
+    def sync(self) -> SyncQueue:
+        return SyncQueue(self.queue.endpoint)
+
+    def stop(self) -> None:
+        """End it and all it holds; every waiting call fails."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.stop()
+
+
+@dataclass(slots=True)
+class QueueProcess(HostedQueue):
     process: subprocess.Popen[bytes]
 
     @classmethod
@@ -92,23 +110,13 @@ class QueueProcess:
             raise
         return cls(RemoteQueue(Endpoint(listens_on, options.token, backend, spec, call_timeout_s)), process)
 
-    def sync(self) -> SyncQueue:
-        return SyncQueue(self.queue.endpoint)
-
     def stop(self) -> None:
-        """End the process and all it holds; every waiting call fails."""
         self.process.terminate()
         try:
             self.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-    def __enter__(self) -> QueueProcess:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.stop()
 
 
 def _ready(process: subprocess.Popen[bytes], options: bytes, timeout_s: float) -> Address:
@@ -136,12 +144,6 @@ def _backend(options: LaunchOptions) -> Backend:
     return msgspec.convert(options.fields, getattr(importlib.import_module(module), name))
 
 
-def _service_factory(options: LaunchOptions) -> ServiceFactory:
-    if options.resume is not None:
-        return loaded(options.resume)
-    return new_service if options.journal is None else journaled(options.journal)
-
-
 async def _serve(options: LaunchOptions) -> None:
     """Until the parent ends, or asks for the end."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
@@ -152,7 +154,12 @@ async def _serve(options: LaunchOptions) -> None:
     if os.getppid() != options.parent:  # it ended before it was watched
         return
     server = QueueServer(
-        options.spec, _backend(options), token=options.token, address=options.address, start=_service_factory(options)
+        options.spec,
+        _backend(options),
+        token=options.token,
+        address=options.address,
+        resume=options.resume,
+        journal=options.journal,
     )
     async with server:
         print(server.address, flush=True)

@@ -7,7 +7,6 @@ import errno
 import resource
 import secrets
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from harness.transfer_queue.control.spec import QueueSpec
@@ -24,57 +23,20 @@ from harness.transfer_queue.remote.sockets import (
     takes_descriptors,
 )
 from harness.transfer_queue.service.service import QueueService
-from harness.transfer_queue.storage.protocol import Backend, PayloadStore, Session, Storage
+from harness.transfer_queue.storage.protocol import Backend, Session
 from harness.transfer_queue.storage.shm import ShmStorage, ShmStore
 
 _RETRY_S = 0.1  # between two tries to accept while this process may open no more files
 
-ServiceFactory = Callable[[QueueSpec, PayloadStore, Storage], QueueService]
-"""Makes the service; payload that it brings goes to the storage."""
 _NO_CLIENT = 0  # clients are numbered from 1
-
-
-def new_service(spec: QueueSpec, store: PayloadStore, storage: Storage) -> QueueService:
-    return QueueService(spec, store)
-
-
-def loaded(folder: str) -> ServiceFactory:
-    """The queue that was saved there; the folder stays as it is."""
-    return lambda spec, store, storage: load(spec, store, folder, storage=storage)
-
-
-def journaled(folder: str) -> ServiceFactory:
-    """The queue that is there, or a new one: every change is in the folder before it is answered."""
-    return lambda spec, store, storage: JournaledService(spec, store, folder, storage=storage)
-
-
-def start_service(
-    start: ServiceFactory, spec: QueueSpec, backend: Backend, store: PayloadStore, queue: str
-) -> QueueService:
-    """In the event loop that it will run in. What holds payload is from then on the store's."""
-    storage = backend.storage(Session(queue, _NO_CLIENT))
-    try:
-        service = start(spec, store, storage)
-        if isinstance(storage, ShmStorage) and isinstance(store, ShmStore):
-            _hand_over(storage, store, service)
-        return service
-    finally:
-        storage.close()
-
-
-def _hand_over(storage: ShmStorage, store: ShmStore, service: QueueService) -> None:
-    with service.moment() as (_, frames):
-        for partition in {partition for partition, _ in frames}:
-            segment = storage.unannounced(partition)
-            if segment is not None:
-                store.open(_NO_CLIENT, partition, segment.unit, segment.descriptor)
 
 
 class QueueServer:
     """Listens from `start` to `close`, in the event loop that runs.
 
-    token: what a client must have, made up unless given; address: see `sockets`; limit: bytes of a message; start: the
-    queue that it goes on with, a new one unless given; see `loaded`, `journaled`.
+    token: what a client must have, made up unless given; address: see `sockets`; limit: bytes of a message; resume:
+    the folder of a saved queue that it goes on with; journal: the folder of a queue that it goes on with, or of a new
+    one, in which every change is written before it is answered.
     """
 
     def __init__(
@@ -85,7 +47,8 @@ class QueueServer:
         token: bytes | None = None,
         address: Address | None = None,
         limit: int = MESSAGE_LIMIT,
-        start: ServiceFactory = new_service,
+        resume: str | None = None,
+        journal: str | None = None,
     ) -> None:
         self.spec = spec
         self.backend = backend
@@ -99,10 +62,30 @@ class QueueServer:
             self.segments.dropped = self._notify_writers
             if not takes_descriptors(self.address):
                 raise ValueError(f"no descriptors travel over {self.address}: take InlineBackend, or a unix socket")
-        self.service = start_service(start, spec, backend, self.store, self.name)
+        self.service = self._start_service(resume, journal)
         self._listener: socket.socket | None = None
         self._connections: dict[int, ServerConnection] = {}
         self._accepted = 0
+
+    def _start_service(self, resume: str | None, journal: str | None) -> QueueService:
+        """In the event loop that runs. Payload that it brings is from then on the store's."""
+        if resume is None and journal is None:
+            return QueueService(self.spec, self.store)
+        storage = self.backend.storage(Session(self.name, _NO_CLIENT))
+        try:
+            if journal is not None:
+                service: QueueService = JournaledService(self.spec, self.store, journal, storage=storage)
+            else:
+                assert resume is not None
+                service = load(self.spec, self.store, resume, storage=storage)
+            if isinstance(storage, ShmStorage) and self.segments is not None:
+                with service.moment() as (_, frames):
+                    for partition in {partition for partition, _ in frames}:
+                        if (segment := storage.unannounced(partition)) is not None:
+                            self.segments.open(_NO_CLIENT, partition, segment.unit, segment.descriptor)
+            return service
+        finally:
+            storage.close()
 
     def start(self) -> None:
         """OSError where the address cannot be listened on."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -26,8 +27,11 @@ from harness.transfer_queue.remote.sockets import (
     send_some,
     token_digest,
 )
-from harness.transfer_queue.rows.columns import Batch, Column
+from harness.transfer_queue.rows.columns import Batch
 from harness.transfer_queue.storage.protocol import Session, Storage
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 
 class SyncConnection:
@@ -183,12 +187,30 @@ class SyncConnection:
             self.storage.close()
 
 
+def _blocking(
+    verb: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Returned]],
+) -> Callable[Concatenate[Any, Arguments], Returned]:
+    """A verb of `calls.Verbs` whose call blocks, so that its coroutine comes to its end at once."""
+
+    @wraps(verb)
+    def call(self: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        try:
+            verb(self, *args, **kwargs).send(None)
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("a blocking call has waited")
+
+    return call
+
+
 class SyncQueue:
     """For one thread at a time; no thread and no event loop of its own. What the calls promise stands in `queue.py`.
 
     Connects with its first call, in a forked child anew, and after a failure never again: every call then raises
     ConnectionError. Leaving its context disconnects: what it holds under a lease goes out again. Picklable.
     """
+
+    keeps = True
 
     def __init__(self, endpoint: calls.Endpoint) -> None:
         self.endpoint = endpoint
@@ -198,57 +220,25 @@ class SyncQueue:
     def spec(self) -> QueueSpec:
         return self.endpoint.spec
 
-    def create_partition(
-        self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
-    ) -> None:
-        self._run(calls.create_partition(name, rows, group_size, timeout_s))
-
-    def put(
-        self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
-    ) -> None:
-        self._run(calls.put(self.spec, partition, rows, columns, timeout_s))
-
-    def get_batch(self, request: GetRequest) -> Batch | None:
-        return self._run(calls.get(self.spec, request, keeps=True))
+    create_partition = _blocking(calls.Verbs.create_partition)
+    put = _blocking(calls.Verbs.put)
+    get_batch = _blocking(calls.Verbs.get_batch)
+    set_bound = _blocking(calls.Verbs.set_bound)
+    drop = _blocking(calls.Verbs.drop)
+    acknowledge = _blocking(calls.Verbs.acknowledge)
+    give_back = _blocking(calls.Verbs.give_back)
+    release = _blocking(calls.Verbs.release)
+    clear = _blocking(calls.Verbs.clear)
+    clear_finished = _blocking(calls.Verbs.clear_finished)
+    waiting = _blocking(calls.Verbs.waiting)
+    save = _blocking(calls.Verbs.save)
+    close = _blocking(calls.Verbs.close)
+    describe = _blocking(calls.Verbs.describe)
 
     @with_get_options
     def get(self, request: GetRequest) -> Batch | None:
         """`get_batch`, called with the fields of a request."""
         return self.get_batch(request)
-
-    def set_bound(self, task: str, consumer: str, below: int) -> None:
-        self._run(calls.send(m.SetBound(task, consumer, below)))
-
-    def drop(self, task: str, started: str, below: int) -> list[int]:
-        return self._run(calls.send(m.Drop(task, started, below)))
-
-    def acknowledge(self, lease: int) -> None:
-        self._run(calls.send(m.Acknowledge(lease)))
-
-    def give_back(self, lease: int) -> None:
-        self._run(calls.send(m.GiveBack(lease)))
-
-    def release(self, consumer: str) -> None:
-        self._run(calls.send(m.Release(consumer)))
-
-    def clear(self, partition: str) -> None:
-        self._run(calls.send(m.Clear(partition)))
-
-    def clear_finished(self) -> list[str]:
-        return self._run(calls.send(m.ClearFinished()))
-
-    def waiting(self) -> list[str]:
-        return self._run(calls.send(m.Waiting()))
-
-    def save(self, folder: str | None = None) -> None:
-        """As `RemoteQueue.save`."""
-        self._run(calls.send(m.Save(folder), waits=True))
-
-    def close(self) -> None:
-        self._run(calls.send(m.Close()))
-
-    def describe(self) -> Mapping[str, Any]:
-        return self._run(calls.send(m.Describe()))
 
     def disconnect(self) -> None:
         if self._connection is not None:
@@ -263,7 +253,7 @@ class SyncQueue:
     def __reduce__(self) -> tuple[Any, ...]:
         return SyncQueue, (self.endpoint,)
 
-    def _run(self, call: calls.Call) -> Any:
+    async def _run(self, call: calls.Call) -> Any:
         return self._connected().run(call)
 
     def _connected(self) -> SyncConnection:

@@ -74,30 +74,11 @@ class Ragged:
 
     def take(self, rows: NDArray[np.integer] | Sequence[int]) -> Ragged:
         """A copy of these rows, in this order; indices count from 0."""
-        return gather([self], [(0, start, stop) for start, stop in runs(np.asarray(rows, np.int64))])
-
-    @staticmethod
-    def concatenate(parts: Sequence[Ragged]) -> Ragged:
-        """All rows of the parts, one after the other, copied."""
-        return gather(parts, [(i, 0, len(part)) for i, part in enumerate(parts)])
+        cells = self.rows()
+        return Ragged.from_rows([cells[row] for row in rows], self.values.dtype)
 
 
 Column = Dense | Ragged
-
-
-def gather(parts: Sequence[Ragged], slices: Sequence[tuple[int, int, int]]) -> Ragged:
-    """The rows [start, stop) of part p for every (p, start, stop), copied into one ragged column.
-
-    Copies whole runs of rows: an index per item would cost more than the items themselves.
-    """
-    if len(slices) == 1 and slices[0][1:] == (0, len(parts[slices[0][0]])):
-        return parts[slices[0][0]].copy()
-    offsets = {p: parts[p].offsets for p in {p for p, _, _ in slices}}
-    values = [parts[p].values[offsets[p][start] : offsets[p][stop]] for p, start, stop in slices]
-    lengths = [parts[p].lengths[start:stop] for p, start, stop in slices]
-    if not values:
-        return Ragged(parts[0].values[:0].copy(), np.empty(0, np.int64))
-    return Ragged(np.concatenate(values), np.concatenate(lengths))
 
 
 def runs(indices: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -171,10 +152,6 @@ class Batch:
 
     def __len__(self) -> int:
         return self.rows.size
-
-    @property
-    def nbytes(self) -> int:
-        return sum(column.nbytes for column in self.columns.values())
 
     def dense(self, name: str) -> Dense:
         """A dense column [k, *shape]; TypeError if it is ragged."""

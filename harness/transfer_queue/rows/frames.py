@@ -72,6 +72,12 @@ def pack(column: Column) -> list[np.ndarray]:
     return [np.ascontiguousarray(column)]
 
 
+def in_one_piece(arrays: Sequence[np.ndarray]) -> Buffer:
+    """The buffer that these arrays make up; a view, where there is only one."""
+    pieces = [array.reshape(-1).view(np.uint8) for array in arrays]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
 def unpack(buffer: Buffer, spec: ColumnSpec, rows: int) -> Column:
     """The column that a buffer holds, as views of it. ValueError where the buffer does not hold what it says."""
     if not spec.ragged:

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec
-from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, cut, joined, pack
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, cut, in_one_piece, joined, pack
 from harness.transfer_queue.storage.protocol import Session
 
 SMALL = 4096
@@ -34,19 +34,24 @@ def inline_buffers(frame: Frame) -> dict[str, Buffer]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class InlineBackend:
-    """Every frame travels in its message and lies in the memory of the queue's process: also over TCP."""
+class _Held:
+    """Storage and PayloadStore at once, of frames that carry their payload: it lives as long as they are held."""
 
-    def storage(self, session: Session) -> InlineStorage:
-        return InlineStorage()
-
-    def store(self, queue: str) -> InlineStore:
-        return InlineStore()
-
-
-class InlineStorage:
     waits = False
+    pinned = True
+
+    def discard(self, partition: str, frame: Frame) -> None:
+        """It goes with its last reference."""
+
+    def drop(self, partition: str) -> None:
+        """Frames go with the partition's record."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class InlineStorage(_Held):
+    """A frame carries its buffers, back to back."""
 
     def write(self, partition: str, columns: Mapping[str, Column]) -> Frame:
         rows = len(next(iter(columns.values()), ()))
@@ -60,32 +65,12 @@ class InlineStorage:
         }
         return assemble(assignment, buffers, specs)
 
-    def discard(self, partition: str, frame: Frame) -> None:
-        """It goes with its last reference."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class InlineStore:
-    pinned = True
-
-    def drop(self, partition: str) -> None:
-        """Frames go with the partition's record."""
-
     async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
         return inline_buffers(frame)
 
-    def close(self) -> None:
-        """Nothing is held."""
 
-
-class LocalStorage:
-    """Storage and PayloadStore at once, in one process: a frame carries its columns, and lives as long as it is
-    held."""
-
-    waits = False
-    pinned = True
+class LocalStorage(_Held):
+    """A frame carries its columns: for one process."""
 
     def write(self, partition: str, columns: Mapping[str, Column]) -> Frame:
         kept = {name: column.copy() for name, column in columns.items()}
@@ -101,22 +86,21 @@ class LocalStorage:
                 columns[name] = column.copy() if len(pieces) == 1 else column
         return columns
 
-    def discard(self, partition: str, frame: Frame) -> None:
-        """It goes with its last reference."""
-
-    def drop(self, partition: str) -> None:
-        """Frames go with the partition's record."""
-
     async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
-        return {
-            name: np.concatenate([array.reshape(-1).view(np.uint8) for array in pack(column)])
-            for name, column in _columns(frame).items()
-        }
-
-    def close(self) -> None:
-        """Nothing is held."""
+        return {name: in_one_piece(pack(column)) for name, column in _columns(frame).items()}
 
 
 def _columns(frame: Frame) -> Mapping[str, Column]:
     assert isinstance(frame.place, Mapping)
     return frame.place
+
+
+@dataclass(frozen=True, slots=True)
+class InlineBackend:
+    """Every frame travels in its message and lies in the memory of the queue's process: also over TCP."""
+
+    def storage(self, session: Session) -> InlineStorage:
+        return InlineStorage()
+
+    def store(self, queue: str) -> InlineStorage:
+        return InlineStorage()

@@ -11,10 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged
-from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, pack
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, in_one_piece, pack
 from harness.transfer_queue.storage.inline import inline, inline_buffers
 
 
@@ -63,11 +61,11 @@ class UnitStorage:
         self._count = itertools.count()
 
     def write(self, partition: str, columns: Mapping[str, Column]) -> Frame:
-        packed = {name: pack(column) for name, column in columns.items()}
         rows = len(next(iter(columns.values()), ()))
-        if sum([array.nbytes for arrays in packed.values() for array in arrays]) <= self._inline_bytes:
-            return inline(packed, rows)
-        buffers = {name: _stretch(arrays) for name, arrays in packed.items()}
+        arrays = {name: pack(column) for name, column in columns.items()}
+        if sum([array.nbytes for some in arrays.values() for array in some]) <= self._inline_bytes:
+            return inline(arrays, rows)
+        buffers = {name: in_one_piece(some) for name, some in arrays.items()}
         count = next(self._count)
         unit, number = (self._writer + count) % len(self._units), self._writer << 32 | count
         self._units[unit].store(partition, number, buffers)
@@ -166,12 +164,6 @@ def _whole(buffer: Buffer | None, cell: Cell, unit: Unit, partition: str) -> Buf
             "it was restarted or emptied, or they expired"
         )
     return buffer
-
-
-def _stretch(arrays: list[np.ndarray]) -> Buffer:
-    """One buffer; a view, where there is only one array."""
-    stretches = [array.reshape(-1).view(np.uint8) for array in arrays]
-    return stretches[0] if len(stretches) == 1 else np.concatenate(stretches)
 
 
 def _owned(column: Column) -> Column:

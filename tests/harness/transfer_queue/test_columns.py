@@ -32,10 +32,6 @@ def test_ragged_rows_are_taken_in_the_order_asked_for() -> None:
     assert len(ragged.take([])) == 0 and ragged.take([]).values.dtype == np.int64
 
 
-def test_ragged_columns_are_concatenated_row_by_row() -> None:
-    assert same(Ragged.concatenate([Ragged.from_rows(ROWS), Ragged.from_rows(ROWS[::-1])]), ROWS + ROWS[::-1])
-
-
 def test_lengths_that_do_not_fit_the_values_are_refused() -> None:
     with pytest.raises(ValueError, match="lengths sum to 5"):
         Ragged(np.zeros(4), np.array([2, 3]))

@@ -18,7 +18,7 @@ from harness.transfer_queue.journal.service import JournaledService, at_once, lo
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame
 from harness.transfer_queue.service.service import QueueService
-from harness.transfer_queue.storage.inline import InlineStorage, InlineStore, inline_buffers
+from harness.transfer_queue.storage.inline import InlineStorage, inline_buffers
 from tests.harness.transfer_queue.test_local import virtual
 from tests.support.queue_in_a_folder import SPEC, Queue, cells, journaled
 
@@ -126,7 +126,7 @@ async def test_payload_that_a_storage_has_is_in_the_journal_before_the_put_is_an
     assert not service.try_put("a", np.array([2, 1]), frame, {})
     await service.put("a", np.array([2, 1]), frame, {})
     service.end()
-    loaded = load(SPEC, InlineStore(), tmp_path, lambda: 0.0)
+    loaded = load(SPEC, InlineStorage(), tmp_path, lambda: 0.0)
     answer = loaded.try_get(GetRequest("train", 2, consumer="x"))
     assert answer is Status.WAIT  # row 0 is not there yet
     frame = InlineStorage().write("a", cells([0]))

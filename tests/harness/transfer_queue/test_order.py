@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from harness.transfer_queue import LocalQueue, Ragged, TaskSpec
-from harness.transfer_queue.control.partition import Partition, Progress
-from harness.transfer_queue.control.policies import Units
 from harness.transfer_queue.rows.columns import Column
 from tests.harness.transfer_queue.test_local import filled, ids, queue, rewards, soon, virtual
 
@@ -340,27 +338,6 @@ async def test_a_named_partition_leaves_out_what_is_due_elsewhere() -> None:
     q = await started()
     await q.put("b", range(100, 108), rewards(range(100, 108)))
     assert ids(await q.get("train", 2, partition="b", first=("roll", ((2, 0),)))) == [100, 101]
-
-
-@virtual
-async def test_a_request_looks_for_what_was_started_only_where_something_was_handed_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    q, find, looked = await started(), Partition._find_started, []
-
-    def noting(mine: Progress, theirs: Progress, below: int) -> Units:
-        looked.append(below)
-        return find(mine, theirs, below)
-
-    monkeypatch.setattr(Partition, "_find_started", staticmethod(noting))
-    get = await soon(q.get("train", 4, minimum=4, first=("roll", ((2, 0), (4, 8)))))
-    for row in range(2, 8):
-        await q.put("a", [row], rewards([row]))
-    assert looked == [2, 2], "one for each partition; the first pair has no room"
-    await q.put("a", [0, 1], rewards([0, 1]))
-    assert ids(await get) == [0, 1]
-    q.waiting_now()
-    assert len(looked) <= 6
 
 
 # -- drop

@@ -83,7 +83,7 @@ def part_of(column: Column, start: int, stop: int) -> Column:
 
 def joined(pieces: list[Column]) -> Column:
     if isinstance(pieces[0], Ragged):
-        return Ragged.concatenate(pieces)  # type: ignore[arg-type]
+        return Ragged.from_rows([row for piece in pieces for row in piece.rows()])  # type: ignore[union-attr]
     return np.concatenate(pieces)  # type: ignore[arg-type]
 
 
