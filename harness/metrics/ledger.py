@@ -10,9 +10,9 @@ DropReason = Literal["stale", "filtered"]
 
 ENGINE_EVENTS = {
     "lost": "was lost, and the run went on without it",
-    "leaves": "was to leave, and takes no more samples",
+    "leaves": "is leaving, and takes no more samples",
     "left": "has left",
-    "joins": "is to come back with the next weights",
+    "joins": "comes back with the next weights",
     "works": "works again",
 }
 """What can happen to a rollout engine during a run, as ledger.json lists it, in words."""
