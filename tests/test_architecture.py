@@ -10,7 +10,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import PurePosixPath
 
-from engines import ENGINES
+from engines import EMBEDDED, ENGINES
 from harness.config.compose import GROUPS
 from harness.tasks import TASKS
 from schedules import SCHEDULES
@@ -145,6 +145,20 @@ def test_what_schedules_share_names_no_schedule() -> None:
     may = tuple(f"harness/{name}/" for name in MAY_NAME_ONE)
     shared = [file for file in in_package("harness/") if not file.startswith(may)]
     assert offenders(shared, lambda file: {text for text in texts(file) for name in SCHEDULES if name in text}) == {}
+
+
+def test_the_harness_names_no_engine() -> None:
+    """But in imports of the embedded engine, whose model and training world it has; its name is a package's, too."""
+    named = [name for name in ENGINES if name != EMBEDDED]
+    others, inside = [f"engines.{name}" for name in named], [f"engines.{name}" for name in ENGINES]
+    chosen = {f"engine={EMBEDDED}", f"engine.name={EMBEDDED}"}
+
+    def names(file: str) -> set[str]:
+        return {text for text in texts(file) if text in chosen or any(name in text for name in named)}
+
+    assert offenders(in_package("harness/"), names) == {}
+    assert offenders(in_package("harness/config/"), lambda file: of_package(imports(file), *inside)) == {}
+    assert offenders(in_package("harness/"), lambda file: of_package(imports(file), *others)) == {}
 
 
 def test_statistics_are_functions_of_arrays() -> None:

@@ -23,8 +23,9 @@ from engines.running_sample import RunningSample
 from engines.sglang.client import SGLangClient
 from engines.sglang.control import ServerControl
 from engines.sglang.legs import Legs
+from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import body_of
-from engines.sglang.server import START_TIMEOUT_S, open_server
+from engines.sglang.server import open_server
 from engines.sglang.weights import TornWeights, WeightLink
 from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 class SGLangRollout:
     """`harness.protocols.RolloutEngine` over HTTP. Blocks until the server is there; starts at version 0, with the
-    weights of `model`, on `device`. timeout_s: the longest wait for the server, other than for its start.
+    weights of `model`, on `device`.
 
     Raises what `open_server` raises; RuntimeError or TimeoutError where the server does not start.
     """
@@ -49,23 +50,25 @@ class SGLangRollout:
         clock: Clock,
         device: torch.device | str = "cpu",
         name: str = "0",
-        timeout_s: float = 300.0,
+        options: Options = DEFAULTS,
     ) -> None:
         self.slots, self.version, self.name, self.sampling = slots, 0, name, sampling
         self._owner = f"engine {name}"
         self._seed, self._clock = seed, clock
         self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
-        self._server = open_server(model, slots=slots, device=torch.device(device), name=name, owner=self._owner)
-        client = SGLangClient(self._server.url, self._server.token, owner=self._owner, timeout_s=timeout_s)
+        self._server = open_server(
+            model, slots=slots, device=torch.device(device), name=name, owner=self._owner, options=options
+        )
+        client = SGLangClient(self._server.url, self._server.token, owner=self._owner, timeout_s=options.timeout_s)
         try:
-            client.wait_until_ready(START_TIMEOUT_S, self._server.require_alive)
+            client.wait_until_ready(options.start_timeout_s, self._server.require_alive)
             self._server.has_started()
             self._holds_still = client.brackets_updates()
         except BaseException:
             self._server.stop()
             raise
         self._client, self._control = client, ServerControl(client)
-        self._link = WeightLink(model, client, brackets=self._holds_still)
+        self._link = WeightLink(model, client, brackets=self._holds_still, bucket_bytes=options.weight_bucket_bytes)
         self._initial = None if self._server.has_initial_weights else dict(model.named_parameters())
         self._changed = asyncio.Event()
         self._preparing = asyncio.Lock()

@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from engines.sglang.interpreter import TOKEN, URL, interpreter, servers
 from engines.sglang.model import write_model
+from engines.sglang.options import TOKEN, URL, Options, interpreter, servers
 from harness.protocols import EngineDied
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
 
-START_TIMEOUT_S = 300.0
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _KILL_TIMEOUT_S = 30.0
 _SPARE_TOKENS = 8
 """The server wants some room beyond prompt and response."""
 _CPU_CACHE_TOKENS = 1 << 16
-_TOKENS_BETWEEN_MESSAGES = 64
 
 
 class RemoteServer:
@@ -55,7 +53,9 @@ class LocalServer:
 
     has_initial_weights = True
 
-    def __init__(self, model: Qwen3ForCausalLM, *, slots: int, device: torch.device, owner: str) -> None:
+    def __init__(
+        self, model: Qwen3ForCausalLM, *, slots: int, device: torch.device, owner: str, options: Options
+    ) -> None:
         """Returns at once; the server needs half a minute.
 
         Raises FileNotFoundError where there is no interpreter for it.
@@ -69,7 +69,12 @@ class LocalServer:
         with (folder / "server.log").open("wb") as log:
             self._log = (folder / "server.log").open("rb")
             self._process = subprocess.Popen(
-                [str(interpreter()), "-P", str(_LAUNCHER), *_flags(model, folder / "model", slots, device, port)],
+                [
+                    str(interpreter()),
+                    "-P",
+                    str(_LAUNCHER),
+                    *_flags(model, folder / "model", slots, device, port, options),
+                ],
                 stdin=subprocess.PIPE,  # held open for as long as the server may live: see launcher.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -117,7 +122,7 @@ class LocalServer:
 
 
 def open_server(
-    model: Qwen3ForCausalLM, *, slots: int, device: torch.device, name: str, owner: str
+    model: Qwen3ForCausalLM, *, slots: int, device: torch.device, name: str, owner: str, options: Options
 ) -> LocalServer | RemoteServer:
     """The server of engine `name`: the one that the environment names, else one that is started.
 
@@ -125,41 +130,56 @@ def open_server(
     """
     urls = servers()
     if not urls:
-        return LocalServer(model, slots=slots, device=device, owner=owner)
+        return LocalServer(model, slots=slots, device=device, owner=owner, options=options)
     if not name.isdecimal() or int(name) >= len(urls):
         raise ValueError(f"{URL}={','.join(urls)}: {len(urls)} servers, none for {owner}; name one for each engine")
     return RemoteServer(urls[int(name)], os.environ.get(TOKEN, ""))
 
 
-def _flags(model: Qwen3ForCausalLM, folder: Path, slots: int, device: torch.device, port: int) -> list[str]:
-    config = model.config
+def _flags(
+    model: Qwen3ForCausalLM, folder: Path, slots: int, device: torch.device, port: int, options: Options
+) -> list[str]:
+    """What an option leaves open is chosen here for a CPU, and by SGLang for a GPU."""
+    config, cpu = model.config, device.type == "cpu"
     longest = config.max_position_embeddings + _SPARE_TOKENS
-    flags = {
+    flags: dict[str, object] = {
         "--model-path": folder,
         "--host": "127.0.0.1",
         "--port": port,
         "--device": device.type,
-        "--dtype": str(model.dtype).removeprefix("torch."),
+        "--dtype": options.dtype or str(model.dtype).removeprefix("torch."),
         "--context-length": longest,
         "--max-running-requests": slots,
         "--weight-version": 0,
-        "--stream-interval": _TOKENS_BETWEEN_MESSAGES,
+        "--stream-interval": options.stream_interval,
         "--sampling-mask-max-tokens": config.vocab_size,
-        "--log-level": "warning",
+        "--log-level": options.log_level,
     }
-    switches = ["--skip-tokenizer-init", "--skip-server-warmup", "--enable-deterministic-inference"]
-    if device.type == "cpu":
+    if cpu:
         flags |= {
             "--attention-backend": "torch_native",
             "--sampling-backend": "pytorch",
-            "--cuda-graph-backend-decode": "disabled",
-            "--cuda-graph-backend-prefill": "disabled",
             "--max-total-tokens": max(longest, min(slots * longest, _CPU_CACHE_TOKENS)),
         }
-        switches.append("--disable-overlap-schedule")
-    else:
-        switches.append("--enable-memory-saver")  # without it `sleep` frees nothing
-    return [*(f"{flag}={value}" for flag, value in flags.items()), *switches]
+    chosen = {
+        "--attention-backend": options.attention_backend,
+        "--sampling-backend": options.sampling_backend,
+        "--max-total-tokens": options.max_total_tokens,
+        "--mem-fraction-static": options.mem_fraction_static,
+        "--chunked-prefill-size": options.chunked_prefill_size,
+    }
+    flags |= {flag: value for flag, value in chosen.items() if value is not None}
+    if cpu or not options.cuda_graph:
+        flags |= {"--cuda-graph-backend-decode": "disabled", "--cuda-graph-backend-prefill": "disabled"}
+    overlap = not cpu if options.overlap_schedule is None else options.overlap_schedule
+    switches = {
+        "--skip-tokenizer-init": True,
+        "--skip-server-warmup": True,
+        "--enable-deterministic-inference": options.deterministic,
+        "--disable-overlap-schedule": not overlap,
+        "--enable-memory-saver": options.memory_saver and not cpu,
+    }
+    return [*(f"{flag}={value}" for flag, value in flags.items()), *(flag for flag, on in switches.items() if on)]
 
 
 def _environment(device: torch.device, token: str) -> dict[str, str]:

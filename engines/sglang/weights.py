@@ -20,7 +20,6 @@ import torch.distributed as dist
 from engines.loading import ExpectedWeights
 from engines.sglang.client import SGLangClient, both
 
-_BUCKET_BYTES = 64 << 20
 _LINK_TIMEOUT_S = 120.0  # of one broadcast
 _LOOK_AGAIN_S = 0.005
 _SOURCE, _SERVER = 0, 1
@@ -37,9 +36,7 @@ class WeightLink:
     """model: of the same shape as the server's; not kept. brackets: the server's dialect. bucket_bytes: of a bucket at
     most; a larger tensor travels alone."""
 
-    def __init__(
-        self, model: torch.nn.Module, client: SGLangClient, *, brackets: bool, bucket_bytes: int = _BUCKET_BYTES
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, client: SGLangClient, *, brackets: bool, bucket_bytes: int) -> None:
         self._client, self._brackets, self._bucket_bytes = client, brackets, bucket_bytes
         self._expected = ExpectedWeights(model, client.owner)
         self._name = ""

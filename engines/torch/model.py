@@ -1,7 +1,4 @@
-"""The policy: a transformers Qwen3 model of the configured shape, made here or read from a local directory.
-
-Importing this file loads neither torch nor transformers, so that shapes can be counted without them.
-"""
+"""The policy: a transformers Qwen3 model of the configured shape, made here or read from a local directory."""
 
 from __future__ import annotations
 
@@ -15,15 +12,6 @@ from harness.config import ModelConfig
 if TYPE_CHECKING:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """Weights of the model in all, from its shape alone; tied embeddings count once."""
-    query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attention = config.hidden * (2 * query + 2 * key_value) + 2 * config.head_dim
-    layer = attention + 3 * config.hidden * config.ff + 2 * config.hidden
-    embeddings = config.vocabulary * config.hidden * (1 if config.tied_embeddings else 2)
-    return embeddings + config.layers * layer + config.hidden
 
 
 def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> Qwen3ForCausalLM:

@@ -18,7 +18,6 @@ BACKEND = "cadence"
 """The name of the worker's end among vLLM's weight transfer backends."""
 ADAPTER, WORKER = 0, 1
 """Ranks of the pair."""
-BUCKET_BYTES = 64 << 20
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
 
 
@@ -60,9 +59,7 @@ class Bucket:
         }
 
 
-def buckets(
-    weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, limit: int = BUCKET_BYTES
-) -> Iterator[Bucket]:
+def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, limit: int) -> Iterator[Bucket]:
     """Copies of the weights, in buckets of at most `limit` bytes on `device`; a larger tensor travels alone.
 
     The next bucket uses the memory of the one before.

@@ -13,6 +13,7 @@ import psutil
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from engines.vllm.options import Options
 from harness.protocols import EngineDied
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-_BLOCK = 32  # tokens of a block of the KV cache; vLLM's CPU kernels want multiples of it
 _STOP_S = 10.0
 
 
@@ -40,15 +40,15 @@ class VLLMProcess:
         slots: int,
         device: torch.device,
         name: str,
-        timeout_s: float,
+        options: Options,
     ) -> None:
         """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes `model`'s weights as they
         are, from a folder that is there for the start only."""
-        self._name, self._timeout_s = name, timeout_s
+        self._name, self._timeout_s = name, options.timeout_s
         disable_progress_bar()
         with tempfile.TemporaryDirectory(prefix="cadence-vllm-model-") as folder:
             model.save_pretrained(folder)
-            self.llm = _start(folder, _arguments(model, slots, device))
+            self.llm = _start(folder, _arguments(model, slots, device, options), options.log_level)
         self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
         core = psutil.Process(self._core.pid)
         self._processes = [core, *core.children(recursive=True)]
@@ -147,7 +147,7 @@ class VLLMProcess:
             self._death.set_result(None)
 
 
-def _start(folder: str, arguments: dict[str, Any]) -> AsyncLLM:
+def _start(folder: str, arguments: dict[str, Any], log_level: str) -> AsyncLLM:
     """What vLLM reads from the environment has to be there before it is imported, and reaches its processes by it."""
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads: a fork would inherit their locks
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # cores are shared out by whoever started this process
@@ -155,7 +155,7 @@ def _start(folder: str, arguments: dict[str, Any]) -> AsyncLLM:
     for name, value in (
         ("HF_HUB_OFFLINE", "1"),
         ("VLLM_NO_USAGE_STATS", "1"),
-        ("VLLM_LOGGING_LEVEL", "ERROR"),
+        ("VLLM_LOGGING_LEVEL", log_level),
     ):
         os.environ.setdefault(name, value)
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -164,41 +164,44 @@ def _start(folder: str, arguments: dict[str, Any]) -> AsyncLLM:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(model=folder, **arguments))
 
 
-def _arguments(model: Qwen3ForCausalLM, slots: int, device: torch.device) -> dict[str, Any]:
+def _arguments(model: Qwen3ForCausalLM, slots: int, device: torch.device, options: Options) -> dict[str, Any]:
     """Of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and top_p."""
     from engines.vllm.link import BACKEND
 
     gpu = device.type == "cuda"
-    return {
-        "dtype": str(model.dtype).removeprefix("torch."),
+    optional = ("max_num_batched_tokens", "enable_prefix_caching", "attention_backend")
+    chosen = {name: value for name in optional if (value := getattr(options, name)) is not None}
+    return chosen | {
+        "dtype": options.dtype or str(model.dtype).removeprefix("torch."),
         "max_model_len": model.config.max_position_embeddings,
         "max_num_seqs": slots,
-        "block_size": _BLOCK,
-        "kv_cache_memory_bytes": _cache_bytes(model, slots, device),
+        "block_size": options.block_size,
+        "kv_cache_memory_bytes": options.kv_cache_bytes or _cache_bytes(model, slots, device, options),
         "logprobs_mode": "processed_logprobs",
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
-        "enforce_eager": not gpu,
+        "enforce_eager": not gpu if options.enforce_eager is None else options.enforce_eager,
         "enable_sleep_mode": gpu,
         # A seeded sample whose prompt comes in chunks turns its generator back, which generators of a CPU cannot.
-        "enable_chunked_prefill": gpu,
+        "enable_chunked_prefill": gpu if options.enable_chunked_prefill is None else options.enable_chunked_prefill,
         "worker_extension_cls": "engines.vllm.worker.extension.Extension",
         "weight_transfer_config": {"backend": BACKEND},
     }
 
 
-def _cache_bytes(model: Qwen3ForCausalLM, slots: int, device: torch.device) -> int:
+def _cache_bytes(model: Qwen3ForCausalLM, slots: int, device: torch.device, options: Options) -> int:
     """Room for all slots at full length, so that no sample is ever preempted; on a GPU, at most what it has left beside
     the weights and a new set of them."""
     config = model.config
     head = -(-config.head_dim // 32) * 32  # the CPU's kernels widen small heads
-    token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.dtype.itemsize
-    wanted = (slots + 1) * -(-config.max_position_embeddings // _BLOCK) * _BLOCK * token
+    dtype = model.dtype if options.dtype is None else getattr(torch, options.dtype)
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * dtype.itemsize
+    wanted = (slots + 1) * -(-config.max_position_embeddings // options.block_size) * options.block_size * token
     if device.type != "cuda":
         return wanted
     free, _ = torch.cuda.mem_get_info(device)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    return min(wanted, int(0.8 * free) - 2 * weights)
+    weights = sum(parameter.numel() * dtype.itemsize for parameter in model.parameters())
+    return min(wanted, int(options.gpu_memory_share * free) - 2 * weights)
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from engines.requests import accepted, require_still
 from engines.running_sample import RunningSample
+from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
 from engines.vllm.sample import extend, parameters
 from engines.vllm.update import WeightUpdate
@@ -26,15 +27,11 @@ if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
-TIMEOUT_S = 300.0
-DRAIN_TIMEOUT_S = 3600.0
-
 
 class VLLMRollout:
     """`harness.protocols.RolloutEngine` over vLLM, one device. Starting it blocks; it starts at version 0.
 
-    `model` gives the weights to start with and is not kept. `timeout_s` is the longest wait for an answer,
-    `drain_timeout_s` that for running samples to end.
+    `model` gives the weights to start with and is not kept.
     """
 
     def __init__(
@@ -47,15 +44,14 @@ class VLLMRollout:
         clock: Clock,
         device: torch.device | str = "cpu",
         name: str = "0",
-        timeout_s: float = TIMEOUT_S,
-        drain_timeout_s: float = DRAIN_TIMEOUT_S,
+        options: Options = DEFAULTS,
     ) -> None:
         device = torch.device(device)
         self.slots, self.version, self.name, self.sampling = slots, 0, name, sampling
-        self._seed, self._clock, self._drain_timeout_s = seed, clock, drain_timeout_s
+        self._seed, self._clock, self._drain_timeout_s = seed, clock, options.drain_timeout_s
         self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
-        self._process = VLLMProcess(model, slots=slots, device=device, name=name, timeout_s=timeout_s)
-        self._update = WeightUpdate(self._process, model, device, name, timeout_s)
+        self._process = VLLMProcess(model, slots=slots, device=device, name=name, options=options)
+        self._update = WeightUpdate(self._process, model, device, name, options)
         self._waiting: deque[RunningSample] = deque()
         self._running: dict[int, RunningSample] = {}
         self._done: list[Completion] = []

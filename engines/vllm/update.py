@@ -10,6 +10,7 @@ import torch
 
 from engines.loading import ExpectedWeights
 from engines.vllm.link import Bucket, CudaLink, GlooLink, buckets, link_to
+from engines.vllm.options import Options
 from engines.vllm.process import VLLMProcess
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ class WeightUpdate:
     """The adapter's side of vLLM's weight transfer. Weights are used when all of them have come, and no sooner."""
 
     def __init__(
-        self, process: VLLMProcess, model: Qwen3ForCausalLM, device: torch.device, name: str, timeout_s: float
+        self, process: VLLMProcess, model: Qwen3ForCausalLM, device: torch.device, name: str, options: Options
     ) -> None:
-        self._process, self._device, self._name, self._timeout_s = process, device, name, timeout_s
+        self._process, self._device, self._name, self._options = process, device, name, options
         self._expected = ExpectedWeights(model, f"engine {name}")
         self._link: GlooLink | CudaLink | None = None
         self.torn: str | None = None
@@ -49,14 +50,14 @@ class WeightUpdate:
 
     async def _send_all(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         link = self._link = self._link or await self._connected()
-        travelling = buckets(self._expected.checked(version, weights), self._device)
+        travelling = buckets(self._expected.checked(version, weights), self._device, self._options.weight_bucket_bytes)
         while (bucket := await _next(travelling)) is not None:
             await self._send(link, bucket)
 
     async def _connected(self) -> GlooLink | CudaLink:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        link = link_to(self._device, self._timeout_s)
+        link = link_to(self._device, self._options.timeout_s)
         request = WeightTransferInitRequest(link.meeting())
         both = asyncio.gather(self._process.llm.init_weight_transfer_engine(request), asyncio.to_thread(link.open))
         try:

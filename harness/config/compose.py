@@ -95,9 +95,10 @@ def make_schedule(config: JobConfig) -> Schedule:
 
 
 def plain(config: JobConfig) -> dict[str, Any]:
-    """The configuration as nested plain values, the schedule's options beside its name as in the YAML."""
+    """The configuration as nested plain values, options of schedule and engine beside their names as in the YAML."""
     tree = json.loads(json.dumps(dataclasses.asdict(config)))
-    tree["schedule"] |= tree["schedule"].pop("options")
+    for group in ("schedule", "engine"):
+        tree[group] |= tree[group].pop("options")
     return tree
 
 

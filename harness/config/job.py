@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
@@ -51,12 +52,17 @@ class ModelConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class EngineConfig:
-    """The rollout engine."""
+    """The rollout engine. `options` are its own and are checked by its class."""
 
     name: Name
     slots: Count  # samples one engine generates at a time
     tensor_parallel: Count = 1  # devices of one engine; simulated engines only
     keep_cache: Switch = False  # keep the KV cache of running samples across a weight update
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+COMMON_TO_ENGINES = ("name", "slots", "tensor_parallel", "keep_cache")
+"""Settings of every engine; what else stands beside them is an option of one."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -194,6 +200,9 @@ def job_config(tree: Mapping[str, Any]) -> JobConfig:
         "split": schedule.pop("split", {}),
         "options": schedule,
     }
+    engine = dict(tree.get("engine") or {})
+    common = {name: engine.pop(name) for name in COMMON_TO_ENGINES if name in engine}
+    tree["engine"] = common | {"options": engine}
     try:
         return TypeAdapter(JobConfig).validate_python(tree)
     except ValidationError as error:

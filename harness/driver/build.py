@@ -6,7 +6,6 @@ An `EngineFactory` decides whether the engine computes (`RealEngines`), or lets 
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import TCPStore
 
-from engines import ENGINES
 from engines.simulated.devices import Device
 from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import AlgorithmConfig, CostConfig, JobConfig, ModelConfig
+from harness.config.checks.engine import engine_class, engine_options
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, TrainEngine
@@ -116,7 +115,8 @@ class RealEngines:
 
     def rollout(self, number: int, clock: Clock) -> RolloutEngine:
         algorithm, task = self.config.algorithm, self.task
-        engine: RolloutEngine = load(ENGINES[self.config.engine.name])(
+        options = engine_options(self.config)
+        engine: RolloutEngine = engine_class(self.config.engine.name)(
             self._initial_model(),
             sampling=Sampling(
                 max_tokens(self.config, task), algorithm.temperature, algorithm.top_p, (task.stop_token,)
@@ -126,6 +126,7 @@ class RealEngines:
             clock=clock,
             device=self.device,
             name=str(number),
+            **({} if options is None else {"options": options}),
         )
         return engine
 
@@ -347,9 +348,3 @@ _BUILD: dict[str, Callable[[int, WorkerSpec], Any]] = {
 def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -> int:
     """Samples of one engine where so many batches are dealt out in whole groups."""
     return math.ceil(round(batches * algorithm.batch_groups / engines, 9)) * algorithm.group_size
-
-
-def load(path: str) -> Any:
-    """The object at "module:name"."""
-    module, name = path.split(":")
-    return getattr(importlib.import_module(module), name)

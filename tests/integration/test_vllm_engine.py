@@ -93,7 +93,7 @@ async def test_small_heads_and_weights_in_many_buckets_give_the_tokens_of_transf
     old, new = build_model(config, seed=0), spread(build_model(config, seed=1))
     sizes = []
 
-    def small_buckets(weights, device):
+    def small_buckets(weights, device, limit):
         for bucket in buckets(weights, device, limit=20_000):
             sizes.append(bucket.size)
             yield bucket

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from engines import EMBEDDED
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
 from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
 from harness.comparison.running.execution import Command, RunOutcomes, Runs, bench_command, run_cells
@@ -33,7 +34,7 @@ CELLS = {
 
 _SMALL = (
     "backend=real",
-    "engine=torch",
+    f"engine={EMBEDDED}",
     "cluster=local",
     "cluster.kind=cpu",
     "cluster.oversubscribe=true",
@@ -80,7 +81,9 @@ def gate_job(cell: ResolvedCell, given: Sequence[str]) -> GateJob:
     if cell.plan.backend == "real" and not cell.plan.gpu:
         own = tuple(setting for setting in given if setting.partition("=")[0].split(".")[0] in _OF_THE_JOB)
         note = (
-            "" if engine == "torch" else f"the gate ran with engine torch: what {engine} computes depends on the batch"
+            ""
+            if engine == EMBEDDED
+            else f"the gate ran with engine {EMBEDDED}: what {engine} computes depends on the batch"
         )
         return GateJob(experiment, (*own, *_SMALL), note)
     why = "the comparison runs on GPUs" if cell.plan.backend == "real" else "the comparison is simulated"

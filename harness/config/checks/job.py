@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from engines import ENGINES, PACKAGES
-from engines.sglang.interpreter import interpreter, servers
-from engines.torch.model import parameter_count
+from engines import ENGINES
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
+from harness.config.checks.engine import check_environment, engine_options
 from harness.config.checks.layout import check_experts, check_layout, only_simulated, training_ranks
 from harness.config.machine import Machine
 from harness.config.placement import DEVICE_ROLES, Placement, place
 from harness.cost_model.job_cost import check_memory
+from harness.cost_model.shape import parameters, weight_bytes
 from harness.tasks import TASKS, make_task, max_tokens
 from schedules import Schedule
 
@@ -53,12 +52,13 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
     backend=auto runs for real where this machine can hold the job, and is a simulation otherwise.
     """
     _check_names(config)
+    engine_options(config)
     _check_model(config.model)
     placement = place(config.schedule.split, config.cluster.devices, device_roles(config))
     check_layout(config, schedule, placement)
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
-    _check_packages(config.engine.name)
+    check_environment(config)
     _check_lengths(config)
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
     try:
@@ -120,20 +120,6 @@ def _check_names(config: JobConfig) -> None:
             "algorithm.correction=decoupled needs the actor_fwd role, which scores samples under the proximal policy; "
             "set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer"
         )
-
-
-def _check_packages(engine: str) -> None:
-    package = PACKAGES.get(engine)
-    if package is not None and find_spec(package) is None:
-        raise ConfigError(
-            f"engine.name={engine} needs {package}, which this Python lacks; `make bench ENGINE={engine}` installs it "
-            "in an environment of its own, and runs there"
-        )
-    if engine == "sglang" and not servers():
-        try:
-            interpreter()
-        except FileNotFoundError as missing:
-            raise ConfigError(f"engine.name={engine}: {missing}") from missing
 
 
 def _check_model(model: ModelConfig) -> None:
@@ -230,12 +216,11 @@ def device_bytes(config: JobConfig, placement: Placement) -> dict[int, int]:
     The training world shards 16 bytes per parameter: weights, gradients and both AdamW moments in float32. Every
     other role holds a copy of the weights in the model's dtype, but for a rollout that gives its device back to others.
     """
-    parameters = parameter_count(config.model)
-    copy = (2 if config.model.dtype == "bfloat16" else 4) * parameters
+    copy = weight_bytes(config.model)
     needed: dict[int, int] = {}
     for device in sorted({device for devices in placement.devices.values() for device in devices}):
         roles = placement.roles_on(device)
-        training = 16 * parameters // len(placement.devices["actor"]) if "actor" in roles else 0
+        training = 16 * parameters(config.model) // len(placement.devices["actor"]) if "actor" in roles else 0
         copies = len([role for role in roles if role != "actor" and (role != "rollout" or roles == ["rollout"])])
         needed[device] = training + copies * copy
     return needed

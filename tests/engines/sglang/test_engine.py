@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engines.sglang import client
-from engines.sglang.interpreter import PYTHON, URL
-from engines.sglang.interpreter import TOKEN as TOKEN_VARIABLE
+from engines.sglang.options import PYTHON, URL, Options
+from engines.sglang.options import TOKEN as TOKEN_VARIABLE
 from engines.sglang.requests import sampling_seed
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.weights import TornWeights
@@ -41,7 +41,7 @@ def make_engine(*, name: str = "0", top_p: float = 1.0) -> SGLangRollout:
         seed=SEED,
         clock=RealClock.starting_now(),
         name=name,
-        timeout_s=WAIT_S,
+        options=Options(timeout_s=WAIT_S),
     )
     _: RolloutEngine = engine
     return engine

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from engines.torch.model import build_model, parameter_count
+from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import TrainingConfig
+from harness.cost_model.shape import parameters
 from harness.protocols import Sampling, TrainEngine
 from harness.rl.losses import CORRECTIONS
 from harness.runtime.runtime import RealClock
@@ -139,11 +140,9 @@ def test_a_bfloat16_model_keeps_float32_weights_that_small_steps_can_move(world:
 def test_a_bfloat16_model_is_sent_in_bfloat16_in_half_the_bytes(world: World) -> None:
     engine = world.engine(FREE, model=BFLOAT16)
     train(engine, [ALL])
-    plan, wide = (
-        plan_transfer(parameters.items(), 1 << 12) for parameters in (engine.named_parameters(), engine.masters)
-    )
-    assert sum(spec.bytes for bucket in plan.buckets for spec in bucket.tensors) == 2 * parameter_count(BFLOAT16)
-    assert sum(spec.bytes for bucket in wide.buckets for spec in bucket.tensors) == 4 * parameter_count(BFLOAT16)
+    plan, wide = (plan_transfer(weights.items(), 1 << 12) for weights in (engine.named_parameters(), engine.masters))
+    assert sum(spec.bytes for bucket in plan.buckets for spec in bucket.tensors) == 2 * parameters(BFLOAT16)
+    assert sum(spec.bytes for bucket in wide.buckets for spec in bucket.tensors) == 4 * parameters(BFLOAT16)
     arrived = {}
     for bucket in plan.buckets:
         buffer = torch.empty(bucket.bytes, dtype=torch.uint8)

@@ -46,12 +46,12 @@ def test_a_tensor_is_the_senders_again_when_the_next_one_is_asked_for() -> None:
             yield str(number), lent.fill_(number)
             lent.fill_(torch.nan)
 
-    (bucket,) = buckets(passing_through_one_buffer(), CPU)
+    (bucket,) = buckets(passing_through_one_buffer(), CPU, 1 << 20)
     assert [tensor.tolist() for _, tensor in unpacked(bucket)] == [[number] * 4 for number in range(3)]
 
 
 def test_no_weights_are_no_bucket() -> None:
-    assert list(buckets([], CPU)) == []
+    assert list(buckets([], CPU, 1 << 20)) == []
 
 
 def test_a_bucket_arrives_as_it_was_sent() -> None:

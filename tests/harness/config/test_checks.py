@@ -7,12 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engines.torch.model import parameter_count
 from harness.config import ConfigError
-from harness.config.checks import job as checks
 from harness.config.checks.job import Plan, device_bytes, device_roles, plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
+from harness.cost_model.shape import parameters
 
 GIB = 1 << 30
 CORES = Machine(cores=8, gpus=0, gpu_bytes=0)
@@ -48,11 +47,9 @@ def test_the_main_job_runs_on_two_cores() -> None:
     }
 
 
-def test_an_engine_whose_packages_are_missing_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda package: None)
-    assert refused("engine=vllm").startswith(
-        "engine.name=vllm needs vllm, which this Python lacks; `make bench ENGINE=vllm` installs it"
-    )
+def test_an_engine_whose_packages_are_missing_can_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engines.vllm.options.find_spec", lambda package: None)
+    assert refused("engine=vllm").startswith("engine.name=vllm needs vllm, which this Python lacks; ")
     assert plan("engine=vllm", "backend=virtual").backend == "virtual"
 
 
@@ -138,7 +135,7 @@ def test_enough_gpus_for_a_large_model_are_taken() -> None:
 
 def test_memory_on_a_device_is_shards_and_copies() -> None:
     config = compose_job(["model=qwen7b", "cluster.devices=8"])
-    size = parameter_count(config.model)
+    size = parameters(config.model)
     assert size == pytest.approx(7.6e9, rel=0.01)
     needed = device_bytes(config, plan("cluster.devices=8", "algorithm.micro_batch_groups=1").placement)
     assert needed == {device: 2 * size for device in range(4)} | {device: 4 * size + 4 * size for device in range(4, 8)}
@@ -147,7 +144,7 @@ def test_memory_on_a_device_is_shards_and_copies() -> None:
 def test_a_rollout_that_takes_turns_is_not_counted_beside_the_others() -> None:
     config = compose_job(["model=qwen7b", "schedule=colocate_sync", "cluster.devices=1"])
     placement = plan("schedule=colocate_sync", "cluster.devices=1").placement
-    assert device_bytes(config, placement) == {0: (16 + 2 + 2) * parameter_count(config.model)}
+    assert device_bytes(config, placement) == {0: (16 + 2 + 2) * parameters(config.model)}
 
 
 def test_memory_can_be_said_instead_of_asked() -> None:

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from engines.torch.model import parameter_count
 from harness.config import ConfigError
 from harness.config.checks.job import Plan, plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
+from harness.cost_model.shape import parameters
 from harness.protocols import Span
 from harness.workers.actor import TrainReport, one_report_per_group
 
@@ -54,4 +54,4 @@ def test_samples_are_reported_once_and_spans_by_every_rank() -> None:
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_qwen3_shapes_have_the_parameters_that_were_published(size: str) -> None:
-    assert parameter_count(compose_job([f"model=qwen3-{size}"]).model) / 1e9 == pytest.approx(PUBLISHED[size], abs=1e-3)
+    assert parameters(compose_job([f"model=qwen3-{size}"]).model) / 1e9 == pytest.approx(PUBLISHED[size], abs=1e-3)

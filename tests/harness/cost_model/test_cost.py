@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from engines.simulated.devices import Device, LockedDevice, SharedDevice
-from engines.torch.model import parameter_count
 from harness.config import CostConfig
 from harness.config.compose import compose_job
 from harness.cost_model.cost import (
@@ -22,6 +21,7 @@ from harness.cost_model.cost import (
     reload_s,
     transfer_times,
 )
+from harness.cost_model.shape import parameters
 from harness.runtime.runtime import RealClock
 from harness.runtime.virtual_runtime import LocalRole, VirtualClock, run_virtual
 from harness.tasks import Task
@@ -37,7 +37,7 @@ assert isinstance(COST, CostConfig)
 
 
 def test_the_tiny_costs_are_those_of_its_model() -> None:
-    assert COST.weight_bytes == pytest.approx(4 * parameter_count(TINY.model), rel=0.05)
+    assert COST.weight_bytes == pytest.approx(4 * parameters(TINY.model), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from engines.torch.model import parameter_count
 from harness.config import ModelConfig
 from harness.config.compose import EXPERIMENTS, choices, compose_job
 from harness.cost_model.shape import (
@@ -21,27 +18,6 @@ from harness.cost_model.shape import (
     weight_bytes,
 )
 from tests.support.rooflines import MODEL
-
-SIZES = st.integers(1, 64)
-
-
-@given(
-    st.builds(
-        ModelConfig,
-        name=st.just("drawn"),
-        hidden=SIZES,
-        layers=SIZES,
-        heads=SIZES,
-        kv_heads=SIZES,
-        head_dim=SIZES,
-        ff=SIZES,
-        vocabulary=SIZES,
-        tied_embeddings=st.booleans(),
-        max_length=st.just(8),
-    )
-)
-def test_a_dense_model_has_as_many_parameters_as_the_engines_count(model: ModelConfig) -> None:
-    assert parameters(model) == parameter_count(model)
 
 
 def test_a_dense_token_is_multiplied_with_all_but_embeddings_and_norms() -> None:

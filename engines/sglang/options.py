@@ -1,0 +1,66 @@
+"""What a job may set of SGLang, and where SGLang comes from: an environment of its own, or servers that run already.
+Loads neither torch nor SGLang.
+
+CADENCE_SGLANG_URL names such servers, separated by commas: engine number n uses the n-th, with the flags that it was
+started with. CADENCE_SGLANG_TOKEN is the API key that they ask for. CADENCE_SGLANG_PYTHON is an interpreter that has
+SGLang, where it is not the one that `make setup-sglang` made.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from harness.config import ConfigError
+from harness.config.fields import Count, Fraction, Positive, Switch
+
+URL, TOKEN, PYTHON = "CADENCE_SGLANG_URL", "CADENCE_SGLANG_TOKEN", "CADENCE_SGLANG_PYTHON"
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Options:
+    """`engine.<option>`. None leaves the choice to the adapter on a CPU, and to SGLang on a GPU."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of weights and cache; None: the model's
+    mem_fraction_static: Fraction | None = None  # of the GPU's memory, for weights and KV cache
+    max_total_tokens: Count | None = None  # that the KV cache holds
+    chunked_prefill_size: Count | None = None  # tokens of a prompt that are prefilled at once
+    attention_backend: str | None = None
+    sampling_backend: str | None = None
+    cuda_graph: Switch = True  # on a GPU
+    overlap_schedule: Switch | None = None  # of a step with the scheduling of the next
+    deterministic: Switch = True  # draws follow from seeds, whatever runs beside a sample; false is faster
+    memory_saver: Switch = True  # on a GPU; without it, an engine that sleeps gives nothing back
+    stream_interval: Count = 64  # tokens between two messages about a sample
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    weight_bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
+    start_timeout_s: Positive = 300.0  # longest wait for the server to start
+    timeout_s: Positive = 300.0  # longest wait for anything else
+
+
+DEFAULTS = Options()
+
+
+def servers() -> list[str]:
+    """URLs of servers that run already."""
+    return [url.strip().rstrip("/") for url in os.environ.get(URL, "").split(",") if url.strip()]
+
+
+def interpreter() -> Path:
+    """Raises FileNotFoundError, with the fix, where there is none."""
+    path = Path(os.environ.get(PYTHON) or _ROOT / ".venv-sglang" / "bin" / "python")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there: run `make setup-sglang`, or name an interpreter by {PYTHON}")
+    return path
+
+
+def check_environment() -> None:
+    """Raises ConfigError where no server can be started, and none is named."""
+    if not servers():
+        try:
+            interpreter()
+        except FileNotFoundError as missing:
+            raise ConfigError(f"engine.name=sglang: {missing}") from missing

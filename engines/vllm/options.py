@@ -1,0 +1,41 @@
+"""What a job may set of vLLM, and whether this Python has it. Loads neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+from harness.config import ConfigError
+from harness.config.fields import Count, Fraction, Positive, Switch
+
+
+@dataclass(frozen=True)
+class Options:
+    """`engine.<option>`. None leaves the choice to vLLM, unless a comment says otherwise."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of weights and cache; None: the model's
+    gpu_memory_share: Fraction = 0.8  # of what is free on the GPU: for the KV cache and two sets of weights at most
+    kv_cache_bytes: Count | None = None  # None: room for every slot at full length, within gpu_memory_share
+    block_size: Count = 32  # tokens of a block of the KV cache; CPU kernels want multiples of 32
+    max_num_batched_tokens: Count | None = None  # of one step, over all samples
+    enforce_eager: Switch | None = None  # no CUDA graphs; None: on a CPU
+    enable_chunked_prefill: Switch | None = None  # None: on a GPU; on a CPU it cannot be combined with seeds
+    enable_prefix_caching: Switch | None = None
+    attention_backend: str | None = None
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "ERROR"
+    weight_bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
+    timeout_s: Positive = 300.0  # longest wait for an answer
+    drain_timeout_s: Positive = 3600.0  # longest wait for running samples to end
+
+
+DEFAULTS = Options()
+
+
+def check_environment() -> None:
+    """Raises ConfigError where vLLM is not installed."""
+    if find_spec("vllm") is None:
+        raise ConfigError(
+            "engine.name=vllm needs vllm, which this Python lacks; `make bench ENGINE=vllm` installs it in an "
+            "environment of its own, and runs there"
+        )

@@ -1,0 +1,114 @@
+"""Options of engines: what a job may set, how it is refused, and what becomes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines import ENGINES, OPTIONS
+from engines.sglang import options as sglang
+from engines.sglang.server import _flags
+from engines.torch.model import build_model
+from engines.vllm import options as vllm
+from engines.vllm.process import _arguments
+from harness.config import ConfigError, ModelConfig
+from harness.config.checks.engine import check_environment, engine_options
+from harness.config.compose import EXPERIMENTS, compose_job, plain, read_settings
+from harness.config.job import COMMON_TO_ENGINES
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+MODEL = ModelConfig("small", 32, 1, 2, 2, 16, 32, vocabulary=32, tied_embeddings=True, max_length=64)
+
+
+def options(*settings: str) -> Any:
+    return engine_options(compose_job(settings))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_file_of_an_engine_lists_its_options_with_their_defaults(name: str) -> None:
+    listed = read_settings(EXPERIMENTS / "engine" / f"{name}.yaml")
+    own = {option: value for option, value in listed.items() if option not in COMMON_TO_ENGINES}
+    assert own == (dataclasses.asdict(import_module(OPTIONS[name]).Options()) if name in OPTIONS else {})
+
+
+def test_options_are_given_beside_the_name_and_written_there_too() -> None:
+    config = compose_job(["engine=vllm", "engine.max_num_batched_tokens=4096", "engine.slots=8"])
+    assert engine_options(config) == vllm.Options(max_num_batched_tokens=4096)
+    assert plain(config)["engine"]["max_num_batched_tokens"] == 4096
+    assert options("engine=torch") is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "refusal"),
+    [
+        ("engine.gpu_memory_share=1.5", "engine.gpu_memory_share=1.5 is too large; use at most 1"),
+        ("engine.enforce_eager=maybe", "engine.enforce_eager=maybe is neither true nor false; use one of them"),
+        ("engine.block_size=0", "engine.block_size=0 is too small; use at least 1"),
+        ("+engine.graphs=true", "engine.graphs is no option of vllm; it has dtype, gpu_memory_share, "),
+        ("engine.graphs=true", "engine.graphs is no setting; those of engine are attention_backend, block_size, "),
+        ("engine.dtype=int8", "engine.dtype=int8 is unknown; choose 'float32', 'bfloat16' or 'float16'"),
+    ],
+)
+def test_an_unknown_option_or_a_wrong_value_is_one_line(setting: str, refusal: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        options("engine=vllm", setting)
+    assert str(caught.value).startswith(refusal) and "\n" not in str(caught.value)
+
+
+def test_an_engine_without_its_packages_is_refused_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^engine\.name=vllm needs vllm, .*`make bench ENGINE=vllm` installs it"):
+        check_environment(compose_job(["engine=vllm"]))
+    monkeypatch.delenv(sglang.URL, raising=False)
+    monkeypatch.setenv(sglang.PYTHON, str(tmp_path / "python"))
+    with pytest.raises(ConfigError, match=r"^engine\.name=sglang: .*/python is not there: run `make setup-sglang`"):
+        check_environment(compose_job(["engine=sglang"]))
+    monkeypatch.setenv(sglang.URL, "http://127.0.0.1:1")
+    check_environment(compose_job(["engine=sglang"]))
+    check_environment(compose_job(["engine=torch"]))
+
+
+def test_options_of_vllm_become_its_arguments() -> None:
+    model = build_model(MODEL)
+    on_cpu, on_gpu = (_arguments(model, 4, device, vllm.Options(kv_cache_bytes=1 << 20)) for device in (CPU, GPU))
+    assert (on_cpu["enforce_eager"], on_cpu["enable_chunked_prefill"], on_cpu["enable_sleep_mode"]) == (
+        True,
+        False,
+        False,
+    )
+    assert (on_gpu["enforce_eager"], on_gpu["enable_chunked_prefill"], on_gpu["enable_sleep_mode"]) == (
+        False,
+        True,
+        True,
+    )
+    assert (on_cpu["dtype"], on_cpu["block_size"], on_cpu["kv_cache_memory_bytes"]) == ("float32", 32, 1 << 20)
+    assert "max_num_batched_tokens" not in on_cpu, "left to vLLM"
+    chosen = vllm.Options(dtype="bfloat16", max_num_batched_tokens=64, enforce_eager=True, block_size=64)
+    narrow = _arguments(model, 4, CPU, chosen)
+    assert (narrow["dtype"], narrow["max_num_batched_tokens"], narrow["block_size"]) == ("bfloat16", 64, 64)
+    # Keys and values of five samples at full length: a head of 16 takes the place of 32, a number 2 bytes.
+    assert narrow["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 2
+
+
+def test_options_of_sglang_become_flags_of_its_server() -> None:
+    def flags(device: torch.device, **chosen: Any) -> set[str]:
+        return {str(flag) for flag in _flags(build_model(MODEL), Path("model"), 4, device, 1, sglang.Options(**chosen))}
+
+    graphs = {"--cuda-graph-backend-decode=disabled", "--cuda-graph-backend-prefill=disabled"}
+    on_cpu = {"--attention-backend=torch_native", "--sampling-backend=pytorch", "--max-total-tokens=288"} | graphs
+    assert flags(CPU) - flags(GPU) == on_cpu | {"--device=cpu", "--disable-overlap-schedule"}
+    assert flags(GPU) - flags(CPU) == {"--device=cuda", "--enable-memory-saver"}
+    plain = flags(GPU, deterministic=False, memory_saver=False, cuda_graph=False, overlap_schedule=False)
+    assert flags(GPU) - plain == {"--enable-deterministic-inference", "--enable-memory-saver"}
+    assert plain - flags(GPU) == graphs | {"--disable-overlap-schedule"}
+    assert "--attention-backend=triton" in flags(CPU, attention_backend="triton")
+    assert {"--mem-fraction-static=0.5", "--chunked-prefill-size=8"} <= flags(
+        GPU, mem_fraction_static=0.5, chunked_prefill_size=8
+    )
