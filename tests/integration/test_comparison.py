@@ -58,7 +58,7 @@ def test_a_comparison_that_is_killed_is_finished_by_the_same_command(results: Pa
         os.kill(process.pid, signal.SIGKILL)
         process.wait(timeout=20)
     _, left = psutil.wait_procs(family, timeout=60)
-    assert not [its for its in left if its.status() != psutil.STATUS_ZOMBIE], "its run goes on without it"
+    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE], "its run goes on without it"
     before = done(folder)
 
     again = compare(results)

@@ -31,9 +31,9 @@ def heed_interrupts() -> None:
 @contextmanager
 def started(results: Path, experiment: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A long run in a session of its own, once its first iterations are written."""
-    told = command(f"experiment={experiment}", *SETTINGS)
+    arguments = command(f"experiment={experiment}", *SETTINGS)
     process = subprocess.Popen(
-        told,
+        arguments,
         cwd=ROOT,
         env=environment(results),
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The report in a real browser, without its window: what is drawn, what hands do to it, and what a printer gets."""
+"""The report in a real browser, without its window: what is drawn, how it reacts to input, and what a printer gets."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def page(browser: Browser, report: Path) -> Iterator[Page]:
     page.wait_for_function("document.querySelector('#timeline').dataset.from !== undefined")
     yield page
     page.close()
-    assert [its for its in complaints if not its.startswith("data:")] == []
+    assert [complaint for complaint in complaints if not complaint.startswith("data:")] == []
 
 
 def window(page: Page) -> tuple[float, float]:

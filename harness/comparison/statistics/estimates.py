@@ -157,7 +157,8 @@ def outliers(values: Values, least: float = 0.0) -> list[int]:
     array = np.asarray(values, dtype=np.float64)
     if array.size < 4:
         return []
-    median, spread = np.median(array), stats.median_abs_deviation(array)
+    median = np.median(array)
     away = np.abs(array - median)
+    spread = np.median(away)
     far = (0.6745 * away > OUTLIER_Z * spread) & (away > least * abs(median))
     return [int(index) for index in np.flatnonzero(far)]

@@ -29,9 +29,9 @@ def config(*settings: str) -> dict[str, Any]:
 
 def run(*settings: str, seed: int = 0, smoke: bool = False) -> Run:
     """What a comparison looks at before it looks at figures."""
-    its = config(*settings)
-    identity = RunIdentity("e", "c", seed, its["schedule"]["name"], "tiny", "torch", its["backend"], smoke)
-    return Run(Path(f"e/c/seed={seed}"), dataclasses.asdict(identity), its, [], {})
+    settled = config(*settings)
+    identity = RunIdentity("e", "c", seed, settled["schedule"]["name"], "tiny", "torch", settled["backend"], smoke)
+    return Run(Path(f"e/c/seed={seed}"), dataclasses.asdict(identity), settled, [], {})
 
 
 def test_schedules_on_the_same_devices_are_fair_however_they_are_split() -> None:
@@ -45,7 +45,7 @@ def test_schedules_on_the_same_devices_are_fair_however_they_are_split() -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["cluster.devices=3"], "cluster.devices=2 in the first, 3 in the second"),
         (["task=copy"], "task.name=reverse in the first, copy in the second"),
@@ -57,11 +57,13 @@ def test_schedules_on_the_same_devices_are_fair_however_they_are_split() -> None
         (["schedule=one_step_off"], "schedule.name=fully_async in the first, one_step_off in the second"),
     ],
 )
-def test_an_unfair_pair_is_refused_with_both_names_the_setting_and_its_values(settings: list[str], told: str) -> None:
+def test_an_unfair_pair_is_refused_with_both_names_the_setting_and_its_values(
+    settings: list[str], message: str
+) -> None:
     cells = {"one": [run("algorithm.correction=none")], "other": [run("algorithm.correction=tis", *settings)]}
     with pytest.raises(ConfigError) as refused:
         refuse_unfair(cells, axes=("algorithm.correction",))
-    assert str(refused.value).startswith("one and other cannot be compared: ") and told in str(refused.value)
+    assert str(refused.value).startswith("one and other cannot be compared: ") and message in str(refused.value)
 
 
 def test_other_seeds_and_smoke_runs_are_refused() -> None:
@@ -138,7 +140,7 @@ def a_sample_twice(run: Run) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (less_trained, "and accounts for"),
         (one_more_in_flight, "samples.parquet has "),
@@ -147,7 +149,7 @@ def a_sample_twice(run: Run) -> Run:
         (a_sample_twice, "samples.parquet has "),
     ],
 )
-def test_every_contradiction_between_files_is_found(damage: Callable[[Run], Run], told: str, finished: Run) -> None:
+def test_every_contradiction_between_files_is_found(damage: Callable[[Run], Run], message: str, finished: Run) -> None:
     found = check_conservation([damage(finished)])
-    assert not found.passed and told in " ".join(found.problems)
+    assert not found.passed and message in " ".join(found.problems)
     assert all(problem.startswith(f"{finished.path}: ") for problem in found.problems)

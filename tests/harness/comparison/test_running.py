@@ -160,7 +160,7 @@ def test_a_run_that_lasts_longer_than_the_limit_is_ended_and_among_the_failed(
 
 
 def test_a_run_does_not_outlive_the_campaign_that_is_killed(tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
-    """The run itself tells its parent's end here: it kills it."""
+    """Here the run itself kills its parent."""
     played = Played(tmp_path, cells[:1], one_step_off_0="SIGKILL")
     pid = os.fork()
     if pid == 0:

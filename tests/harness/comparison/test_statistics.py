@@ -1,8 +1,10 @@
-"""Intervals, differences and shares on fixed data; along one run: running means, thresholds, rates, drift."""
+"""Intervals, differences and shares: on fixed data, and how often they hold a known truth. Along one run: running
+means, thresholds, rates, drift."""
 
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -22,8 +24,10 @@ from harness.comparison.statistics.estimates import (
     iqm_interval,
     mean_interval,
     outliers,
+    pair_share_bounds,
     performance_profile,
     probability_of_improvement,
+    t_bounds,
 )
 from harness.comparison.statistics.series import drift, has_steady_part, reach, running_mean, steady_rate
 
@@ -38,8 +42,8 @@ SLEEP = (  # "Student", The probable error of a mean, Biometrika 6 (1908): hvalu
 def test_the_mean_of_seeds_has_the_t_interval() -> None:
     values = list(VALUES.values())
     low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
-    its = mean_interval(values)
-    assert (its.value, its.low, its.high) == pytest.approx((np.mean(values), low, high), rel=1e-12)
+    interval = mean_interval(values)
+    assert (interval.value, interval.low, interval.high) == pytest.approx((np.mean(values), low, high), rel=1e-12)
 
 
 def test_one_seed_has_no_interval_and_an_infinity_no_mean() -> None:
@@ -111,32 +115,32 @@ def test_the_same_difference_in_every_seed_is_one() -> None:
 
 
 def test_the_bootstrap_keeps_to_its_strata() -> None:
-    its = iqm_interval([[1.0] * 5, [3.0] * 5])
-    assert (its.value, its.low, its.high) == (2.0, 2.0, 2.0)
+    interval = iqm_interval([[1.0] * 5, [3.0] * 5])
+    assert (interval.value, interval.low, interval.high) == (2.0, 2.0, 2.0)
 
 
 def test_the_probability_of_improvement_is_the_mann_whitney_statistic() -> None:
     values, baseline = [1.0, 3.0, 3.0, 8.0], [2.0, 3.0, 0.0, 5.0, 9.0]
-    its = probability_of_improvement(values, baseline)
-    assert its.value == pytest.approx(stats.mannwhitneyu(values, baseline).statistic / 20)
+    interval = probability_of_improvement(values, baseline)
+    assert interval.value == pytest.approx(stats.mannwhitneyu(values, baseline).statistic / 20)
     opposite = probability_of_improvement(baseline, values)
-    assert (opposite.low, opposite.high) == pytest.approx((1 - its.high, 1 - its.low))
+    assert (opposite.low, opposite.high) == pytest.approx((1 - interval.high, 1 - interval.low))
     assert probability_of_improvement([math.inf, math.inf], [math.inf]).value == 0.5
 
 
 @pytest.mark.parametrize(("values", "baseline"), [([1, 4, 6, 7, 9], [2, 3, 5, 8, 0]), ([5, 6, 7], [1, 2, 3, 4])])
 def test_its_bounds_solve_newcombes_equation(values: list[float], baseline: list[float]) -> None:
-    its, m, n = probability_of_improvement(values, baseline), len(values), len(baseline)
+    interval, m, n = probability_of_improvement(values, baseline), len(values), len(baseline)
 
     def excess(theta: float) -> float:
         spread = 1 + ((m + n) / 2 - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
-        return (its.value - theta) ** 2 - stats.norm.ppf(0.975) ** 2 * theta * (1 - theta) * spread / (m * n)
+        return (interval.value - theta) ** 2 - stats.norm.ppf(0.975) ** 2 * theta * (1 - theta) * spread / (m * n)
 
-    assert its.low == pytest.approx(optimize.brentq(excess, 1e-9, its.value - 1e-9))
-    if its.value < 1:
-        assert its.high == pytest.approx(optimize.brentq(excess, its.value + 1e-9, 1 - 1e-9))
+    assert interval.low == pytest.approx(optimize.brentq(excess, 1e-9, interval.value - 1e-9))
+    if interval.value < 1:
+        assert interval.high == pytest.approx(optimize.brentq(excess, interval.value + 1e-9, 1 - 1e-9))
     else:
-        assert its.high == 1.0 and its.low < 0.8, "three runs that beat four are no certainty"
+        assert interval.high == 1.0 and interval.low < 0.8, "three runs that beat four are no certainty"
 
 
 def test_a_performance_profile_counts_runs_above_each_score() -> None:
@@ -156,7 +160,7 @@ def test_a_difference_may_be_called_alone_and_not_in_a_family() -> None:
     faint = paired_difference({0: 1.0, 1: 2.0, 2: 3.0, 3: 1.5, 4: 2.5}, {0: 0.5, 1: 1.9, 2: 2.4, 3: 1.2, 4: 2.3})
     nothing = paired_difference(VALUES, BASELINE)
     assert 0.01 < faint.p < 0.05 and corrected([faint])[0].distinguishable
-    assert not any(its.distinguishable for its in corrected([faint, *[nothing] * 6]))
+    assert not any(difference.distinguishable for difference in corrected([faint, *[nothing] * 6]))
 
 
 def test_a_running_mean_waits_for_its_window() -> None:
@@ -171,7 +175,7 @@ def test_a_threshold_is_reached_by_the_running_mean_and_not_by_a_lucky_point() -
     assert reach(samples, rewards, 0.8) == 20
     assert reach(samples, rewards, 0.8, window=2) == 50
     assert reach(samples, rewards, 0.95) == math.inf
-    assert reach(samples, np.full(5, 0.1), 0.1, window=3) == 30, "rounding keeps nobody away"
+    assert reach(samples, np.full(5, 0.1), 0.1, window=3) == 30, "rounding does not hide it"
 
 
 def test_a_rate_leaves_warm_up_out_and_says_where_nothing_else_is_left() -> None:
@@ -205,3 +209,71 @@ def test_outliers_are_rare_among_five_normal_values() -> None:
     called = [bool(outliers(values)) for values in rng.normal(100, 1, (2000, 5))]
     assert np.mean(called) < 0.1
     assert not any(outliers(values, least=0.05) for values in rng.normal(100, 1, (2000, 5)))
+
+
+REPEATS = 20_000
+
+
+def error(repeats: int, rate: float = 0.95) -> float:
+    """Four binomial standard errors."""
+    return 4 * math.sqrt(rate * (1 - rate) / repeats)
+
+
+def coverage(values: np.ndarray, truth: float) -> float:
+    _, low, high = t_bounds(values)
+    return float(np.mean((low <= truth) & (truth <= high)))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_t_intervals_of_few_seeds_cover_at_their_nominal_rate(seeds: int) -> None:
+    values = np.random.default_rng(seeds).normal(0.9, 0.01, (REPEATS, seeds))
+    assert abs(coverage(values, 0.9) - 0.95) < error(REPEATS)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_they_lose_little_where_values_are_skewed_or_have_heavy_tails(seeds: int) -> None:
+    rng = np.random.default_rng(seeds)
+    assert coverage(rng.lognormal(0, 0.5, (REPEATS, seeds)), math.exp(0.125)) > 0.90
+    assert coverage(rng.standard_t(3, (REPEATS, seeds)), 0.0) > 0.94
+
+
+def test_the_same_schedule_with_other_noise_is_called_different_once_in_twenty() -> None:
+    rng = np.random.default_rng(3)
+    repeats = 3000
+    common, noise = rng.standard_normal((repeats, 1, 5)), rng.standard_normal((repeats, 2, 5))
+    wrong = sum(
+        paired_difference(dict(enumerate(values)), dict(enumerate(baseline))).distinguishable
+        for values, baseline in common + 0.3 * noise
+    )
+    assert abs(wrong / repeats - 0.05) < error(repeats, 0.05)
+
+
+def test_groups_with_other_seeds_are_called_different_at_most_once_in_twenty() -> None:
+    rng = np.random.default_rng(4)
+    repeats = 3000
+    wrong = sum(
+        group_difference(rng.normal(0, 1, 5).tolist(), rng.normal(0, 3, 5).tolist()).distinguishable
+        for _ in range(repeats)
+    )
+    assert wrong / repeats < 0.05 + error(repeats, 0.05)
+
+
+def test_seven_schedules_against_a_baseline_err_in_one_family_of_twenty() -> None:
+    rng = np.random.default_rng(5)
+    repeats, wrong = 1000, 0
+    for cells in rng.standard_normal((repeats, 8, 5)):
+        baseline, *others = (dict(enumerate(cell)) for cell in cells)
+        pairs = [paired_difference(cell, baseline) for cell in others]
+        wrong += any(difference.distinguishable for difference in corrected(pairs))
+    assert wrong / repeats < 0.05 + error(repeats, 0.05)
+
+
+@pytest.mark.parametrize("truth", [0.5, 0.8, 0.98])
+def test_the_probability_of_improvement_covers_with_five_seeds_each(truth: float) -> None:
+    rng = np.random.default_rng(6)
+    repeats = 4000
+    values = rng.standard_normal((repeats, 5, 1)) + NormalDist().inv_cdf(truth) * math.sqrt(2)
+    wins = (values > rng.standard_normal((repeats, 1, 5))).mean(axis=(1, 2))
+    low, high = pair_share_bounds(wins, 5, 5)
+    rate = float(np.mean((low <= truth) & (truth <= high)))
+    assert 0.95 - error(repeats) < rate < 0.98

@@ -1,4 +1,4 @@
-"""Staleness x correction x schedule: which jobs, and what is told of them."""
+"""Staleness x correction x schedule: which jobs, and what is shown of them."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
     ]
     measured = lost.measured
     assert measured.interval is not None
-    told = rows[2]
-    assert [float(told[name]) for name in ("mean", "low", "high", "seed 3")] == pytest.approx(
+    last_row = rows[2]
+    assert [float(last_row[name]) for name in ("mean", "low", "high", "seed 3")] == pytest.approx(
         [measured.value, measured.interval.low, measured.interval.high, measured.per_seed[3]]
     )
     assert [path.name for path in write_matrix(folder, matrix)] == ["matrix.csv", "matrix.md"]

@@ -145,10 +145,6 @@ def test_every_picture_of_a_run_is_drawn_from_its_files(tmp_path: Path, lag: int
     assert not list(run.path.glob(".*.tmp"))
 
 
-def test_a_run_of_one_iteration_can_be_drawn(tmp_path: Path) -> None:
-    assert len(draw_run(write_run(tmp_path, iterations=1, lag=0).path)) == 4
-
-
 def test_a_run_without_an_iteration_is_not_drawn(tmp_path: Path) -> None:
     run = write_run(tmp_path, iterations=1)
     (run.path / "metrics.jsonl").write_text("")
@@ -164,9 +160,9 @@ def test_custom_metrics_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert "Custom metrics" not in printed([run.path])
     lines = [json.loads(line) | {"custom/style/caps": i / 4} for i, line in enumerate(path.read_text().splitlines(), 1)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = printed([run.path])
-    assert "Custom metrics" in told and ["custom/style/caps", "0.250", "0.500"] in [
-        line.split()[-3:] for line in told.splitlines()
+    shown = printed([run.path])
+    assert "Custom metrics" in shown and ["custom/style/caps", "0.250", "0.500"] in [
+        line.split()[-3:] for line in shown.splitlines()
     ]
 
 
@@ -241,8 +237,3 @@ def test_a_run_that_was_cut_short_is_summed_up_and_called_unfinished(tmp_path: P
     summary = summarize(run.path)
     assert not summary.done and summary.idle == {} and summary.ledger is None
     assert "unfinished" in printed([run.path])
-
-
-def test_the_manifest_of_a_run_is_plain_json(tmp_path: Path) -> None:
-    manifest = json.loads((write_run(tmp_path, iterations=1).path / "manifest.json").read_text())
-    assert manifest["schedule"] == "fully_async" and manifest["seeds"] == {"run": 0}

@@ -30,7 +30,7 @@ WORSE = Made("half_step", step_s=0.7, exact_match=0.7, draw=2, lag=0)
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     root = tmp_path_factory.mktemp("results")
     made = {"sync": SYNC, "fast": FAST, "worse": WORSE}
-    return [make_cell(root, label, its) for label, its in made.items()]
+    return [make_cell(root, label, wanted) for label, wanted in made.items()]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,9 @@ def test_the_same_schedule_with_other_noise_is_not_called_different(tmp_path: Pa
     for name in ("first", "second"):
         here, there = (make_cell(tmp_path / name, label, replace(SYNC, draw=next(draws))) for label in ("one", "other"))
         compared = compare([here, there])
-        called = [its.title for its in compared.measures if (d := its.against_baseline(1)) and d.distinguishable]
+        called = [
+            measure.title for measure in compared.measures if (d := measure.against_baseline(1)) and d.distinguishable
+        ]
         assert called == []
         assert "other cannot be told from one in samples per second" in compared.verdict
 
@@ -128,8 +130,8 @@ def test_the_more_is_measured_the_more_it_takes_to_call_any_of_it(
     monkeypatch.setattr(measures, "metric_definitions", lambda runs: metrics)
     speed, *others = measures.measures_of(cells[:2], baseline=0)
     assert speed.cells[1].difference is not None and speed.cells[1].difference.distinguishable
-    for its in others:
-        difference = its.cells[1].difference
+    for measure in others:
+        difference = measure.cells[1].difference
         assert difference is not None and difference.interval.low > 0 and not difference.distinguishable
 
 
@@ -138,7 +140,7 @@ def test_runs_of_one_schedule_with_different_seeds_are_not_called_different(tmp_
         Cell(f"seed {run.identity.seed}", f"seed {run.identity.seed}", (run,)) for run in cells[0].runs[:2]
     )
     compared = compare([first, second], axes=("seeds",))
-    assert not any(its.cells[1].ratio and its.cells[1].ratio.distinguishable for its in compared.measures)
+    assert not any(measure.cells[1].ratio and measure.cells[1].ratio.distinguishable for measure in compared.measures)
     assert "cannot be told" in compared.verdict and "1 and 1 seeds, unpaired" in compared.verdict
     assert "one seed: there is no interval, and nothing can be told apart" in compared.warnings
     others = make_cell(tmp_path, "others", SYNC, seeds=range(5, 10))
@@ -196,9 +198,9 @@ def test_idle_shares_are_measures_of_the_roles_on_devices(compared: Comparison) 
 
 
 def test_simulated_runs_have_no_rewards_and_everything_else(tmp_path: Path) -> None:
-    made = [replace(its, backend="virtual", exact_match=None) for its in (SYNC, FAST)]
+    made = [replace(wanted, backend="virtual", exact_match=None) for wanted in (SYNC, FAST)]
     compared = compare(
-        [make_cell(tmp_path, label, its, range(3)) for label, its in zip(("sync", "fast"), made, strict=True)]
+        [make_cell(tmp_path, label, wanted, range(3)) for label, wanted in zip(("sync", "fast"), made, strict=True)]
     )
     assert compared.simulated and compared.profiles == ()
     assert compared.verdict.startswith("Simulated: fast trains 1.3") and "exact match" not in compared.verdict
@@ -225,8 +227,8 @@ def test_a_clean_comparison_of_five_seeds_has_no_warning(cells: list[Cell]) -> N
 
 
 def test_a_run_without_a_steady_part_says_so(tmp_path: Path) -> None:
-    short = [replace(its, iterations=2) for its in (SYNC, FAST)]
-    made = [make_cell(tmp_path, label, its, range(3)) for label, its in zip(("sync", "fast"), short, strict=True)]
+    short = [replace(wanted, iterations=2) for wanted in (SYNC, FAST)]
+    made = [make_cell(tmp_path, label, wanted, range(3)) for label, wanted in zip(("sync", "fast"), short, strict=True)]
     warnings = "\n".join(compare(made).warnings)
     assert "sync, every seed: no steady part: the run ends within its 2 warm-up iterations" in warnings
     assert "3 seeds only: the clearest difference has to be 4.3 standard errors large" in warnings
@@ -242,8 +244,8 @@ def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: 
         assert re.search(rf"{whole}\b", text), "no column is cut"
     measure = compared.measure("reward/exact_match")
     assert measure is not None
-    for its in measure.cells:
-        assert all(f" {100 * value:.1f}" in text for value in its.per_seed.values())
+    for cell in measure.cells:
+        assert all(f" {100 * value:.1f}" in text for value in cell.per_seed.values())
 
 
 def test_one_cell_is_described_without_a_baseline(cells: list[Cell]) -> None:
@@ -257,3 +259,18 @@ def test_cells_without_runs_or_with_one_label_are_refused(cells: list[Cell]) -> 
         compare([cells[0], Cell("none", "none", ())])
     with pytest.raises(ConfigError, match="same label"):
         compare([cells[0], cells[0]])
+
+
+def test_extra_values_of_scores_are_measures_and_what_is_not_known_is_ignored(cells: list[Cell]) -> None:
+    def extended(cell: Cell, value: float) -> Cell:
+        more = {"custom/copied": value, "another/version": 1.0}
+        runs = [replace(run, metrics=[*run.metrics[:2], *(m | more for m in run.metrics[2:])]) for run in cell.runs]
+        return replace(cell, runs=tuple(runs))
+
+    compared = compare([extended(cells[0], 0.25), extended(cells[1], 0.5)])
+    measure = compared.measure("custom/copied")
+    assert measure is not None and measure.title == "copied at the end" and measure.better is None
+    assert [cell.value for cell in measure.cells] == [0.25, 0.5]
+    assert not any("another" in measure.key for measure in compared.measures)
+    some = compare([extended(cells[0], 0.25), cells[1]])
+    assert some.measure("custom/copied") is None, "only one of the cells has it"

@@ -18,10 +18,14 @@ from harness.comparison.runs import Cell
 from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
 from harness.metrics.formatting import decimals, number, percent, signed
+from harness.metrics.timeline import Place, Timeline
+from harness.protocols import Span
 from harness.report.page.charts import score_range
+from harness.report.page.data import MOST_ENGINES, timeline_data
 from harness.report.page.document import as_script, document, write_report
 from harness.report.page.markdown import markdown
 from harness.report.page.text import profile_text
+from harness.report.palette import KINDS
 from tests.support.fabricated_cells import Made, make_cell, make_run
 
 VOID = {"wbr", "meta", "link", "br", "input", "line", "rect", "circle", "polyline", "polygon"}
@@ -44,10 +48,10 @@ class Page(HTMLParser):
         assert not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        its = dict(attrs)
-        self.ids += [its["id"] or ""] if "id" in its else []
-        self.targets += [its[name] or "" for name in ("src", "href", "xlink:href", "action", "data") if name in its]
-        self._script = its.get("id") or its.get("type") or "" if tag == "script" else self._script
+        given = dict(attrs)
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.targets += [given[name] or "" for name in ("src", "href", "xlink:href", "action", "data") if name in given]
+        self._script = given.get("id") or given.get("type") or "" if tag == "script" else self._script
         if tag not in VOID:
             self.open.append(tag)
 
@@ -121,11 +125,11 @@ def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
 
 
 def test_data_in_a_script_cannot_end_it() -> None:
-    told = as_script({"</script>": "<!-- \u2028 é"})
-    assert "<" not in told and json.loads(told) == {"</script>": "<!-- \u2028 é"}
+    script = as_script({"</script>": "<!-- \u2028 é"})
+    assert "<" not in script and json.loads(script) == {"</script>": "<!-- \u2028 é"}
 
 
-def test_a_simulated_comparison_says_so_in_title_headings_tables_and_twin(simulated: Comparison) -> None:
+def test_a_simulated_comparison_says_so_in_title_headings_tables_and_markdown(simulated: Comparison) -> None:
     text = document(simulated)
     page = Page(text)
     assert re.search(r"<title>[^<]*simulated", text)
@@ -143,9 +147,9 @@ def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison) 
     data = json.loads(Page(document(comparison)).scripts["curves-data"])
     assert [axis for axis, _ in data["axes"]] == ["samples", "tokens", "seconds"]
     assert data["keys"][0] == ["reward/exact_match", "exact match"]
-    ours = {(c["cell"], c["key"], c["axis"]): c for c in data["curves"]}
+    on_page = {(c["cell"], c["key"], c["axis"]): c for c in data["curves"]}
     for curve in comparison.curves:
-        drawn = ours[curve.cell, curve.key, curve.axis]
+        drawn = on_page[curve.cell, curve.key, curve.axis]
         assert drawn["mean"] == pytest.approx(curve.mean.tolist(), rel=1e-4)
         assert [seed for seed, _ in drawn["seeds"]] == list(curve.per_seed)
 
@@ -155,23 +159,23 @@ def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison
     assert keys[:2] == ["throughput/samples_per_s", "reward/exact_match"]
     assert len(keys) <= 6 and sum(key.startswith("reach/seconds/") for key in keys) == 1
     speed = comparison.measures[0]
-    told = against(comparison, speed, 1)
-    assert told is not None and told.verdict == "better" and re.fullmatch(r"[12]\.\d\dx", told.value)
+    text = against(comparison, speed, 1)
+    assert text is not None and text.verdict == "better" and re.fullmatch(r"[12]\.\d\dx", text.value)
     assert against(comparison, speed, 0) is None
 
 
 def test_profiles_show_where_the_seeds_of_every_cell_end(comparison: Comparison, simulated: Comparison) -> None:
     text = document(comparison)
-    for cell, its in zip(comparison.cells, comparison.profiles, strict=True):
-        assert f"{cell.label}: {profile_text(its)}" in text
+    for cell, profile in zip(comparison.cells, comparison.profiles, strict=True):
+        assert f"{cell.label}: {profile_text(profile)}" in text
     measure = comparison.measure("reward/exact_match")
     assert measure is not None
     first, *_, last = ends = sorted(measure.cells[1].per_seed.values())
-    told = re.findall(r"above ([.\d]+)", profile_text(comparison.profiles[1]))
-    for above, end in zip(map(float, told), (first, ends[len(ends) // 2], last), strict=True):
+    scores = re.findall(r"above ([.\d]+)", profile_text(comparison.profiles[1]))
+    for above, end in zip(map(float, scores), (first, ends[len(ends) // 2], last), strict=True):
         assert 0 <= end - above <= 0.0021
     low, high = score_range(comparison.profiles)
-    every = [value for its in measure.cells for value in its.per_seed.values()]
+    every = [value for cell in measure.cells for value in cell.per_seed.values()]
     assert 0 <= low < min(every) and max(every) < high <= 1
     assert "Performance profiles" not in document(simulated), "nothing was rewarded"
 
@@ -187,13 +191,13 @@ def test_schedules_crossed_with_corrections_stand_as_a_heat_map(comparison: Comp
     Page(page)
     shades = re.findall(r'<td style="background:(#\w{6});color:(#\w+)"><b>([^<]+)</b>', page)
     assert len(shades) == 3 and shades[0][2].endswith(" baseline") and shades[2][2].endswith(" *")
-    by_value = {float(told.split()[0]): (ground, ink) for ground, ink, told in shades}
+    by_value = {float(text.split()[0]): (ground, ink) for ground, ink, text in shades}
     assert by_value[min(by_value)] == ("#440154", "#fff") and by_value[max(by_value)] == ("#fde725", "#000")
     assert "<td>not run</td>" in page
     assert 'class="heat"' not in document(comparison), "which compares schedules alone"
 
 
-def test_the_twin_has_the_same_numbers_and_its_pictures(comparison: Comparison, tmp_path: Path) -> None:
+def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparison, tmp_path: Path) -> None:
     written = write_report(comparison, tmp_path / "made_up")
     pictures = ["curves.png", "staleness.png", "idle.png", "profiles.png"]
     assert [path.name for path in written] == ["report.html", "report.md", *pictures]
@@ -231,7 +235,7 @@ def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("value", "among", "told"),
+    ("value", "among", "expected"),
     [
         (1234.5, [1234.5, 3.0], "1,234"),
         (0.12345, [0.12345], "0.123"),
@@ -242,8 +246,8 @@ def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path:
         (0.0, [0.0], "0"),
     ],
 )
-def test_figures_have_the_digits_that_mean_something(value: float, among: list[float], told: str) -> None:
-    assert number(value, decimals(among)) == told
+def test_figures_have_the_digits_that_mean_something(value: float, among: list[float], expected: str) -> None:
+    assert number(value, decimals(among)) == expected
 
 
 def test_intervals_differences_and_shares_in_words() -> None:
@@ -258,3 +262,67 @@ def test_large_lags_share_the_last_bar(comparison: Comparison) -> None:
     many = replace(comparison.staleness[0], lags=np.arange(20), shares=np.full(20, 0.05))
     bars, names = many.grouped()
     assert names[-1] == "9+" and len(bars) == 10 and sum(bars) == pytest.approx(1.0)
+
+
+KIND = list(KINDS)
+FIELDS = 5
+
+
+def made_up(iterations: int = 10, engines: int = 2, warmup: int = 2) -> Timeline:
+    """Two trainers that publish over a tenth of a second, engines that have loaded a little later."""
+    placement = {("rollout", str(n)): Place("rollout", (f"device {n}",)) for n in range(engines)}
+    placement |= {("actor", rank): Place("actor", (f"trainer {rank}",)) for rank in "01"}
+    timeline = Timeline(placement, warmup=warmup)
+    for i in range(iterations):
+        spans = [Span("rollout", str(n), "generate", i, i + 0.85, i, i) for n in range(engines)]
+        spans += [Span("actor", rank, "publish_weights", i + 0.8, i + 0.9, i + 1, i) for rank in "01"]
+        spans += [Span("rollout", str(n), "load_weights", i + 0.8, i + 0.95, i + 1, i) for n in range(engines)]
+        timeline.add(spans)
+        timeline.end_iteration(i, i + 1.0)
+    return timeline
+
+
+def test_every_span_is_there_once_by_row_and_lane() -> None:
+    timeline = made_up()
+    data = timeline_data(timeline, "a run")
+    assert [(row["role"], row["engine"]) for row in data["rows"]] == list(timeline.placement)
+    assert [len(row["lanes"]) for row in data["rows"]] == [2, 2, 1, 1]  # weights arrive while an engine generates
+    lane = data["rows"][0]["lanes"][0]
+    assert lane[:FIELDS] == [0, 850_000, KIND.index("generate"), 0, 0]
+    assert sum(len(lane) for row in data["rows"] for lane in row["lanes"]) == FIELDS * len(timeline.spans)
+    assert data["left_out"] == []
+
+
+def test_arrows_go_from_the_first_trainer_to_every_engine_that_loaded_the_version() -> None:
+    arrows = timeline_data(made_up(), "a run")["arrows"]
+    assert len(arrows) == 20
+    assert arrows[:2] == [[2, 0, 800_000, 950_000, 1], [2, 1, 800_000, 950_000, 1]]
+
+
+def test_weights_that_nobody_published_have_no_arrow() -> None:
+    timeline = Timeline({("rollout", "0"): Place("rollout", ("device 0",))})
+    timeline.add([Span("rollout", "0", "load_weights", 0.0, 0.5, 0, 0)])
+    timeline.end_iteration(0, 1.0)
+    assert timeline_data(timeline, "a run")["arrows"] == []
+
+
+def test_at_first_some_iterations_after_the_warm_up_are_shown() -> None:
+    assert timeline_data(made_up(10), "a run")["window"] == [2_000_000, 8_000_000]
+    assert timeline_data(made_up(5), "a run")["window"] == [0, 5_000_000]
+
+
+def test_of_a_long_run_whole_iterations_are_left_out_and_counted() -> None:
+    timeline = made_up(100)
+    data = timeline_data(timeline, "a run", most=100)
+    assert data["end"] == 16_000_000 and data["ends"][-1] == [15, 16_000_000]  # six spans each
+    assert sum(len(lane) for row in data["rows"] for lane in row["lanes"]) == FIELDS * 96
+    assert data["left_out"] == [
+        "Only the first 16 of 100 iterations are here; 504 later spans stand in the run's trace.json."
+    ]
+
+
+def test_of_many_engines_some_have_a_row() -> None:
+    data = timeline_data(made_up(3, engines=20), "a run")
+    assert len(data["rows"]) == MOST_ENGINES + 2
+    assert data["left_out"] == ["rollout: 16 of 20 engines have a row."]
+    assert {arrow[1] for arrow in data["arrows"]} == set(range(MOST_ENGINES))
