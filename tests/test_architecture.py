@@ -205,3 +205,10 @@ def test_an_engine_is_named_by_module_and_class_that_exist() -> None:
         module, _, name = path.partition(":")
         file = f"{module.replace('.', '/')}.py"
         assert name in [node.name for node in tree(file).body if isinstance(node, ast.ClassDef)], path
+
+
+def test_tests_share_by_support_not_by_each_other() -> None:
+    """Only the suite that holds broken engines against the contract runs the contract's own tests."""
+    others = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "contract"]
+    shared = re.compile(r"^from tests[\w.]*\.(?:test_\w+|conftest) import", re.MULTILINE)
+    assert [str(path) for path in others if shared.search(path.read_text(encoding="utf-8"))] == []

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.queue_machine import SPEC, TASKS, run_machine
 from tests.support.queue_sides import SocketSide
+from tests.support.redis_servers import keys, redis_server
 
 pytest.importorskip("redis", reason="needs the redis extra")
 from harness.transfer_queue.storage.redis_storage import RedisBackend  # noqa: E402
-from tests.integration.test_transfer_queue_redis import keys, redis_server  # noqa: E402
 
 pytestmark = [
     pytest.mark.redis,

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import signal
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +14,7 @@ from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.rows.frames import assemble
 from harness.transfer_queue.storage.protocol import Session
+from tests.support.redis_servers import Server, keys, redis_server
 from tests.support.storages import SPECS, assert_read, assignment, columns, tokens
 
 redis = pytest.importorskip("redis", reason="needs the redis extra")
@@ -31,41 +26,6 @@ pytestmark = [
 ]
 
 
-@dataclass(frozen=True)
-class Server:
-    process: subprocess.Popen[str]
-    path: Path
-    password: str
-
-    @property
-    def url(self) -> str:
-        return f"unix://:{self.password}@{self.path}"
-
-    def client(self) -> Any:
-        return redis.Redis.from_url(self.url)
-
-
-@contextmanager
-def redis_server(*settings: str) -> Iterator[Server]:
-    """Told its settings through its standard input, so that no process list shows the password."""
-    with tempfile.TemporaryDirectory() as folder:
-        password, path = secrets.token_urlsafe(16), Path(folder) / "socket"
-        told = [f"requirepass {password}", f"unixsocket {path}", f"dir {folder}", "port 0", 'save ""', "appendonly no"]
-        with subprocess.Popen(
-            ["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.write("\n".join([*told, *settings]))
-            process.stdin.close()
-            try:
-                for line in process.stdout:
-                    if "ready to accept connections" in line.lower():
-                        break
-                yield Server(process, path, password)
-            finally:
-                process.kill()
-
-
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[Server, Server]]:
     with redis_server() as one, redis_server() as other:
@@ -75,14 +35,6 @@ def servers() -> Iterator[tuple[Server, Server]]:
 @pytest.fixture
 def backend(servers: tuple[Server, Server]) -> RedisBackend:
     return RedisBackend(tuple(server.url for server in servers), inline_bytes=0)
-
-
-def keys(servers: tuple[Server, Server]) -> list[bytes]:
-    found: list[bytes] = []
-    for server in servers:
-        with server.client() as client:
-            found += client.keys("*")
-    return found
 
 
 def test_a_partition_spreads_over_the_servers_and_is_read_by_another(

@@ -19,7 +19,7 @@ from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame
 from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.storage.inline import InlineStorage, inline_buffers
-from tests.harness.transfer_queue.test_local import virtual
+from tests.support.local_queue import virtual
 from tests.support.queue_in_a_folder import SPEC, Queue, cells, journaled
 
 # -- what a loaded queue knows

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.transfer_queue import (
-    Batch,
-    ColumnSpec,
     LeaseExpired,
     LocalQueue,
     QueueClosed,
-    QueueSpec,
     Ragged,
     TaskSpec,
     TransferQueue,
@@ -25,71 +21,7 @@ from harness.transfer_queue.control.policies import POLICIES
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.inline import LocalStorage
-
-T = TypeVar("T")
-COLUMNS = {
-    "tokens": ColumnSpec("int64", ragged=True),
-    "reward": ColumnSpec("float32"),
-    "old": ColumnSpec("float32", ragged=True),
-}
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Waiting costs nothing: the time that select would wait is added to the clock."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elapsed = 0.0
-        poll = self._selector.select  # type: ignore[attr-defined]
-
-        def select(timeout: float | None) -> list[Any]:
-            assert timeout is not None, "deadlock: nothing can run and no timer is set"
-            self.elapsed += timeout
-            return poll(0)
-
-        self._selector.select = select  # type: ignore[attr-defined]
-
-    def time(self) -> float:
-        return self.elapsed
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run the test on a clock that jumps to the next timer when nothing can run."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(test(*args, **kwargs))
-
-    return run
-
-
-def queue(capacity_rows: int | None = None, storage: LocalStorage | None = None, **tasks: TaskSpec) -> LocalQueue:
-    return LocalQueue(QueueSpec(COLUMNS, tasks or {"score": TaskSpec(("reward",))}, capacity_rows), storage)
-
-
-async def filled(q: LocalQueue, rows: Sequence[int], name: str = "a", group_size: int = 1) -> LocalQueue:
-    await q.create_partition(name, rows, group_size)
-    await q.put(name, rows, rewards(rows))
-    return q
-
-
-def rewards(rows: Iterable[int]) -> dict[str, Column]:
-    return {"reward": np.array(list(rows), np.float32)}
-
-
-def ids(batch: Batch | None) -> list[int]:
-    assert batch is not None
-    return batch.rows.tolist()
-
-
-async def soon(awaitable: Awaitable[T]) -> asyncio.Task[T]:
-    """Start it and let it run until it waits."""
-    task = asyncio.ensure_future(awaitable)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert isinstance(task, asyncio.Task)
-    return task
+from tests.support.local_queue import filled, ids, queue, rewards, soon, virtual
 
 
 def test_both_clients_satisfy_the_protocol() -> None:

@@ -20,9 +20,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from harness.runtime.virtual_runtime import VirtualLoop
 from harness.transfer_queue import Batch, ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.control.spec import First
-from tests.harness.transfer_queue.test_local import VirtualLoop
 from tests.support.examples import examples
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import pytest
 
 from harness.transfer_queue import LocalQueue, Ragged, TaskSpec
 from harness.transfer_queue.rows.columns import Column
-from tests.harness.transfer_queue.test_local import filled, ids, queue, rewards, soon, virtual
+from tests.support.local_queue import filled, ids, queue, rewards, soon, virtual
 
 COMPLETION = TaskSpec(("reward",), policy="completion")
 

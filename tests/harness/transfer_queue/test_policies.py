@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.control.policies import POLICIES
-from tests.harness.transfer_queue.test_local import ids, queue
+from tests.support.local_queue import ids, queue
 
 UNITS = 12
 

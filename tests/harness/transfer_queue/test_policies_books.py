@@ -13,7 +13,7 @@ from harness.transfer_queue.control.leases import LOST_KEPT, Leases, Share
 from harness.transfer_queue.control.reporting import KEPT, Latency, queue_metrics
 from harness.transfer_queue.control.spec import GetRequest
 from harness.transfer_queue.rows.frames import Frame
-from tests.harness.transfer_queue.test_local import filled, queue, rewards, virtual
+from tests.support.local_queue import filled, queue, rewards, virtual
 
 ASK = GetRequest("score", 1, consumer="x")
 

@@ -37,8 +37,8 @@ from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend
 from harness.workers.dataflow import ROLLOUT_COLUMNS, partition_name, queue_spec
-from tests.harness.transfer_queue.test_local import virtual
 from tests.support.examples import examples
+from tests.support.local_queue import virtual
 from tests.support.project import ROOT
 from tests.support.queue_sides import LocalSide, SocketSide
 from tests.support.remote_queue import Stranger, endpoint_of, serving, until

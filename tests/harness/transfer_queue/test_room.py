@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, TaskSpec
-from tests.harness.transfer_queue.test_local import virtual
+from tests.support.local_queue import virtual
 
 ROW_BYTES = 8
 COLUMNS = {"reward": ColumnSpec("float64"), "old": ColumnSpec("float64")}
