@@ -255,7 +255,8 @@ async def test_groups_under_the_dispatch_limit_start_and_a_new_version_lets_the_
 
 
 @pytest.mark.parametrize("drain", [False, True])
-async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sample(drain: bool) -> None:
+@pytest.mark.parametrize("staged", [False, True])
+async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sample(drain: bool, staged: bool) -> None:
     queue, engine = CountingQueue(), torch_engine(slots=ROWS)
     await queue.admit(0)
     await queue.close()
@@ -265,40 +266,19 @@ async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sam
     while not queue.responses:
         await settle(1)
     assert engine.running, "all finished at once: the test shows nothing"
-    await role.pause(drain=drain)
-    spans = await role.load(1)
+    if staged:
+        (span,) = await role.stage(1)
+        assert (span.kind, span.version, span.iteration) == ("stage_weights", 1, 0)
+        assert engine.version == 0 and engine.running, "staging disturbs nothing"
+    await role.pause(drain)
+    assert bool(engine.running) is not drain
+    spans = await (role.swap(1) if staged else role.load(1))
     await role.resume(below=ROWS // GROUP)
     await running
-    assert [(span.kind, span.version, span.iteration) for span in spans][-1] == ("load_weights", 1, 0)
+    assert (spans[-1].kind, spans[-1].version, spans[-1].iteration) == ("load_weights", 1, 0)
     versions = list(queue.versions.values())
     assert len(versions) == ROWS
     assert all(row == sorted(row) and set(row) <= {0, 1} for row in versions)
-    spanning = [row for row in versions if set(row) == {0, 1}]
-    assert bool(spanning) is not drain
-
-
-@pytest.mark.parametrize("drain", [False, True])
-async def test_staged_weights_are_swapped_in_while_the_stream_is_paused(drain: bool) -> None:
-    queue, engine, weights = CountingQueue(), torch_engine(slots=ROWS), FixedWeights()
-    await queue.admit(0)
-    await queue.close()
-    role = rollout_role(engine, queue)
-    await role.join(weights, 0)
-    running = asyncio.create_task(role.stream())
-    while not queue.responses:
-        await settle(1)
-    assert engine.running, "all finished at once: the test shows nothing"
-    (staged,) = await role.stage(1)
-    assert engine.version == 0 and engine.running, "staging disturbs nothing"
-    await role.pause(drain)
-    assert bool(engine.running) is not drain
-    spans = await role.swap(1)
-    await role.resume(below=ROWS // GROUP)
-    await running
-    assert (staged.kind, staged.version, staged.iteration) == ("stage_weights", 1, 0)
-    assert [(span.kind, span.version) for span in spans][-1] == ("load_weights", 1)
-    versions = list(queue.versions.values())
-    assert len(versions) == ROWS and all(row == sorted(row) for row in versions)
     assert any(set(row) == {0, 1} for row in versions) is not drain
 
 
