@@ -41,8 +41,8 @@ class Comparison:
     warnings: tuple[str, ...]
     verdict: str
     simulated: bool
+    conservation: Conservation
     gate: Gate | None = None
-    conservation: Conservation | None = None
 
     def measure(self, key: str) -> Measure | None:
         """The measure of that key, None where these runs have none."""

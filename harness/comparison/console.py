@@ -53,9 +53,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if (gate := comparison.gate) is not None:
         for line in gate.summary():
             _line(console, line, style="" if gate.passed else "bold red")
-    if (kept := comparison.conservation) is not None:
-        for line in (kept.summary(), *kept.problems):
-            _line(console, line, style="" if kept.passed else "bold red")
+    kept = comparison.conservation
+    for line in (kept.summary(), *kept.problems):
+        _line(console, line, style="" if kept.passed else "bold red")
     for warning in comparison.warnings:
         _line(console, f"Warning: {warning}", style="yellow")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measures import EXACT_MATCH, CellMeasure, Measure
@@ -107,18 +107,14 @@ def write_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
 
 def as_csv(matrix: CorrectionMatrix) -> str:
     """schedule, correction, mean lag, mean, its interval, whether it differs from the baseline, then every seed."""
-    seeds = sorted({seed for entry in matrix.entries.values() for seed in entry.measured.per_seed})
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(
-        ["schedule", "correction", "lag", "mean", "low", "high", "differs", *(f"seed {seed}" for seed in seeds)]
-    )
+    rows = []
     for (row, column), entry in matrix.entries.items():
         low, high = _bounds(entry.measured)
         differs = "baseline" if entry.baseline else str(entry.distinguishable).lower()
-        values = [entry.measured.per_seed.get(seed, "") for seed in seeds]
-        table.writerow([row, column, entry.lag, entry.measured.value, low, high, differs, *values])
-    return text.getvalue()
+        mean = {"lag": entry.lag, "mean": entry.measured.value, "low": low, "high": high, "differs": differs}
+        seeds = {f"seed {seed}": value for seed, value in sorted(entry.measured.per_seed.items())}
+        rows.append({"schedule": row, "correction": column, **mean, **seeds})
+    return pd.DataFrame(rows).to_csv(index=False)
 
 
 def as_markdown(matrix: CorrectionMatrix) -> str:

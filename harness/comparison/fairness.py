@@ -65,24 +65,20 @@ def refuse_unfair(cells: Mapping[str, Sequence[Run]], axes: Iterable[str] = ()) 
         if smoke is not None:
             raise ConfigError(f"{label}: {smoke.path} is a smoke run, which is no result; run it without smoke=true")
         for run in runs[1:]:
-            _refuse(
-                (str(runs[0].path), fairness_key(runs[0].config, ())),
-                (str(run.path), fairness_key(run.config, ())),
-            )
-    refuse_unequal(
-        {
-            label: fairness_key(runs[0].config, [run.identity.seed for run in runs], axes)
-            for label, runs in cells.items()
-            if runs
-        }
-    )
+            refuse_unequal({str(each.path): fairness_key(each.config, ()) for each in (runs[0], run)})
+    seeds = {label: [run.identity.seed for run in runs] for label, runs in cells.items()}
+    refuse_unequal({label: fairness_key(runs[0].config, seeds[label], axes) for label, runs in cells.items() if runs})
 
 
 def refuse_unequal(keys: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError where two of these fairness keys, by the label of their cell, differ."""
-    first, *others = keys.items()
-    for other in others:
-        _refuse(first, other)
+    (first, key), *others = keys.items()
+    for other, other_key in others:
+        differing = first_difference(key, other_key)
+        if differing is not None:
+            name, here, there = differing
+            values = f"{name}={here} in the first, {there} in the second"
+            raise ConfigError(f"{first} and {other} cannot be compared: {values}; {_fix(name)}")
 
 
 def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, str, str] | None:
@@ -91,16 +87,6 @@ def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[
         if one.get(name) != other.get(name):
             return name, setting_text(one.get(name)), setting_text(other.get(name))
     return None
-
-
-def _refuse(one: tuple[str, Mapping[str, Any]], other: tuple[str, Mapping[str, Any]]) -> None:
-    differing = first_difference(one[1], other[1])
-    if differing is not None:
-        name, here, there = differing
-        raise ConfigError(
-            f"{one[0]} and {other[0]} cannot be compared: {name}={here} in the first, {there} in the second; "
-            f"{_fix(name)}"
-        )
 
 
 def _importance(name: str) -> tuple[int, str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
@@ -64,16 +64,13 @@ class ResolvedCell:
     @property
     def pools(self) -> str:
         """Devices of each pool, by what it is there for: `rollout 12 (TP4), training 4`, or `shared 2`."""
-        engines, ranks = self.config.engine, self.config.training
+        engines, ranks = self.config.engine.tensor_parallel, self.config.training
+        training = {"TP": ranks.tensor_parallel, "PP": ranks.pipeline_parallel}
         parallel = {
-            "rollout": {"TP": engines.tensor_parallel},
-            "training": {"TP": ranks.tensor_parallel, "PP": ranks.pipeline_parallel},
+            "rollout": {"TP": engines},
+            "training": training,
             "scoring": {"TP": ranks.tensor_parallel},
-            "shared": {
-                "engines TP": engines.tensor_parallel,
-                "TP": ranks.tensor_parallel,
-                "PP": ranks.pipeline_parallel,
-            },
+            "shared": {"engines TP": engines, **training},
         }
         pools = []
         for roles, devices in self.plan.placement.pools.items():
@@ -160,7 +157,10 @@ def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
     config = replace(planned.config, backend=plan.backend)
     if plan.backend != "real":
         check_given(config)
-    found = [f"{name}={as_argument(value)}" for name, value in _changed(plain(asked), plain(config)).items()]
+    before, after = flatten(plain(asked)), flatten(plain(config))
+    found = [
+        f"{name}={as_argument(value)}" for name, value in after.items() if name not in before or before[name] != value
+    ]
     return ResolvedCell(request.label, (*request.settings, *found), config, plan, planned.config != asked)
 
 
@@ -187,11 +187,6 @@ def resolve_cells(
     _refuse_same(cells)
     _refuse_mixed(cells)
     return cells, skipped
-
-
-def _changed(asked: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    before = flatten(asked)
-    return {name: value for name, value in flatten(found).items() if name not in before or before[name] != value}
 
 
 def _refuse_same(cells: Sequence[ResolvedCell]) -> None:
@@ -221,7 +216,10 @@ def device_budget(requests: Sequence[CellRequest], machine: Machine) -> list[str
     names = {setting.partition("=")[0] for request in requests for setting in request.settings}
     if any(name.startswith(_BUDGET) or name == "cluster" for name in names):
         return []
-    jobs = _composed(requests)
+    jobs = []
+    for request in requests:
+        with suppress(ConfigError):  # what cannot be composed is refused elsewhere
+            jobs.append(compose_job(request.settings))
     if not jobs:
         return []
     first = jobs[0]
@@ -233,33 +231,16 @@ def device_budget(requests: Sequence[CellRequest], machine: Machine) -> list[str
         for groups in range(first.algorithm.micro_batch_groups, 0, -1)
         if first.algorithm.batch_groups % groups == 0
     ]
-    able = {budget: sum(_runs(_on(job, *budget), machine) for job in jobs) for budget in budgets}
+    able = {budget: sum(_runs_for_real(job, *budget, machine) for job in jobs) for budget in budgets}
     devices, groups = max(budgets, key=lambda budget: able[budget])  # the first of those that are as good
     found = {"cluster.devices": devices, _MICRO_BATCH: groups}
     asked = {"cluster.devices": first.cluster.devices, _MICRO_BATCH: first.algorithm.micro_batch_groups}
     return [f"{name}={value}" for name, value in found.items() if value != asked[name]]
 
 
-def _composed(requests: Sequence[CellRequest]) -> list[JobConfig]:
-    """What can be composed at all: the others are refused elsewhere."""
-    jobs = []
-    for request in requests:
-        try:
-            jobs.append(compose_job(request.settings))
-        except ConfigError:
-            continue
-    return jobs
-
-
-def _on(job: JobConfig, devices: int, groups: int) -> JobConfig:
-    return replace(
-        job,
-        cluster=replace(job.cluster, devices=devices),
-        algorithm=replace(job.algorithm, micro_batch_groups=groups),
-    )
-
-
-def _runs(job: JobConfig, machine: Machine) -> bool:
+def _runs_for_real(job: JobConfig, devices: int, groups: int, machine: Machine) -> bool:
+    cluster, algorithm = replace(job.cluster, devices=devices), replace(job.algorithm, micro_batch_groups=groups)
+    job = replace(job, cluster=cluster, algorithm=algorithm)
     try:
         return plan_job(job, make_schedule(job), machine).backend == "real"
     except ConfigError:

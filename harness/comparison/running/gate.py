@@ -80,12 +80,8 @@ def gate_job(cell: ResolvedCell, given: Sequence[str]) -> GateJob:
     experiment, engine = cell.config.experiment, cell.config.engine.name
     if cell.plan.backend == "real" and not cell.plan.gpu:
         own = tuple(setting for setting in given if setting.partition("=")[0].split(".")[0] in _OF_THE_JOB)
-        note = (
-            ""
-            if engine == EMBEDDED
-            else f"the gate ran with engine {EMBEDDED}: what {engine} computes depends on the batch"
-        )
-        return GateJob(experiment, (*own, *_SMALL), note)
+        other = f"the gate ran with engine {EMBEDDED}: what {engine} computes depends on the batch"
+        return GateJob(experiment, (*own, *_SMALL), "" if engine == EMBEDDED else other)
     why = "the comparison runs on GPUs" if cell.plan.backend == "real" else "the comparison is simulated"
     return GateJob(experiment, ("model=tiny", *_SMALL), f"{why}; the gate ran tiny on the CPU, for real")
 
@@ -105,20 +101,21 @@ def run_gate(job: GateJob, results: Path, machine: Machine, console: Console, co
     if known is not None:
         return known
     cells = [resolve_cell(request, machine) for request in job.cells]
-    gate = _judged(job, cells, run_cells(Runs(tuple(cells), (0,), results, force=True), console, command), results)
+    outcomes = run_cells(Runs(tuple(cells), (0,), results, force=True), console, command)
+    gate = _judged(job, cells, outcomes, results)
     folder = results / job.experiment
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / GATE, as_json(gate))
     return gate
 
 
-def _judged(job: GateJob, cells: Sequence[ResolvedCell], outcome: RunOutcomes, results: Path) -> Gate:
+def _judged(job: GateJob, cells: Sequence[ResolvedCell], outcomes: RunOutcomes, results: Path) -> Gate:
     baseline, *others = [cell.folder(0, results) for cell in cells]
     name, *names = CELLS
     failure, samples = "", 0
     pairs: tuple[Pair, ...] = ()
-    if outcome.failed:
-        first = outcome.failed[0]
+    if outcomes.failed:
+        first = outcomes.failed[0]
         failure = f"{first.label} {first.how}: {first.log}\n{first.log_tail}"
     else:
         pairs = tuple(

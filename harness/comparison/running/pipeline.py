@@ -109,8 +109,8 @@ def conclude(folder: Path, campaign: Campaign, console: Console) -> bool:
     print_comparison(comparison, console)
     for path in write_report(comparison, folder):
         console.print(f"{path}", soft_wrap=True, highlight=False, markup=False)
-    gate, conservation = comparison.gate, comparison.conservation
-    return gate is not None and gate.passed and conservation is not None and conservation.passed
+    gate = comparison.gate
+    return gate is not None and gate.passed and comparison.conservation.passed
 
 
 def _campaign(

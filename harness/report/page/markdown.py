@@ -81,18 +81,18 @@ def _headlines(comparison: Comparison) -> str:
 def _measure(comparison: Comparison, measure: Measure) -> str:
     scale = scale_of(measure)
     rows = []
-    for index, (cell, its) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
+    for index, (cell, values) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
         text = against(comparison, measure, index)
         base = "baseline" if index == comparison.baseline else "–"
         rows.append(
             [
                 cell.label,
-                scale.value(its.value),
-                scale.bounds(its.interval),
-                f"{scale.value(its.iqm.value)} {scale.bounds(its.iqm)}" if its.iqm else "–",
+                scale.value(values.value),
+                scale.bounds(values.interval),
+                f"{scale.value(values.iqm.value)} {scale.bounds(values.iqm)}" if values.iqm else "–",
                 f"{text.value} {text.bounds} ({_SIGNS[text.verdict]})" if text else base,
-                number(its.better.value, 2) if its.better else "–",
-                scale.seeds(its),
+                number(values.better.value, 2) if values.better else "–",
+                scale.seeds(values),
             ]
         )
     heads = ["cell", "mean", "95 % interval", "interquartile mean", "against the baseline", "P(better)", "every seed"]

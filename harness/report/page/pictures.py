@@ -92,10 +92,12 @@ def draw_profiles(comparison: Comparison, figure: Figure) -> None:
     """Of every cell the share of its seeds that end above each exact match, its interval, and the baseline in grey."""
     panels = _panel_each(figure, len(comparison.cells), 2.4)
     base, scores = comparison.profiles[comparison.baseline], score_range(comparison.profiles)
-    for index, (panel, cell, its) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=True)):
-        panel.fill_between(its.taus, its.low, its.high, step="post", color=of_cell(index), alpha=0.13, linewidth=0)
+    for index, (panel, cell, profile) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=True)):
+        panel.fill_between(
+            profile.taus, profile.low, profile.high, step="post", color=of_cell(index), alpha=0.13, linewidth=0
+        )
         panel.step(base.taus, base.shares, where="post", color="#7c8793", linewidth=1.0)
-        panel.step(its.taus, its.shares, where="post", color=of_cell(index), linewidth=2.2)
+        panel.step(profile.taus, profile.shares, where="post", color=of_cell(index), linewidth=2.2)
         panel.set(title=cell.label, xlabel="exact match at the end", xlim=scores)
         panel.set_ylim(0, 1.04)
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -56,21 +56,23 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
     heads += ["against the baseline", "P(better)"] if several else []
     heads += [f"seed {', '.join(map(str, seeds))}"]
     rows = []
-    for index, (cell, its) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
+    for index, (cell, values) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
         parts = [
             f'<th scope="row">{_name(index, cell.label)}</th>',
-            f"<td>{strip(its, axis, of_cell(index))}</td>",
-            f'<td class="number"><b>{scale.value(its.value)}</b></td>',
-            f'<td class="number">{scale.bounds(its.interval)}</td>',
+            f"<td>{strip(values, axis, of_cell(index))}</td>",
+            f'<td class="number"><b>{scale.value(values.value)}</b></td>',
+            f'<td class="number">{scale.bounds(values.interval)}</td>',
         ]
         if "interquartile mean" in heads:
-            iqm = f"{scale.value(its.iqm.value)} <small>{scale.bounds(its.iqm)}</small>" if its.iqm else "–"
+            iqm = f"{scale.value(values.iqm.value)} <small>{scale.bounds(values.iqm)}</small>" if values.iqm else "–"
             parts.append(f'<td class="number">{iqm}</td>')
         if several:
             parts.append(f"<td>{_against(against(comparison, measure, index), index == comparison.baseline)}</td>")
-            better = f"{number(its.better.value, 2)} <small>{bounds(its.better, 2)}</small>" if its.better else "–"
+            better = (
+                f"{number(values.better.value, 2)} <small>{bounds(values.better, 2)}</small>" if values.better else "–"
+            )
             parts.append(f'<td class="number">{better}</td>')
-        parts.append(f'<td class="number seeds">{scale.seeds(its)}</td>')
+        parts.append(f'<td class="number seeds">{scale.seeds(values)}</td>')
         rows.append(f"<tr>{''.join(parts)}</tr>")
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     table = f'<table class="measure"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
