@@ -1,13 +1,25 @@
-"""A sample as an SGLang server is asked for it, and what it says about it."""
+"""The requests of running samples to an SGLang server: their bodies, the replies, and those that are under way.
+
+A sample starts with one request. Where an abort ends it early, a continuation request goes on from the tokens that the
+sample has by then.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 
-from engines.running_sample import RunningSample
+from engines.requests import RunningSample
+from engines.sglang.client import SGLangClient
 from harness.protocols import Sampling
+
+_WATCH_S = 0.5
+
+
+_ABORT_AGAIN_S = 0.2
 
 
 def body_of(sample: RunningSample, sampling: Sampling, *, seed: int, vocabulary: int) -> dict[str, Any]:
@@ -22,7 +34,7 @@ def body_of(sample: RunningSample, sampling: Sampling, *, seed: int, vocabulary:
     }
     body = {"input_ids": sample.context, "sampling_params": parameters, "return_logprob": True}
     if _restricted(sampling):
-        # Plain log-probs are those before the restriction. Its own are told with the tokens that it leaves, where top_k
+        # Plain log-probs are those before the restriction. Its own come with the tokens that it leaves, where top_k
         # says how many these may be.
         parameters |= {"top_p": sampling.top_p, "top_k": vocabulary}
         body["return_sampling_mask"] = True
@@ -70,10 +82,10 @@ class Reply:
             )
 
     def versions(self, version: int) -> list[int]:
-        """The version of each token, as the server tells; one that does not tell was never updated under a request, so
-        it is `version`, which it had at the start."""
-        told = [int(span["version"]) for span in self._spans for _ in range(span["start"], span["end"])]
-        return told if len(told) == len(self.tokens) else [version] * len(self.tokens)
+        """The version of each token, as the server reports it; a server that reports none was never updated under a
+        request, so it is `version`, which it had at the start."""
+        reported = [int(span["version"]) for span in self._spans for _ in range(span["start"], span["end"])]
+        return reported if len(reported) == len(self.tokens) else [version] * len(self.tokens)
 
     def _log_probs(self, meta: dict[str, Any]) -> list[float]:
         if self._sampling.temperature == 0:
@@ -86,3 +98,126 @@ class Reply:
                 "set algorithm.top_p=1, or use SGLang 0.5.21 or later"
             )
         return list(meta["output_token_sampling_logprobs"])
+
+
+class SampleRequests:
+    """All requests that are under way, and the first failure of one of them, or of the server.
+
+    prepare: awaited before each request; gives the version that the server has. ended: called with a sample when its
+    request is over and the sample has its tokens. changed: called when there is a `failure`. require_alive: raises
+    RuntimeError if the server is gone. The server may be silent about running samples for the client's timeout_s,
+    longer only where `still`.
+    """
+
+    def __init__(
+        self,
+        client: SGLangClient,
+        *,
+        prepare: Callable[[], Awaitable[int]],
+        ended: Callable[[RunningSample], None],
+        changed: Callable[[], None],
+        require_alive: Callable[[], None],
+        still: Callable[[], bool],
+    ) -> None:
+        self._client, self._prepare, self._ended, self._changed = client, prepare, ended, changed
+        self._require_alive, self._still = require_alive, still
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ending = False
+        self._heard_at = 0.0
+        self._watching: asyncio.Task[None] | None = None
+        self.failure: Exception | None = None
+
+    def __contains__(self, sample: RunningSample) -> bool:
+        return sample.sample_id in self._tasks
+
+    def start(self, sample: RunningSample, sampling: Sampling, body: dict[str, Any]) -> None:
+        """Needs a running event loop."""
+        self.watch()
+        self._heard_at = asyncio.get_running_loop().time()
+        self._tasks[sample.sample_id] = asyncio.create_task(self._go(sample, sampling, body))
+
+    async def end_all(self, go_on: Callable[[], Awaitable[None]]) -> None:
+        """Have the server abort them all; each sample keeps the tokens that arrived. Then, or when what is left may be
+        waiting for a paused server to accept it, `go_on`.
+
+        Raises RuntimeError where the server does not do so in time, or is gone.
+        """
+        self._ending = True
+        try:
+            async with asyncio.timeout(self._client.timeout_s):
+                while self._tasks:
+                    # A request that is on its way to the server is not ended by this one, but by the next.
+                    await self._client.post("/abort_request", {"abort_all": True})
+                    if self._tasks:
+                        await asyncio.wait(list(self._tasks.values()), timeout=_ABORT_AGAIN_S)
+                    await go_on()
+                await go_on()
+        except TimeoutError as error:
+            left = f"{len(self._tasks)} samples within {self._client.timeout_s} s"
+            raise RuntimeError(f"{self._client.owner}: its SGLang server did not abort {left}") from error
+        finally:
+            self._ending = False
+
+    def watch(self) -> None:
+        """Start to watch the server, so that its death is noticed."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        tasks = [*self._tasks.values(), *([self._watching] if self._watching else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _go(self, sample: RunningSample, sampling: Sampling, body: dict[str, Any]) -> None:
+        """Consumes the server's messages about one sample; ends with the last of them, or with the server."""
+        reply = Reply(sampling, self._client.owner)
+        try:
+            version = await self._prepare()
+            async for message in self._client.generate(body):
+                reply.add(message)
+                self._heard_at = asyncio.get_running_loop().time()
+            self._require_reason(sample, reply)
+        except Exception as error:  # raised in `finished`: this task is not awaited
+            self._fail(error)
+        else:
+            sample.context += reply.tokens
+            sample.log_probs += reply.log_probs
+            sample.versions += reply.versions(version)
+        finally:
+            del self._tasks[sample.sample_id]
+        if self.failure is None:
+            self._ended(sample)
+
+    def _require_reason(self, sample: RunningSample, reply: Reply) -> None:
+        finish = reply.finish or {"type": "nothing"}
+        if finish["type"] not in ("stop", "length") and not self._ending:
+            raise RuntimeError(
+                f"{self._client.owner}: its SGLang server gave up sample {sample.sample_id}: {finish}; "
+                "fewer engine.slots leave more memory for each"
+            )
+
+    async def _watch(self) -> None:
+        """Ends with the first failure."""
+        while self.failure is None:
+            await asyncio.sleep(_WATCH_S)
+            silent_s = asyncio.get_running_loop().time() - self._heard_at
+            try:
+                self._require_alive()
+                if self._tasks and silent_s > self._client.timeout_s and not self._still():
+                    raise RuntimeError(
+                        f"{self._client.owner}: its SGLang server said nothing for {silent_s:.0f} s about "
+                        f"{len(self._tasks)} running samples"
+                    )
+            except RuntimeError as error:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Keep the first failure; where the server is gone, that is the reason for all others."""
+        if self.failure is None:
+            try:
+                self._require_alive()
+            except RuntimeError as gone:
+                error = gone
+            self.failure = error
+            self._changed()

@@ -1,12 +1,12 @@
 """The SGLang rollout engine: a server of its own, which this end starts, watches, feeds over HTTP and stops.
 
-Every running sample is one streaming request, a leg of its way; what else was submitted waits here. A sample may need
-several legs: an abort ends them, and each goes on from its tokens with the draws that it would have had, because the
-server draws by seed and position.
+Every running sample is one streaming request; what else was submitted waits here. An abort ends requests early, and
+continuation requests go on from the tokens of their samples with the draws that they would have had, because the server
+draws by seed and position.
 
 A server that brackets weight updates (0.5.21 and later) holds requests still while weights change, and says which
-version sampled which token. Older ones cannot: for them a pause that keeps samples ends their legs, and `resume` starts
-new ones. So no leg of theirs outlives an update, and this end knows the version of every token.
+version sampled which token. Older ones cannot: for them a pause that keeps samples aborts their requests, and `resume`
+starts continuation requests. So none outlives an update, and this end knows the version of every token.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engines.requests import accepted, require_still
-from engines.running_sample import RunningSample
-from engines.sglang.client import SGLangClient
-from engines.sglang.control import ServerControl
-from engines.sglang.legs import Legs
+from engines.requests import RunningSample, accepted, require_still
+from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
-from engines.sglang.requests import body_of
+from engines.sglang.requests import SampleRequests, body_of
 from engines.sglang.server import open_server
-from engines.sglang.weights import TornWeights, WeightLink
+from engines.sglang.weights import PartialWeightUpdate, WeightSender
 from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
@@ -68,14 +65,14 @@ class SGLangRollout:
             self._server.stop()
             raise
         self._client, self._control = client, ServerControl(client)
-        self._link = WeightLink(model, client, brackets=self._holds_still, bucket_bytes=options.weight_bucket_bytes)
+        self._sender = WeightSender(model, client, brackets=self._holds_still, bucket_bytes=options.weight_bucket_bytes)
         self._initial = None if self._server.has_initial_weights else dict(model.named_parameters())
         self._changed = asyncio.Event()
         self._preparing = asyncio.Lock()
-        self._legs = Legs(
+        self._requests = SampleRequests(
             client,
             prepare=self._prepare,
-            ended=self._leg_ended,
+            ended=self._request_ended,
             changed=self._changed.set,
             require_alive=self._server.require_alive,
             still=lambda: self._control.paused,
@@ -85,9 +82,9 @@ class SGLangRollout:
         self._done: list[Completion] = []
         self._admitting = True
         self._paused = False
-        self._held = False  # running samples stay as they are: what ended all the same is told when they go on
+        self._held = False  # running samples stay as they are: what ended all the same is returned when they go on
         self._loading = False
-        self._torn: int | None = None  # a version of which a part may be there
+        self._partial_version: int | None = None  # a version of which a part may be there
         self._closed = False
 
     @property
@@ -100,7 +97,7 @@ class SGLangRollout:
 
     @property
     def process_ids(self) -> Sequence[int]:
-        """The server's processes, the one that answers first; none where it is somebody else's."""
+        """The server's processes, the one that answers first; none where it was not started here."""
         return self._server.process_ids
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -116,9 +113,9 @@ class SGLangRollout:
         self._changed.set()
 
     async def finished(self) -> list[Completion]:
-        """Raises RuntimeError: the server is gone, or silent; there is work, but the weights are torn or asleep; or the
-        engine was closed."""
-        self._legs.watch()
+        """Raises RuntimeError: the server is gone, or silent; there is work, but the weights are incomplete or asleep;
+        or the engine was closed."""
+        self._requests.watch()
         while not self._done:
             if self._rows or (self._admitting and self._waiting):
                 self._require_ready()
@@ -158,20 +155,20 @@ class SGLangRollout:
         self._changed.set()
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises what `WeightLink.load` raises: after TornWeights the engine refuses to generate, after all else it
-        goes on with the weights that it had. RuntimeError where the engine is neither paused nor idle."""
+        """Raises what `WeightSender.load` raises: after PartialWeightUpdate the engine refuses to generate, after all
+        else it goes on with the weights that it had. RuntimeError where the engine is neither paused nor idle."""
         self._require_alive()
         self._require_still("load_weights")
         await self._control.make_room_for_weights()
         self._loading = True
         try:
-            await self._link.load(version, weights)
-        except TornWeights:
-            self._torn = version
+            await self._sender.load(version, weights)
+        except PartialWeightUpdate:
+            self._partial_version = version
             raise
         finally:
             self._loading = False
-        self.version, self._torn, self._initial = version, None, None
+        self.version, self._partial_version, self._initial = version, None, None
         self._start()
 
     async def sleep(self) -> None:
@@ -188,7 +185,7 @@ class SGLangRollout:
     async def close(self) -> None:
         """Kill the server and forget all samples; who waits in `finished` gets a RuntimeError."""
         self._closed = True
-        await self._legs.close()
+        await self._requests.close()
         await self._client.close()
         self._server.stop()
         self._rows.clear()
@@ -197,29 +194,34 @@ class SGLangRollout:
 
     def _start(self) -> None:
         """Give free slots to waiting samples, in the order of submission."""
-        ready = not self._loading and self._torn is None and not self._control.asleep and self._legs.failure is None
+        ready = (
+            not self._loading
+            and self._partial_version is None
+            and not self._control.asleep
+            and self._requests.failure is None
+        )
         while ready and self._admitting and self._waiting and len(self._rows) < self.slots:
             sample = self._waiting.popleft()
             if sample.started_at is None:
                 sample.started_at = self._clock.now()
             self._rows[sample.sample_id] = sample
-            self._start_leg(sample)
+            self._start_request(sample)
 
-    def _start_leg(self, sample: RunningSample) -> None:
+    def _start_request(self, sample: RunningSample) -> None:
         body = body_of(sample, self.sampling, seed=self._seed, vocabulary=self._vocabulary)
-        self._legs.start(sample, self.sampling, body)
+        self._requests.start(sample, self.sampling, body)
 
     async def _prepare(self) -> int:
-        """Before a leg. A server that somebody else started has whatever weights it was started with."""
+        """Before a request. A server that was not started here has the weights that it was started with."""
         async with self._preparing:
             if self._initial is not None:
-                await self._link.load(0, self._initial.items())
+                await self._sender.load(0, self._initial.items())
                 self._initial = None
             await self._control.before_a_request()
         return self.version
 
-    def _leg_ended(self, sample: RunningSample) -> None:
-        """A sample that was aborted keeps its slot: what becomes of it is for whoever aborted it to say."""
+    def _request_ended(self, sample: RunningSample) -> None:
+        """A sample that was aborted keeps its slot: the caller of the abort decides what becomes of it."""
         if not self._held:
             self._return([sample])
         self._changed.set()
@@ -239,7 +241,7 @@ class SGLangRollout:
                 self._held = True
                 await self._control.hold()
             else:
-                await self._legs.end_all(self._control.go_on)
+                await self._requests.end_all(self._control.go_on)
         self._held = True
 
     async def _go_on(self) -> None:
@@ -248,8 +250,8 @@ class SGLangRollout:
         self._held = False
         self._return([*self._rows.values()])
         for sample in self._rows.values():
-            if sample not in self._legs:
-                self._start_leg(sample)
+            if sample not in self._requests:
+                self._start_request(sample)
 
     async def _drained(self) -> None:
         while self._rows:
@@ -260,7 +262,7 @@ class SGLangRollout:
     async def _abort(self) -> None:
         if self._control.paused:
             await self._control.empty_slots()  # so that no token is sampled to end them
-        await self._legs.end_all(self._control.go_on)
+        await self._requests.end_all(self._control.go_on)
         self._require_alive()
         self._held = False
         self._return([*self._rows.values()])
@@ -272,16 +274,17 @@ class SGLangRollout:
     def _require_alive(self) -> None:
         if self._closed:
             raise RuntimeError(f"{self._owner} is closed")
-        if self._legs.failure is not None:
-            how = EngineDied if isinstance(self._legs.failure, EngineDied) else RuntimeError
-            raise how(f"{self._owner} cannot go on: {self._legs.failure}") from self._legs.failure
+        if self._requests.failure is not None:
+            how = EngineDied if isinstance(self._requests.failure, EngineDied) else RuntimeError
+            raise how(f"{self._owner} cannot go on: {self._requests.failure}") from self._requests.failure
         self._server.require_alive()
 
     def _require_ready(self) -> None:
         self._require_alive()
-        if self._torn is not None:
+        if self._partial_version is not None:
             raise RuntimeError(
-                f"{self._owner}: version {self._torn} was loaded in part only; load a complete set of weights"
+                f"{self._owner}: version {self._partial_version} was loaded in part only; "
+                "load a complete set of weights"
             )
         if self._control.asleep:
             raise RuntimeError(f"{self._owner} is asleep; call wake() first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 import signal
@@ -14,18 +15,39 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from engines.sglang.model import write_model
 from engines.sglang.options import TOKEN, URL, Options, interpreter, servers
 from harness.protocols import EngineDied
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
 
+
 _LAUNCHER = Path(__file__).with_name("launcher.py")
+
+
 _KILL_TIMEOUT_S = 30.0
+
+
 _SPARE_TOKENS = 8
 """The server wants some room beyond prompt and response."""
+
+
 _CPU_CACHE_TOKENS = 1 << 16
+
+
+def open_server(
+    model: Qwen3ForCausalLM, *, slots: int, device: torch.device, name: str, owner: str, options: Options
+) -> LocalServer | RemoteServer:
+    """The server of engine `name`: the one that the environment names, else one that is started.
+
+    Raises ValueError if it names servers, but none for this engine; FileNotFoundError as `interpreter`.
+    """
+    urls = servers()
+    if not urls:
+        return LocalServer(model, slots=slots, device=device, owner=owner, options=options)
+    if not name.isdecimal() or int(name) >= len(urls):
+        raise ValueError(f"{URL}={','.join(urls)}: {len(urls)} servers, none for {owner}; name one for each engine")
+    return RemoteServer(urls[int(name)], os.environ.get(TOKEN, ""))
 
 
 class RemoteServer:
@@ -44,7 +66,7 @@ class RemoteServer:
         """Nothing can be known but by asking it."""
 
     def stop(self) -> None:
-        """It is not ours."""
+        """It was not started here."""
 
 
 class LocalServer:
@@ -121,19 +143,20 @@ class LocalServer:
         return "\n".join(lines[-12:]).replace(self.token, "***")
 
 
-def open_server(
-    model: Qwen3ForCausalLM, *, slots: int, device: torch.device, name: str, owner: str, options: Options
-) -> LocalServer | RemoteServer:
-    """The server of engine `name`: the one that the environment names, else one that is started.
+def write_model(model: Qwen3ForCausalLM, folder: Path) -> None:
+    """Its config.json and weights, tied ones once.
 
-    Raises ValueError if it names servers, but none for this engine; FileNotFoundError as `interpreter`.
+    Without an end-of-sequence token: what ends a sample is for its sampling parameters to say, and a server would add
+    the model's own.
     """
-    urls = servers()
-    if not urls:
-        return LocalServer(model, slots=slots, device=device, owner=owner, options=options)
-    if not name.isdecimal() or int(name) >= len(urls):
-        raise ValueError(f"{URL}={','.join(urls)}: {len(urls)} servers, none for {owner}; name one for each engine")
-    return RemoteServer(urls[int(name)], os.environ.get(TOKEN, ""))
+    from safetensors.torch import save_file
+
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.eos_token_id = None
+    config.save_pretrained(folder)
+    weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _flags(
@@ -183,8 +206,8 @@ def _flags(
 
 
 def _environment(device: torch.device, token: str) -> dict[str, str]:
-    """The token goes this way because command lines are for everybody to read."""
-    ours = {
+    """The token goes this way because other users can read command lines."""
+    own = {
         TOKEN: token,
         "HF_HUB_OFFLINE": "1",
         "PYTHONSAFEPATH": "1",  # as -P, for the processes that the server spawns
@@ -192,14 +215,14 @@ def _environment(device: torch.device, token: str) -> dict[str, str]:
         "SGLANG_TIMEOUT_KEEP_ALIVE": "3600",  # this end lets go of idle connections; see client.py
     }
     if device.type == "cpu":
-        ours |= {
+        own |= {
             "SGLANG_USE_CPU_ENGINE": "1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "TORCHDYNAMO_DISABLE": "1",  # compiling the sampler takes longer than a small job
         }
-    theirs = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return theirs | ours
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return inherited | own
 
 
 def _free_port() -> int:

@@ -1,7 +1,8 @@
 """Weights from the adapter to its SGLang server: buckets of tensors, broadcast in a process group of two over Gloo.
 
-The server allocates what it is told to expect, receives tensor after tensor and loads them when the bucket is complete.
-The last bucket carries the version; on a server that wants it so, all stand between begin and end of one update.
+The server allocates what it is asked to expect, receives tensor after tensor and loads them when the bucket is
+complete. The last bucket carries the version; on a server that wants it so, all stand between begin and end of one
+update.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _SOURCE, _SERVER = 0, 1
 Bucket = list[tuple[str, torch.Tensor]]
 
 
-class TornWeights(RuntimeError):
+class PartialWeightUpdate(RuntimeError):
     """The server may hold a mixture of two versions: it must not generate before it has a complete one."""
 
 
-class WeightLink:
+class WeightSender:
     """model: of the same shape as the server's; not kept. brackets: the server's dialect. bucket_bytes: of a bucket at
     most; a larger tensor travels alone."""
 
@@ -46,12 +47,12 @@ class WeightLink:
     async def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights of the server.
 
-        They are collected first, so that the server is told nothing where the iterable raises or does not fit: for as
+        They are collected first, so that the server hears nothing where the iterable raises or does not fit: for as
         long as it takes, a copy of them all is in host memory.
 
         Raises:
-            ValueError: as `ExpectedWeights.checked`.
-            TornWeights: the server refused, broke off or did not answer in time. It may have some of the new weights.
+            ValueError: as `ExpectedWeights.checked`. PartialWeightUpdate: the server refused, broke off or did not
+            answer in time. It may have some of the new weights.
         """
         # Reading may block in a collective: not in the thread that listens to the server.
         buckets = await asyncio.to_thread(self._collected, version, weights)
@@ -59,7 +60,7 @@ class WeightLink:
             await self._send_all(version, buckets)
         except RuntimeError as error:
             self._group = None  # where one end broke off, the two cannot go on
-            raise TornWeights(str(error)) from error
+            raise PartialWeightUpdate(str(error)) from error
 
     def _collected(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Bucket]:
         buckets: list[Bucket] = [[]]

@@ -59,7 +59,7 @@ class SimulatedRollout:
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
         self._paused = self._moving = self._asleep = self._closed = False
-        self._torn: int | None = None
+        self._partial_version: int | None = None
 
     @property
     def running(self) -> int:
@@ -92,7 +92,8 @@ class SimulatedRollout:
         self._changed.set()
 
     async def finished(self) -> list[Completion]:
-        """Raises RuntimeError where there is work, but the weights are torn or asleep; or the engine was closed."""
+        """Raises RuntimeError where there is work, but the weights are incomplete or asleep; or the engine was
+        closed."""
         while not self._done:
             if self._closed:
                 raise RuntimeError(f"engine {self.name} is closed: nothing more will be finished")
@@ -123,7 +124,7 @@ class SimulatedRollout:
         self._follow()
 
     async def resume(self) -> None:
-        """Raises RuntimeError where `finished` would: torn weights, asleep, closed."""
+        """Raises RuntimeError where `finished` would: incomplete weights, asleep, closed."""
         self._require_ready()
         self._paused = False
         self._go_on()
@@ -132,11 +133,11 @@ class SimulatedRollout:
         """Reads the iterable to its end, and lasts `load_s` at least. Raises RuntimeError in a busy engine."""
         self._require_still("load_weights")
         with self._standing_still():
-            start, self._torn = self._clock.now(), version
+            start, self._partial_version = self._clock.now(), version
             for _ in weights:
                 pass
             await self._clock.sleep(max(0.0, self._load_s - (self._clock.now() - start)))
-            self.version, self._torn = version, None
+            self.version, self._partial_version = version, None
             self._decoding.load(version)
 
     async def sleep(self) -> None:
@@ -179,7 +180,7 @@ class SimulatedRollout:
 
     def _go_on(self) -> None:
         """Generate, unless something is in the way."""
-        if not (self._paused or self._moving or self._asleep or self._closed or self._torn is not None):
+        if not (self._paused or self._moving or self._asleep or self._closed or self._partial_version is not None):
             self._decoding.resume(self._clock.now())
             self._follow()
         self._changed.set()
@@ -232,9 +233,9 @@ class SimulatedRollout:
     def _require_ready(self) -> None:
         if self._closed:
             raise RuntimeError(f"engine {self.name} is closed")
-        if self._torn is not None:
+        if self._partial_version is not None:
             raise RuntimeError(
-                f"engine {self.name} will not generate: version {self._torn} was loaded in part only; "
+                f"engine {self.name} will not generate: version {self._partial_version} was loaded in part only; "
                 "load a complete set of weights"
             )
         if self._asleep:

@@ -1,7 +1,7 @@
 """What training has to remember: weights and AdamW's moments, written and read by torch.distributed.checkpoint.
 
-Every rank writes its own shards and reads those that it needs, whoever wrote them: another number of ranks, or another
-mesh, may go on.
+Every rank writes its own shards and reads those that it needs, whichever rank wrote them: another number of ranks, or
+another mesh, may go on.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _errors_of_ranks(what: str) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        told = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
-        raise RuntimeError(f"{what} failed on {told}") from error
+        ranks = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
+        raise RuntimeError(f"{what} failed on {ranks}") from error
 
 
 @torch.no_grad()

@@ -1,6 +1,11 @@
-"""Micro-batches as one row: all samples one after the other, without padding; positions start again with each.
+"""Layouts of micro-batches: rectangles, and rows without padding.
 
-All that works token by token sees one long row. Attention keeps to the samples: on a GPU in half precision by torch's
+Padded, prompt and response of each sample stand side by side, filled up on the right. With causal attention nothing on
+the right reaches a real token, so no attention mask is needed and a row's numbers do not depend on how far its
+neighbours are padded.
+
+Packed, all samples stand one after the other in one row; positions start again with each. All that works token by token
+sees one long row. Attention keeps to the samples: on a GPU in half precision by torch's
 kernel for sequences of different lengths, elsewhere sample by sample. (One call under a block-diagonal mask costs the
 square of all tokens together: on a CPU 10 to 20 times as much; tests/benchmarks/bench_layouts.py.)
 """
@@ -20,9 +25,50 @@ if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
     from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
 
+
 NAME = "cadence_packed"
+
+
 CAUSAL = (-1, 0)
 """All that is before a token and nothing after it, as a window."""
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """tokens: int64 [k, T]; responses: bool [k, T], true at response tokens. Both on one device.
+
+    `engines.torch.scoring.LaidOut`: every token but the first of a row is scored, the padding too.
+    """
+
+    tokens: torch.Tensor
+    responses: torch.Tensor
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """Tokens that go into the model: int64 [k, T - 1]."""
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> torch.Tensor:
+        return self.tokens[:, 1:].flatten()
+
+    def hidden(self, decoder: Qwen3Model) -> torch.Tensor:
+        return decoder(input_ids=self.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+
+    def at_responses(self, values: torch.Tensor) -> torch.Tensor:
+        return values[self.responses[:, 1:].flatten()]
+
+
+def pad_batch(prompts: Ragged, responses: Ragged, device: torch.device) -> PaddedBatch:
+    """Lay out samples of prompts int64 and responses int64; both have k rows."""
+    starts = prompts.lengths[:, None]
+    ends = starts + responses.lengths[:, None]
+    place = np.arange(int(ends.max()))
+    tokens = np.zeros((len(prompts), len(place)), np.int64)
+    tokens[place < starts] = prompts.values  # row by row, which is the order of packed values
+    at_response = (place >= starts) & (place < ends)
+    tokens[at_response] = responses.values
+    return PaddedBatch(torch.from_numpy(tokens).to(device), torch.from_numpy(at_response).to(device))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.loading import ModelWeights
-from engines.requests import accepted, require_still
-from engines.running_sample import RunningSample
+from engines.requests import RunningSample, accepted, require_still
 from engines.torch.kv_slots import SlotModel
 from engines.torch.sampling import draw, uniforms
 from harness.protocols import Clock, Completion, PauseMode, Request, Sampling

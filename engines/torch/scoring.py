@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from engines.torch.packing import pack_batch, use_packed_attention
-from engines.torch.padding import pad_batch
+from engines.loading import ModelWeights
+from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
 from harness.config import Layout
 from harness.rl.log_probs import head_log_probs
 from harness.transfer_queue import Ragged
@@ -68,3 +68,26 @@ class TokenScorer(torch.nn.Module):
         batch = self._lay_out(prompts, responses, weight.device)
         scores = head_log_probs(batch.hidden(self.model.model), weight, batch.targets, self._temperature, self._group)
         return Scores(*map(batch.at_responses, scores))
+
+
+class TorchLogProb:
+    """`harness.protocols.LogProbEngine` on a transformers model in this process."""
+
+    def __init__(
+        self, model: Qwen3ForCausalLM, *, temperature: float, device: torch.device, layout: Layout = "padded"
+    ) -> None:
+        self._model = model.to(device).eval()
+        self._scorer = TokenScorer(self._model, temperature, layout)
+        self._weights = ModelWeights(model, "log-prob engine")
+        self.version = 0
+
+    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        """As the protocol says."""
+        with torch.inference_mode():  # no decorator: on a coroutine it would end before the body begins
+            log_probs = self._scorer(prompts, responses).log_probs
+        return Ragged(log_probs.cpu().numpy(), responses.lengths)
+
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raises ValueError as `ModelWeights.load`. Whatever is raised, it goes on with the weights that it had."""
+        self._weights.load(version, weights)
+        self.version = version

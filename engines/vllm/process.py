@@ -150,7 +150,7 @@ class VLLMProcess:
 def _start(folder: str, arguments: dict[str, Any], log_level: str) -> AsyncLLM:
     """What vLLM reads from the environment has to be there before it is imported, and reaches its processes by it."""
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads: a fork would inherit their locks
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # cores are shared out by whoever started this process
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # cores are assigned by the parent process
     os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     for name, value in (
         ("HF_HUB_OFFLINE", "1"),
@@ -166,7 +166,7 @@ def _start(folder: str, arguments: dict[str, Any], log_level: str) -> AsyncLLM:
 
 def _arguments(model: Qwen3ForCausalLM, slots: int, device: torch.device, options: Options) -> dict[str, Any]:
     """Of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and top_p."""
-    from engines.vllm.link import BACKEND
+    from engines.vllm.weights import BACKEND
 
     gpu = device.type == "cuda"
     optional = ("max_num_batched_tokens", "enable_prefix_caching", "attention_backend")

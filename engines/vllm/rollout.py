@@ -11,20 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
-from engines.requests import accepted, require_still
-from engines.running_sample import RunningSample
+from engines.requests import RunningSample, accepted, require_still
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
-from engines.vllm.sample import extend, parameters
-from engines.vllm.update import WeightUpdate
-from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
+from engines.vllm.weights import WeightSender
+from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
+    from vllm.outputs import CompletionOutput
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 
@@ -51,7 +52,7 @@ class VLLMRollout:
         self._seed, self._clock, self._drain_timeout_s = seed, clock, options.drain_timeout_s
         self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
         self._process = VLLMProcess(model, slots=slots, device=device, name=name, options=options)
-        self._update = WeightUpdate(self._process, model, device, name, options)
+        self._sender = WeightSender(self._process, model, device, name, options)
         self._waiting: deque[RunningSample] = deque()
         self._running: dict[int, RunningSample] = {}
         self._done: list[Completion] = []
@@ -91,7 +92,7 @@ class VLLMRollout:
         self._go_on()
 
     async def finished(self) -> list[Completion]:
-        """Raises RuntimeError where the engine died or was closed, or has work but torn weights, or sleeps."""
+        """Raises RuntimeError where the engine died or was closed, or has work but incomplete weights, or sleeps."""
         while not self._done:
             if self._failure is not None:
                 raise self._failure
@@ -121,14 +122,14 @@ class VLLMRollout:
         self._stale = True
 
     async def resume(self) -> None:
-        """Raises RuntimeError where the engine died or is closed, asleep, or holds torn weights."""
+        """Raises RuntimeError where the engine died or is closed, asleep, or holds incomplete weights."""
         self._require_ready()
         await self._unpause()
         self._admitting = True
         self._go_on()
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises ValueError as `WeightUpdate.load`; RuntimeError where the engine is neither paused nor idle, or died.
+        """Raises ValueError as `WeightSender.load`; RuntimeError where the engine is neither paused nor idle, or died.
         Whatever is raised before all weights are there, it goes on with those that it had.
 
         A sleeping engine takes its weights back for it, and no more.
@@ -137,7 +138,7 @@ class VLLMRollout:
         async with self._starting:
             if "weights" in self._asleep:
                 await self._wake("weights")
-            await self._update.load(version, weights)
+            await self._sender.load(version, weights)
             self.version = version
         self._go_on()
 
@@ -188,7 +189,7 @@ class VLLMRollout:
 
     async def _start(self) -> None:
         """Consumes what waits, in the order of submission; produces requests of vLLM. Ends when no slot is free,
-        nothing waits, or nothing may start; whoever changes that starts it again."""
+        nothing waits, or nothing may start; what changes that starts it again."""
         async with self._starting:
             while self._admitting and self._waiting and len(self._running) < self.slots and self._refusal() is None:
                 sample = self._waiting.popleft()
@@ -240,7 +241,7 @@ class VLLMRollout:
         """Why it cannot generate."""
         if self._closed:
             return f"engine {self.name} is closed"
-        return f"engine {self.name} is asleep; call wake() first" if self._asleep else self._update.torn
+        return f"engine {self.name} is asleep; call wake() first" if self._asleep else self._sender.incomplete
 
     def _require_ready(self) -> None:
         self._process.require_alive()
@@ -249,3 +250,55 @@ class VLLMRollout:
 
     def _require_still(self, action: str) -> None:
         require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)
+
+
+FIRST_LABEL = "default"
+"""What vLLM calls the weights that it was started with."""
+
+
+def parameters(sample: RunningSample, sampling: Sampling, seed: int) -> SamplingParams:
+    """How the rest of `sample` is drawn. vLLM's generator starts anew with each request: so the length of what is there
+    is part of its key, or a sample that goes on would repeat its first draws."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    drawn = len(sample.log_probs)
+    key = np.random.SeedSequence([seed, sample.sample_id, drawn]).generate_state(1, np.uint64)[0]
+    return SamplingParams(
+        max_tokens=sampling.max_tokens - drawn,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop_token_ids=list(sampling.stop_tokens),
+        seed=int(key >> np.uint64(1)),
+        logprobs=0,
+        detokenize=False,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def extend(sample: RunningSample, generated: CompletionOutput, *, greedy: bool) -> FinishReason:
+    """Add what vLLM made of a sample to it; why it ended. A greedy token is certain, where vLLM gives the model's
+    log-probability.
+
+    Raises FloatingPointError where log-probabilities are not finite.
+    """
+    tokens = list(generated.token_ids)
+    choices = zip(tokens, generated.logprobs or (), strict=True)
+    log_probs = [0.0 if greedy else of_tokens[token].logprob for token, of_tokens in choices]
+    versions = versions_of(generated)
+    if not np.isfinite(log_probs).all():
+        raise FloatingPointError(
+            f"sample {sample.sample_id}: log-probabilities under version {versions[-1]} are not finite"
+        )
+    sample.context += tokens
+    sample.log_probs += log_probs
+    sample.versions += versions
+    return cast(FinishReason, generated.finish_reason)
+
+
+def versions_of(generated: CompletionOutput) -> list[int]:
+    """The version of each token, as vLLM counted it."""
+    versions = []
+    for span in generated.weight_versions or ():
+        versions += [0 if span.version == FIRST_LABEL else int(span.version)] * (span.end - span.start)
+    return versions

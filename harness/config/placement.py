@@ -34,7 +34,7 @@ class Placement:
         return {"+".join(roles): devices for devices, roles in pools.items()}
 
 
-def place(split: Mapping[str, int | str], devices: int, roles: tuple[str, ...] = DEVICE_ROLES) -> Placement:
+def resolve_split(split: Mapping[str, int | str], devices: int, roles: tuple[str, ...] = DEVICE_ROLES) -> Placement:
     """Resolve `split` over `devices` devices for the roles that this job has.
 
     Raises ConfigError where a value cannot be read, or where the split needs more devices than there are.

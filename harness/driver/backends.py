@@ -11,9 +11,9 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from engines.simulated.devices import LockedDevice, SharedDevice
+from engines.simulated.passes import LockedDevice, SharedDevice
 from harness.config import JobConfig, ModelConfig
-from harness.config.checks.job import Plan
+from harness.config.checks.job import JobPlan
 from harness.cost_model.cost import transfer_times
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.build import EngineFactory, RealEngines, SimulatedEngines
@@ -31,7 +31,7 @@ class RunSpec:
 
     config: JobConfig
     schedule: Schedule
-    plan: Plan
+    plan: JobPlan
     model: ModelConfig
     seed: int
 
@@ -98,12 +98,12 @@ def _simulated_engines(run: RunSpec, clock: Clock, locks: Path | None) -> Simula
     )
 
 
-def event_loop(plan: Plan) -> asyncio.Runner:
+def event_loop(plan: JobPlan) -> asyncio.Runner:
     """The loop that the schedule runs in."""
     return asyncio.Runner(loop_factory=VirtualLoop if plan.backend == "virtual" else None)
 
 
-def clock_of(plan: Plan, loop: asyncio.AbstractEventLoop) -> Clock:
+def clock_of(plan: JobPlan, loop: asyncio.AbstractEventLoop) -> Clock:
     return VirtualClock(loop) if plan.backend == "virtual" else RealClock.starting_now()
 
 

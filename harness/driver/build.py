@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.distributed import TCPStore
 
-from engines.simulated.devices import Device
-from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+from engines.simulated.passes import Device, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import AlgorithmConfig, CostConfig, JobConfig, ModelConfig
 from harness.config.checks.engine import engine_class, engine_options
@@ -131,7 +130,7 @@ class RealEngines:
         return engine
 
     def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
-        from engines.torch.log_prob import TorchLogProb
+        from engines.torch.scoring import TorchLogProb
 
         return TorchLogProb(
             self._initial_model(),

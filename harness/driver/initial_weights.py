@@ -17,7 +17,7 @@ from harness.tasks import Task
 
 RECIPE = 1
 """Raise this when the warm start's arithmetic changes, so that kept weights are made anew."""
-_COMPARED = 256  # problems by which tasks of one name are told apart
+_COMPARED = 256  # problems that distinguish tasks of one name
 
 
 def initial_model(

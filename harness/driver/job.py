@@ -96,7 +96,7 @@ class PromptSource:
 
     async def _create(self, below: int) -> None:
         """A partition from the next group on: its batch, or, past the last batch, only what is admitted right now,
-        since nobody knows whether more will be dropped, and a partition has to be filled to come to its end."""
+        since more may be dropped later, and a partition has to be filled to come to its end."""
         n, end = self.group_size, self.next + self.batch
         if self.next >= self.planned:
             end = min(end, below)
@@ -142,7 +142,7 @@ class Pool:
         self._hear(await call_all(self.workers, method, *arguments))
 
     async def _long(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do it; meanwhile, whenever somebody asks for spans, have them handed in."""
+        """Do it; meanwhile, take the spans of all workers whenever `ask_spans` is called."""
         self._asked.clear()
         async with asyncio.TaskGroup() as tasks:
             call = tasks.create_task(work)
@@ -296,16 +296,16 @@ class RolloutPool(Pool):
         except Exception as error:
             if (death := death_in(error)) is None:
                 raise
-            await self.fleet.lose({worker.name: _told(worker, method, death)})
+            await self.fleet.lose({worker.name: _death_message(worker, method, death)})
             return False
         self.observer.spans(spans or ())
         return True
 
 
-def _told(worker: Handle, method: str, death: Exception) -> str:
+def _death_message(worker: Handle, method: str, death: Exception) -> str:
     """Who died over what."""
-    told = str(death)
-    return told if told.startswith(worker.name) else f"{worker.name} died during {method}: {told}"
+    message = str(death)
+    return message if message.startswith(worker.name) else f"{worker.name} died during {method}: {message}"
 
 
 class TrainerPool:
@@ -359,9 +359,9 @@ class PublishedWeights:
         async with asyncio.TaskGroup() as tasks:
             for part in transfer:
                 tasks.create_task(part)
-            told = tasks.create_task(self.queue.describe())
+            described = tasks.create_task(self.queue.describe())
             tasks.create_task(self.queue.clear_finished())
-        self.observer.published(version, queue_metrics(told.result()))
+        self.observer.published(version, queue_metrics(described.result()))
         self.observer.doing("actor", "waiting")
 
 

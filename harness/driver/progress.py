@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.config.checks.job import Plan
+from harness.config.checks.job import JobPlan
 
 _RECENT = 10  # iterations that the displayed rates are taken over
 
@@ -24,7 +24,7 @@ _SAYS = {
 }
 
 
-def print_banner(plan: Plan, console: Console) -> None:
+def print_banner(plan: JobPlan, console: Console) -> None:
     """Says, before anything else, that what follows was not measured on the hardware it speaks of."""
     console.print(_SAYS[plan.backend], style="bold yellow", highlight=False)
     if plan.why:

@@ -33,7 +33,9 @@ Response = tuple[int, np.ndarray, np.ndarray]
 """Sample id, tokens int64 [L], log-probs float32 [L]."""
 
 
-class Reading(Protocol):
+class SampleDecoder(Protocol):
+    """What the columns of a trained sample mean: tokens that were sampled, or runs of tokens that were simulated."""
+
     def prompt_tokens(self, values: int) -> int:
         """Tokens of a prompt whose column has this many values."""
 
@@ -48,7 +50,7 @@ class Reading(Protocol):
 
 
 @dataclass(frozen=True)
-class Measured:
+class TokenDecoder:
     """A value per token, a reward per sample. extra_names: of the values in `score_extras`."""
 
     extra_names: Sequence[str] = ()
@@ -77,7 +79,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class RunLengthDecoder:
     """A value per run of tokens that one version sampled; nothing was said, so nothing is rewarded."""
 
     prompt: int
@@ -126,12 +128,12 @@ class Recorder:
         self,
         timeline: Timeline,
         clock: Clock,
-        reading: Reading,
+        decoder: SampleDecoder,
         *,
         group_size: int,
         devices: int,
     ) -> None:
-        self.timeline, self.clock, self.reading = timeline, clock, reading
+        self.timeline, self.clock, self.decoder = timeline, clock, decoder
         self.group_size, self.devices = group_size, devices
         self.ledger = Ledger()
         self.events = 0
@@ -181,11 +183,11 @@ class Recorder:
         at = self.clock.now()
         self.timeline.end_iteration(iteration, at)
         trained = [rows for report in reports for rows in report.trained]
-        records = [record for rows in trained for record in self.reading.records(rows, iteration, self.group_size)]
+        records = [record for rows in trained for record in self.decoder.records(rows, iteration, self.group_size)]
         self.ledger.trained([record.sample_id for record in records], iteration)
         self._records += records
         for rows in trained:
-            self._responses += self.reading.responses(rows)
+            self._responses += self.decoder.responses(rows)
         sums: dict[str, float] = {}
         for report in reports:
             sums = add_diagnostics(sums, report.sums)
@@ -198,7 +200,7 @@ class Recorder:
             times,
             throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
             staleness_metrics(records),
-            self.reading.metrics(records, sums),
+            self.decoder.metrics(records, sums),
             self.ledger.metrics(),
             queue,
         )
@@ -226,14 +228,14 @@ class Recorder:
             fate,
             group_id=admitted.group_id,
             admitted_at=admitted.at,
-            prompt_tokens=self.reading.prompt_tokens(admitted.prompt_tokens),
+            prompt_tokens=self.decoder.prompt_tokens(admitted.prompt_tokens),
         )
 
 
 _FATE_OF: dict[DropReason, Fate] = {"stale": "dropped_stale", "filtered": "dropped_filtered"}
 
 
-def places(placement: Placement, *, pooled: bool, per_engine: int = 1) -> dict[tuple[str, str], Place]:
+def worker_places(placement: Placement, *, pooled: bool, per_engine: int = 1) -> dict[tuple[str, str], Place]:
     """(role, worker) -> its pool and devices, for the timeline. A simulated (`pooled`) role is one worker that stands
     for all its devices, save rollout, whose engines each have `per_engine` of their own."""
     found: dict[tuple[str, str], Place] = {}

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.config import JobConfig, ModelConfig
-from harness.config.checks.job import Plan
+from harness.config.checks.job import JobPlan
 from harness.config.compose import cell_name, make_schedule, plain
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.initial_weights import initial_model
@@ -36,7 +36,7 @@ def run_directory(config: JobConfig, seed: int, results: Path) -> RunDirectory:
     return RunDirectory(results, config.experiment, cell_name(config), seed)
 
 
-def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: Console) -> Path:
+def run_seed(config: JobConfig, plan: JobPlan, seed: int, results: Path, console: Console) -> Path:
     """Run one seed and return its folder. Whatever ends it early leaves no DONE, no lock and no process."""
     identity = RunIdentity(
         experiment=config.experiment,
@@ -57,7 +57,7 @@ def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: C
         runner = stack.enter_context(event_loop(plan))
         session = Session(spec, clock_of(plan, runner.get_loop()))
         session.recorder.listeners.append(folder.append_metrics)
-        session.told_where = partial(_tell_where, folder)
+        session.publish_address = partial(_written_address, folder)
         open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)
         mirror = _start(stack, runner, session, open_mirror, console)
         session.recorder.listeners.append(mirror.log)
@@ -77,8 +77,9 @@ def run_seed(config: JobConfig, plan: Plan, seed: int, results: Path, console: C
 
 
 @contextmanager
-def _tell_where(folder: RunDirectory, url: str, token: str) -> Iterator[None]:
-    """Where the engines of this run are served: for its owner's eyes, and as long as they are."""
+def _written_address(folder: RunDirectory, url: str, token: str) -> Iterator[None]:
+    """The address and token of the served engines, in a file that only its owner can read, as long as they are
+    served."""
     path = folder.path / MEMBERSHIP
     try:
         path.touch(mode=0o600)
@@ -93,7 +94,7 @@ def _title(identity: RunIdentity, config: JobConfig) -> str:
     return " | ".join([*parts, HOW_TIMED[identity.backend]])
 
 
-def _initial_model(config: JobConfig, plan: Plan, results: Path, console: Console) -> ModelConfig:
+def _initial_model(config: JobConfig, plan: JobPlan, results: Path, console: Console) -> ModelConfig:
     """Only a real run starts from weights."""
     if plan.backend != "real":
         return config.model
@@ -144,7 +145,7 @@ def _draw(folder: RunDirectory) -> None:
 class Mirror:
     """As a context manager it samples the machine until `finish`, or until the run fails.
 
-    A mirror that is lost is told once on the console and in the run's folder, and the run goes on.
+    The loss of the mirror is reported once, on the console and in the run's folder, and the run goes on.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Mirror:
         from harness.metrics.mlflow_mirror import Tracker
 
         self._folder, self._console = folder, console
-        self._tracker = Tracker(results, identity, config, manifest, on_lost=self._tell_loss)
+        self._tracker = Tracker(results, identity, config, manifest, on_lost=self._report_loss)
         self._sampler = SystemSampler([folder.append_system, self._tracker.log_system])
         self.log = self._tracker.log
 
@@ -180,7 +181,7 @@ class Mirror:
         finally:
             self._tracker.__exit__(*exception)
 
-    def _tell_loss(self, why: str) -> None:
+    def _report_loss(self, why: str) -> None:
         self._folder.mirror_is_incomplete(why)
-        told = f"MLflow mirror incomplete: {why}; the run goes on, and `make mlflow-sync` catches up from its files"
-        self._console.print(told, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        message = f"MLflow mirror incomplete: {why}; the run goes on, and `make mlflow-sync` catches up from its files"
+        self._console.print(message, style="yellow", highlight=False, soft_wrap=True, markup=False)

@@ -14,7 +14,7 @@ from harness.config.compose import make_schedule
 from harness.config.machine import Machine
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
-from harness.driver.recorder import Measured, Recorder, Simulated, places
+from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, worker_places
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.interrupts import run_in
@@ -32,15 +32,15 @@ class Session:
         self.run, self.clock = run, clock
         self.recorder = Recorder(
             Timeline(
-                places(placement, pooled=not real, per_engine=config.engine.tensor_parallel),
+                worker_places(placement, pooled=not real, per_engine=config.engine.tensor_parallel),
                 warmup=config.warmup_iterations,
             ),
             clock,
-            Measured(extra_metrics(make_task(config))) if real else Simulated(config.cost.prompt_tokens),
+            TokenDecoder(extra_metrics(make_task(config))) if real else RunLengthDecoder(config.cost.prompt_tokens),
             group_size=config.algorithm.group_size,
             devices=placement.total,
         )
-        self.told_where: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
+        self.publish_address: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
         """Around the time in which the engines are served: their address, and the token for it."""
         self._assembly: Assembly | None = None
         self._backend: Backend | None = None  # held as long as the job lives: workers meet at what it keeps
@@ -76,14 +76,14 @@ class Session:
                 await self._run_watched()
                 await self.assembly.coordinator.finish()
         except Exception as failure:
-            # A death shows first in whoever was talking to the dead: say who it was, not only who noticed.
+            # A death shows first in a call of another worker: name the dead one, not only the one that noticed.
             gone = await asyncio.gather(*(worker.is_dead() for worker in self.assembly.workers))
             dead = [worker.name for worker, is_dead in zip(self.assembly.workers, gone, strict=True) if is_dead]
-            told = _told_of(failure) or (f"{', '.join(dead)} died" if dead else "")
-            if not told:
+            lost = _lost_engine(failure) or (f"{', '.join(dead)} died" if dead else "")
+            if not lost:
                 raise
             where = f"; the last words of {', '.join(dead)} are in Ray's logs" if dead else ""
-            raise RuntimeError(told + where) from failure
+            raise RuntimeError(lost + where) from failure
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[None]:
@@ -96,7 +96,7 @@ class Session:
         token = secrets.token_urlsafe(32)
         app = fleet_app(self.assembly.coordinator.fleet, token, now=self.clock.now)
         async with serving(app) as url:
-            with self.told_where(url, token):
+            with self.publish_address(url, token):
                 yield
 
     async def _run_watched(self) -> None:
@@ -114,10 +114,10 @@ class Session:
             guard.cancel()
 
 
-def _told_of(failure: BaseException) -> str:
+def _lost_engine(failure: BaseException) -> str:
     """Which engine was lost, over what, where the run ends with that."""
     if isinstance(failure, BaseExceptionGroup):
-        return next((told for part in failure.exceptions if (told := _told_of(part))), "")
+        return next((lost for part in failure.exceptions if (lost := _lost_engine(part))), "")
     return str(failure) if isinstance(failure, LostEngine | WorkerDied) else ""
 
 

@@ -29,9 +29,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import Qwen3ForCausalLM
 
 from engines.torch.fsdp import FSDPEngine
-from engines.torch.log_prob import TorchLogProb
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
+from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, JobConfig
 from harness.config.compose import compose_job
 from harness.driver.initial_weights import initial_model

@@ -12,9 +12,9 @@ from torch.distributed import HashStore, destroy_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from engines.torch.fsdp import FSDPEngine, init_world
-from engines.torch.log_prob import TorchLogProb
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
+from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, ModelConfig
 from harness.protocols import Completion, Request, Sampling, TrainBatch
 from harness.rl.log_probs import token_log_probs

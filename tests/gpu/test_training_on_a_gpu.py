@@ -11,8 +11,8 @@ from torch.distributed import HashStore, destroy_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from engines.torch.fsdp import FSDPEngine, init_world
-from engines.torch.log_prob import TorchLogProb
 from engines.torch.model import build_model
+from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged

@@ -18,7 +18,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from engines.torch.model import build_model
-from engines.vllm import update
+from engines.vllm import weights
 from engines.vllm.rollout import VLLMRollout
 from harness.config import ModelConfig
 from harness.config.compose import choices
@@ -98,8 +98,8 @@ async def test_small_heads_and_weights_in_many_buckets_give_the_tokens_of_transf
             sizes.append(bucket.size)
             yield bucket
 
-    buckets = update.buckets
-    monkeypatch.setattr(update, "buckets", small_buckets)
+    buckets = weights.buckets
+    monkeypatch.setattr(weights, "buckets", small_buckets)
     async with running(spread(old)) as engine:
         work = requests(6)
         for version, model in enumerate((old, new)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
-from engines.vllm.link import BACKEND
+from engines.vllm.weights import BACKEND
 from engines.vllm.worker.transfer import BucketTransfer
 
 WeightTransferEngineFactory.register_engine(BACKEND, BucketTransfer)

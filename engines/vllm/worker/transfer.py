@@ -15,12 +15,12 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from engines.vllm.link import WORKER, broadcast, gloo_pair, shared_tensor
+from engines.vllm.weights import WORKER, broadcast, gloo_pair, shared_tensor
 
 
 @dataclass
-class Meeting(WeightTransferInitInfo):
-    """store: the file at which a pair of CPUs meets; None on a GPU, where nobody meets."""
+class Rendezvous(WeightTransferInitInfo):
+    """store: the file at which two CPU processes meet; None on a GPU, where memory is mapped."""
 
     store: str | None
     timeout_s: float
@@ -38,17 +38,17 @@ class BucketInfo(WeightTransferUpdateInfo):
     handle: list[Any] | None
 
 
-class BucketTransfer(WeightTransferEngine[Meeting, BucketInfo]):
+class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
     """Keeps what comes until it is complete, and changes the model only then: an update that breaks off leaves it as it
     was. On a GPU vLLM's layerwise reload makes of the weights what its kernels want; on a CPU, whose layers compute
     with the plain weights, they are changed in place."""
 
-    init_info_cls = Meeting
+    init_info_cls = Rendezvous
     update_info_cls = BucketInfo
     _pair: torch.distributed.ProcessGroup | None = None
     _arrived: tuple[tuple[BucketInfo, torch.Tensor], ...] = ()
 
-    def init_transfer_engine(self, init_info: Meeting) -> None:
+    def init_transfer_engine(self, init_info: Rendezvous) -> None:
         if init_info.store is not None:
             self._pair = gloo_pair(init_info.store, WORKER, init_info.timeout_s)
 

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
 from harness.config import ConfigError, JobConfig
-from harness.config.checks.job import Plan, plan_job
+from harness.config.checks.job import JobPlan, plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
 from harness.config.flat import flatten
 from harness.config.machine import Machine
@@ -50,7 +50,7 @@ class ResolvedCell:
     label: str
     settings: tuple[str, ...]
     config: JobConfig
-    plan: Plan
+    plan: JobPlan
     planned: bool = False
 
     @property

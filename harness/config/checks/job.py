@@ -13,7 +13,7 @@ from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.checks.engine import check_environment, engine_options
 from harness.config.checks.layout import check_experts, check_layout, only_simulated, training_ranks
 from harness.config.machine import Machine
-from harness.config.placement import DEVICE_ROLES, Placement, place
+from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 from harness.cost_model.job_cost import check_memory
 from harness.cost_model.shape import parameters, weight_bytes
 from harness.tasks import TASKS, make_task, max_tokens
@@ -27,7 +27,7 @@ class HardwareMissing(ConfigError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobPlan:
     """A job that can run: where its roles go, and on what. `why`: what made it a simulation, where nobody asked."""
 
     placement: Placement
@@ -46,7 +46,7 @@ def device_roles(config: JobConfig) -> tuple[str, ...]:
     return tuple(role for role in DEVICE_ROLES if role not in absent)
 
 
-def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
+def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
     """Check the job against itself, and where it is to run for real against this machine.
 
     backend=auto runs for real where this machine can hold the job, and is a simulation otherwise.
@@ -54,7 +54,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
     _check_names(config)
     engine_options(config)
     _check_model(config.model)
-    placement = place(config.schedule.split, config.cluster.devices, device_roles(config))
+    placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     check_layout(config, schedule, placement)
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
@@ -71,17 +71,17 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> Plan:
         return _simulated(config, schedule, placement, "virtual", why=str(missing))
     _check_batch(config, training_ranks(config, placement))
     _check_order(config, schedule, placement)
-    return Plan(placement, gpu)
+    return JobPlan(placement, gpu)
 
 
 def _simulated(
     config: JobConfig, schedule: Schedule, placement: Placement, backend: Literal["virtual", "paced"], why: str = ""
-) -> Plan:
+) -> JobPlan:
     """Nothing is asked of the machine."""
     _check_batch(config, training_ranks(config, placement))
     _check_pools(schedule, placement)
     check_memory(config, placement)
-    return Plan(placement, gpu=False, backend=backend, why=why)
+    return JobPlan(placement, gpu=False, backend=backend, why=why)
 
 
 def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
@@ -205,7 +205,7 @@ def _check_devices(config: JobConfig, placement: Placement, machine: Machine, gp
 def _fits(config: JobConfig, devices: int) -> bool:
     """Whether the split can be made over this many devices, so that the advice to use so many is sound."""
     try:
-        return devices > 0 and place(config.schedule.split, devices, device_roles(config)).total <= devices
+        return devices > 0 and resolve_split(config.schedule.split, devices, device_roles(config)).total <= devices
     except ConfigError:
         return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.config import ConfigError, JobConfig, ModelConfig
-from harness.config.placement import Placement, place
+from harness.config.placement import Placement, resolve_split
 from schedules import Schedule
 
 
@@ -63,7 +63,7 @@ def _too_few(config: JobConfig, schedule: Schedule, engines: int, roles: tuple[s
     split, there = config.schedule.split, config.cluster.devices
     least, needed = schedule.least_engines, schedule.least_engines * config.engine.tensor_parallel
     more = range(there + 1, 64 * needed + there)
-    enough = next((n for n in more if len(place(split, n, roles).devices["rollout"]) >= needed), None)
+    enough = next((n for n in more if len(resolve_split(split, n, roles).devices["rollout"]) >= needed), None)
     fix = f"set schedule.split.rollout={needed}" if enough is None else f"set DEVICES={enough}"
     return (
         f"schedule={config.schedule.name} needs {least} rollout engines, its split gives {engines} of "

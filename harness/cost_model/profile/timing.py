@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from engines.torch.fsdp import FSDPEngine, init_world
 from engines.torch.kv_slots import SlotModel
-from engines.torch.log_prob import TorchLogProb
 from engines.torch.rollout import TorchRollout
+from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.cost_model.profile.rows import Row
 from harness.protocols import Request, Sampling, TrainBatch

@@ -12,7 +12,7 @@ import numpy as np
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.checks.job import device_roles
 from harness.config.compose import make_schedule
-from harness.config.placement import place
+from harness.config.placement import resolve_split
 from harness.cost_model.job_cost import check_memory, simulated_cost
 from harness.driver.build import fair_share
 from harness.driver.recorder import Recorder
@@ -148,7 +148,7 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
 def cost_of(config: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> CostConfig | None:
     """What its workers cost; None where they do not fit."""
     job = candidate.apply(config, roles)
-    placement = place(job.schedule.split, job.cluster.devices, roles)
+    placement = resolve_split(job.schedule.split, job.cluster.devices, roles)
     try:
         check_memory(job, placement)
         return simulated_cost(job, placement)

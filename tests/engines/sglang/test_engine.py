@@ -14,7 +14,7 @@ from engines.sglang.options import PYTHON, URL, Options
 from engines.sglang.options import TOKEN as TOKEN_VARIABLE
 from engines.sglang.requests import sampling_seed
 from engines.sglang.rollout import SGLangRollout
-from engines.sglang.weights import TornWeights
+from engines.sglang.weights import PartialWeightUpdate
 from engines.torch.model import build_model
 from harness.config import ConfigError, ModelConfig
 from harness.config.checks.job import plan_job
@@ -179,7 +179,7 @@ async def test_a_transfer_that_fails_tears_the_weights_and_a_whole_one_heals_the
     engine: SGLangRollout, server: SGLangServer
 ) -> None:
     server.refuse = {"/init_weights_update_group"}
-    with pytest.raises(TornWeights, match="engine 0.*because the test says so"):
+    with pytest.raises(PartialWeightUpdate, match="engine 0.*because the test says so"):
         await engine.load_weights(1, weights(1))
     assert engine.version == 0
     engine.submit(requests(2))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engines.running_sample import RunningSample
-from engines.sglang.cpu import murmur_hash32
-from engines.sglang.model import write_model
+from engines.requests import RunningSample
+from engines.sglang.launcher import murmur_hash32
 from engines.sglang.requests import Reply, body_of
+from engines.sglang.server import write_model
 from engines.torch.model import build_model
 from harness.config import ModelConfig
 from harness.protocols import Sampling

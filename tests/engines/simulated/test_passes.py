@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engines.simulated.devices import SharedDevice
-from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+from engines.simulated.passes import SharedDevice, SimulatedLogProb, SimulatedTrainer
 from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from harness.transfer_queue import Ragged

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from engines.torch.log_prob import TorchLogProb
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
+from engines.torch.scoring import TorchLogProb
 from harness.config import ModelConfig
 from harness.protocols import Completion, LogProbEngine, Request, Sampling
 from harness.runtime.runtime import RealClock

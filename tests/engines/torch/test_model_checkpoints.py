@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.torch.log_prob import TorchLogProb
 from engines.torch.model import build_model
+from engines.torch.scoring import TorchLogProb
 from harness.config import ModelConfig
 from harness.transfer_queue import Ragged
 

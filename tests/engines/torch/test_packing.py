@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.torch import packing
-from engines.torch.log_prob import TorchLogProb
 from engines.torch.model import build_model
 from engines.torch.packing import pack_batch
-from engines.torch.scoring import Scores, TokenScorer
+from engines.torch.scoring import Scores, TokenScorer, TorchLogProb
 from harness.config import Layout, ModelConfig
 from harness.transfer_queue import Ragged
 

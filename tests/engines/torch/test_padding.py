@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.torch.padding import pad_batch
+from engines.torch.packing import pad_batch
 from harness.transfer_queue import Ragged
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from harness.config import ConfigError
-from harness.config.checks.job import Plan, device_bytes, device_roles, plan_job
+from harness.config.checks.job import JobPlan, device_bytes, device_roles, plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.shape import parameters
@@ -17,7 +17,7 @@ GIB = 1 << 30
 CORES = Machine(cores=8, gpus=0, gpu_bytes=0)
 
 
-def plan(*settings: str, machine: Machine = CORES) -> Plan:
+def plan(*settings: str, machine: Machine = CORES) -> JobPlan:
     config = compose_job(settings)
     return plan_job(config, make_schedule(config), machine)
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.cli import main as cli
 from harness.config import ConfigError
-from harness.config.checks.job import Plan, plan_job
+from harness.config.checks.job import JobPlan, plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost
@@ -15,7 +15,7 @@ from harness.cost_model.memory import Layout
 BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro_batch_groups=1")
 
 
-def plan(*settings: str) -> Plan:
+def plan(*settings: str) -> JobPlan:
     config = compose_job(settings)
     return plan_job(config, make_schedule(config), Machine(cores=64, gpus=0, gpu_bytes=0))
 

@@ -9,36 +9,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config import ConfigError
-from harness.config.placement import DEVICE_ROLES, Placement, place
+from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 
 SHARED = {"actor_fwd": "actor", "reference": "actor"}
 
 
 def refused(split: dict[str, int | str], devices: int, roles: tuple[str, ...] = DEVICE_ROLES) -> str:
     with pytest.raises(ConfigError) as caught:
-        place(split, devices, roles)
+        resolve_split(split, devices, roles)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_numbers_percentages_and_the_rest_are_laid_out_side_by_side() -> None:
-    placed = place({"rollout": "50%", "actor": "rest", "actor_fwd": 1, "reference": "actor_fwd"}, 8)
+    placed = resolve_split({"rollout": "50%", "actor": "rest", "actor_fwd": 1, "reference": "actor_fwd"}, 8)
     assert placed == Placement({"rollout": (0, 1, 2, 3), "actor": (4, 5, 6), "actor_fwd": (7,), "reference": (7,)})
     assert placed.pools == {"rollout": (0, 1, 2, 3), "actor": (4, 5, 6), "actor_fwd+reference": (7,)}
     assert placed.total == 8 and placed.roles_on(7) == ["actor_fwd", "reference"]
 
 
 def test_a_number_is_devices_and_no_percentage() -> None:
-    assert len(place({"rollout": 5, "actor": "rest", **SHARED}, 8).devices["rollout"]) == 5
+    assert len(resolve_split({"rollout": 5, "actor": "rest", **SHARED}, 8).devices["rollout"]) == 5
 
 
 def test_every_role_can_share_one_pool() -> None:
-    placed = place({"actor": "rest", "rollout": "actor", **SHARED}, 3)
+    placed = resolve_split({"actor": "rest", "rollout": "actor", **SHARED}, 3)
     assert set(placed.devices.values()) == {(0, 1, 2)} and list(placed.pools) == ["rollout+actor+actor_fwd+reference"]
 
 
 def test_sharing_goes_along_a_chain() -> None:
-    placed = place({"rollout": 1, "actor": 1, "actor_fwd": "actor", "reference": "actor_fwd"}, 2)
+    placed = resolve_split({"rollout": 1, "actor": 1, "actor_fwd": "actor", "reference": "actor_fwd"}, 2)
     assert placed.devices["reference"] == placed.devices["actor_fwd"] == placed.devices["actor"] == (1,)
 
 
@@ -48,12 +48,12 @@ def test_sharing_in_a_circle_is_refused() -> None:
 
 
 def test_a_role_that_the_job_does_not_have_takes_no_device() -> None:
-    placed = place({"rollout": 1, "actor": 1, "reference": 2}, 2, ("rollout", "actor"))
+    placed = resolve_split({"rollout": 1, "actor": 1, "reference": 2}, 2, ("rollout", "actor"))
     assert placed.devices == {"rollout": (0,), "actor": (1,)}
 
 
 def test_a_small_percentage_is_still_one_device() -> None:
-    assert place({"rollout": "1%", "actor": "rest", **SHARED}, 2).devices == {
+    assert resolve_split({"rollout": "1%", "actor": "rest", **SHARED}, 2).devices == {
         "rollout": (0,),
         "actor": (1,),
         "actor_fwd": (1,),
@@ -66,7 +66,7 @@ def test_a_split_over_too_few_devices_says_how_many_it_takes() -> None:
     assert told == (
         "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set DEVICES=6 or make the split smaller"
     )
-    place({"rollout": 5, "actor": "rest", **SHARED}, 6)
+    resolve_split({"rollout": 5, "actor": "rest", **SHARED}, 6)
 
 
 def test_a_split_that_no_number_of_devices_satisfies_does_not_advise_one() -> None:
@@ -106,7 +106,7 @@ def test_a_split_is_laid_out_without_gap_or_overlap_or_refused(
     for number, role in enumerate(order[len(own) :]):  # shares with any that came before it: chains, but no circles
         split[role] = random.choice(order[: len(own) + number])
     try:
-        placed = place(split, devices)
+        placed = resolve_split(split, devices)
     except ConfigError as error:
         assert f"the job has {devices}" in str(error)
         return

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.config import ConfigError
-from harness.config.checks.job import Plan, plan_job
+from harness.config.checks.job import JobPlan, plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.shape import parameters
@@ -15,7 +15,7 @@ PUBLISHED = {"0.6b": 0.596, "1.7b": 1.721, "4b": 4.022, "8b": 8.191, "14b": 14.7
 """Billions of parameters of the dense Qwen3 models, tied embeddings once."""
 
 
-def plan(*settings: str) -> Plan:
+def plan(*settings: str) -> JobPlan:
     config = compose_job(["backend=real", "schedule=colocate_sync", "cluster.devices=4", *settings])
     return plan_job(config, make_schedule(config), Machine(cores=8, gpus=0, gpu_bytes=0))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engines.simulated.devices import Device, LockedDevice, SharedDevice
+from engines.simulated.passes import Device, LockedDevice, SharedDevice
 from harness.config import CostConfig
 from harness.config.compose import compose_job
 from harness.cost_model.cost import (

@@ -15,7 +15,7 @@ from harness.config import CostConfig, JobConfig, LengthsConfig, RooflineConfig
 from harness.config.checks.job import device_roles
 from harness.config.checks.layout import training_ranks
 from harness.config.compose import compose_job
-from harness.config.placement import Placement, place
+from harness.config.placement import Placement, resolve_split
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
@@ -60,7 +60,7 @@ def job(schedule: str, engines: int = 4, ranks: int = 2, sigma: float = 0.8, **f
 
 
 def placement_of(config: JobConfig) -> Placement:
-    return place(config.schedule.split, config.cluster.devices, device_roles(config))
+    return resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
 
 
 def seconds(recorder: Recorder) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.config.placement import HOST_ROLES, Placement
-from harness.driver.recorder import Measured, Recorder, Simulated, places
+from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, worker_places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
 @pytest.fixture
 def recorder(run: RunDirectory) -> Recorder:
     recorder = Recorder(
-        Timeline(places(PLACEMENT, pooled=False), warmup=0), SetClock(), Measured(), group_size=N, devices=2
+        Timeline(worker_places(PLACEMENT, pooled=False), warmup=0), SetClock(), TokenDecoder(), group_size=N, devices=2
     )
     recorder.listeners.append(run.append_metrics)
     return recorder
@@ -116,7 +116,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
 
 
 def test_extra_values_of_scores_are_custom_metrics_and_columns(recorder: Recorder, run: RunDirectory) -> None:
-    recorder.reading = Measured(("copied", "style/caps"))
+    recorder.decoder = TokenDecoder(("copied", "style/caps"))
     admit(recorder, range(BATCH))
     rows = trained(list(range(BATCH * N)), 0)
     values = np.array([[row, np.nan if row else 0.5] for row in range(BATCH * N)])
@@ -191,8 +191,8 @@ def test_a_dropped_sample_is_accounted_for_by_its_reason(recorder: Recorder, run
 
 
 def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: RunDirectory) -> None:
-    timeline = Timeline(places(PLACEMENT, pooled=True), warmup=0)
-    recorder = Recorder(timeline, SetClock(), Simulated(prompt=100), group_size=N, devices=2)
+    timeline = Timeline(worker_places(PLACEMENT, pooled=True), warmup=0)
+    recorder = Recorder(timeline, SetClock(), RunLengthDecoder(prompt=100), group_size=N, devices=2)
     recorder.listeners.append(run.append_metrics)
     admit(recorder, range(3 * BATCH))
     for iteration in range(3):
@@ -236,12 +236,12 @@ def test_listeners_hear_what_is_written(recorder: Recorder, run: RunDirectory) -
 
 
 def test_places_follow_the_placement() -> None:
-    found = places(PLACEMENT, pooled=False)
+    found = worker_places(PLACEMENT, pooled=False)
     assert found["rollout", "0"] == Place("rollout", ("device 0",))
     assert found["actor_fwd", "0"] == found["actor", "0"] == Place("actor+actor_fwd+reference", ("device 1",))
     assert found["reward", "0"].devices == ("host reward",)
     both = Placement({"rollout": (0, 1), "actor": (0, 1)})
-    assert places(both, pooled=False)["actor", "1"] == Place("rollout+actor", ("device 1",))
-    pooled = places(both, pooled=True)
+    assert worker_places(both, pooled=False)["actor", "1"] == Place("rollout+actor", ("device 1",))
+    pooled = worker_places(both, pooled=True)
     assert pooled["actor", "0"] == Place("rollout+actor", ("device 0", "device 1")) and ("actor", "1") not in pooled
     assert pooled["rollout", "1"] == Place("rollout+actor", ("device 1",))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engines.torch.log_prob import TorchLogProb
 from engines.torch.model import build_model
+from engines.torch.scoring import TorchLogProb
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import group_advantages

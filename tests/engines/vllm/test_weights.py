@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.vllm.link import ADAPTER, WORKER, Bucket, GlooLink, broadcast, buckets, gloo_pair
+from engines.vllm.weights import ADAPTER, WORKER, Bucket, GlooLink, broadcast, buckets, gloo_pair
 
 CPU = torch.device("cpu")
 WEIGHTS = {
@@ -56,12 +56,12 @@ def test_no_weights_are_no_bucket() -> None:
 
 def test_a_bucket_arrives_as_it_was_sent() -> None:
     link = GlooLink(timeout_s=60)
-    store = link.meeting()["store"]
+    store = link.rendezvous()["store"]
     with ThreadPoolExecutor(1) as worker:
         joining = worker.submit(gloo_pair, store, WORKER, 60)
         link.open()
         pair = joining.result()
-        link.met()
+        link.joined()
         assert not Path(store).parent.exists()
         for bucket in buckets(WEIGHTS.items(), CPU, 64):
             arrived = torch.zeros(bucket.size, dtype=torch.uint8)

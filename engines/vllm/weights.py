@@ -1,24 +1,105 @@
-"""Weights from the process that holds the adapter to vLLM's worker: in buckets, by Gloo between CPUs, by CUDA IPC on a
-GPU. Imports no vLLM: both ends use it.
+"""Weights from the adapter's process to vLLM's worker: all of a version or none of it, in buckets, by Gloo between
+CPUs, by CUDA IPC on a GPU. Imports no vLLM: both ends use it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 
+from engines.loading import ExpectedWeights
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+    from engines.vllm.options import Options
+    from engines.vllm.process import VLLMProcess
+
+
 BACKEND = "cadence"
 """The name of the worker's end among vLLM's weight transfer backends."""
+
+
 ADAPTER, WORKER = 0, 1
 """Ranks of the pair."""
+
+
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
+
+
+class WeightSender:
+    """The adapter's side of vLLM's weight transfer. Weights are used when all of them have come, and no sooner."""
+
+    def __init__(
+        self, process: VLLMProcess, model: Qwen3ForCausalLM, device: torch.device, name: str, options: Options
+    ) -> None:
+        self._process, self._device, self._name, self._options = process, device, name, options
+        self._expected = ExpectedWeights(model, f"engine {name}")
+        self._link: GlooLink | CudaLink | None = None
+        self.incomplete: str | None = None
+        """What there is to say where vLLM failed while it put a complete set in place; None where it did not."""
+
+    async def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Send all weights, and have vLLM use and count them as `version`. Where the iterable raises, or the set does
+        not fit, vLLM keeps what it had. It is read in a thread, to its end.
+
+        Raises ValueError as `ExpectedWeights.checked`.
+        """
+        await self._process.ask("start a weight update", self._process.llm.start_weight_update())
+        try:
+            await self._send_all(version, weights)
+        except BaseException:
+            self._link = None  # its ends may be out of step
+            await self._process.tell_worker("abandon_weight_update")
+            raise
+        self.incomplete = (
+            f"engine {self._name}: version {version} was put in place in part only; load a complete set of weights"
+        )
+        await self._process.ask("finish a weight update", self._process.llm.finish_weight_update(str(version)))
+        self.incomplete = None
+
+    async def _send_all(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        link = self._link = self._link or await self._connected()
+        travelling = buckets(self._expected.checked(version, weights), self._device, self._options.weight_bucket_bytes)
+        while (bucket := await _next(travelling)) is not None:
+            await self._send(link, bucket)
+
+    async def _connected(self) -> GlooLink | CudaLink:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        link = link_to(self._device, self._options.timeout_s)
+        request = WeightTransferInitRequest(link.rendezvous())
+        both = asyncio.gather(self._process.llm.init_weight_transfer_engine(request), asyncio.to_thread(link.open))
+        try:
+            await self._process.ask("join the weight link", both)
+        finally:
+            link.joined()
+        return link
+
+    async def _send(self, link: GlooLink | CudaLink, bucket: Bucket) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        request = WeightTransferUpdateRequest(bucket.described() | {"handle": link.handle(bucket)})
+        both = asyncio.gather(self._process.llm.update_weights(request), asyncio.to_thread(link.send, bucket))
+        await self._process.ask("take a bucket of weights", both)
+
+
+async def _next(travelling: Iterator[Bucket]) -> Bucket | None:
+    """None after the last one. Cancelled, it waits for the thread, so that there is one reader at a time."""
+    reading = asyncio.ensure_future(asyncio.to_thread(next, travelling, None))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        await asyncio.wait([reading])
+        raise
 
 
 @dataclass
@@ -87,14 +168,14 @@ class GlooLink:
         self._store = str(Path(self._folder.name) / "store")
         self._pair: dist.ProcessGroup | None = None
 
-    def meeting(self) -> dict[str, Any]:
+    def rendezvous(self) -> dict[str, Any]:
         return {"store": self._store, "timeout_s": self._timeout_s}
 
     def open(self) -> None:
         """Blocks until the worker has come, at most `timeout_s`."""
         self._pair = gloo_pair(self._store, ADAPTER, self._timeout_s)
 
-    def met(self) -> None:
+    def joined(self) -> None:
         """Both ends are there, or one never will be: the file is needed no more."""
         self._folder.cleanup()
 
@@ -110,13 +191,13 @@ class GlooLink:
 class CudaLink:
     """The adapter's end where both processes use one GPU: the worker maps the adapter's bucket, and nothing travels."""
 
-    def meeting(self) -> dict[str, Any]:
+    def rendezvous(self) -> dict[str, Any]:
         return {"store": None, "timeout_s": 0.0}
 
     def open(self) -> None:
-        """Nobody meets."""
+        """Nothing to join."""
 
-    def met(self) -> None:
+    def joined(self) -> None:
         """There was no file."""
 
     def handle(self, bucket: Bucket) -> list[Any]:
