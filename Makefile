@@ -17,7 +17,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) 
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine bench compare sweep matrix report list doctor ui mlflow-sync table paper plan scaling calibrate profile predict test tests test-slow test-redis lint perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table paper plan scaling calibrate profile predict test tests test-slow test-redis lint perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
@@ -39,6 +39,7 @@ help:
 	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
 	@echo "make test-redis   the queue over a real Redis server"
 	@echo "make test-engine ENGINE=my_module:MyEngine   the contract of rollout engines, for your own (docs/adding_an_engine.md)"
+	@echo "make test-schedule SCHEDULE=my_module:Mine   everything that is promised of schedules, for your own (docs/adding_a_schedule.md)"
 	@echo "make setup-vllm   an environment for ENGINE=vllm; test-vllm: the engine's tests, against vLLM itself"
 	@echo "make setup-sglang the server's environment for ENGINE=sglang; test-sglang: the engine's tests, against a server"
 
@@ -136,6 +137,10 @@ test-slow: $(STAMP)
 test-engine: $(BENCH)/.installed
 	@test -n "$(ENGINE)" || { echo "which engine? make test-engine ENGINE=my_module:MyEngine"; exit 1; }
 	$(BENCH)/bin/python -m pytest tests/contract --engine $(ENGINE) $(ARGS)
+
+test-schedule: $(STAMP)
+	@test -n "$(SCHEDULE)" || { echo "which schedule? make test-schedule SCHEDULE=my_module:Mine"; exit 1; }
+	$(PY) -m pytest tests/schedules/test_every_schedule.py --schedule $(SCHEDULE) $(ARGS)
 
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest -m vllm tests/contract tests/integration tests/gpu

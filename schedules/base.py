@@ -13,7 +13,9 @@ from schedules.capacity import Capacity
 from schedules.protocol import Job
 
 Transport = Literal["collective", "ipc", "host_staged"]
-Order = Literal["fifo", "completion"]
+Order = str
+"""`fifo`, `completion`, or `package.module:Class` of a policy of the queue that training follows instead."""
+ORDERS: tuple[Order, ...] = ("fifo", "completion")
 
 
 def option(default: float, *, least: float = 0, most: float = math.inf, examples: Sequence[float] = ()) -> Any:
@@ -43,6 +45,8 @@ class Schedule(ABC):
                 if not least <= value <= most:
                     fix = f"{least} or more" if most == math.inf else f"{least} to {most}"
                     raise ValueError(f"schedule.{made.name}={value} is out of bounds; use {fix}")
+        if self.order not in ORDERS and ":" not in self.order:
+            raise ValueError(f"schedule.order={self.order} is unknown; choose {', '.join(ORDERS)} or `module:Class`")
 
     @property
     @abstractmethod
@@ -51,7 +55,8 @@ class Schedule(ABC):
 
     @property
     def order(self) -> Order:
-        """In which order groups are trained: as they were admitted, or as they are completed."""
+        """In which order groups are trained: as they were admitted, as they are completed, or by a policy of one's own,
+        which as `completion` picks among those that are complete."""
         return "fifo"
 
     @property

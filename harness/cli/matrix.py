@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from rich.console import Console
 
@@ -16,8 +15,9 @@ from harness.comparison.running.execution import Command, bench_command
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
-from harness.config.job import Correction
+from harness.config.job import CORRECTIONS
 from harness.config.machine import Machine, this_machine
+from harness.config.plugins import is_path
 from harness.report.correction_matrix import draw_matrix
 from schedules import SCHEDULES
 
@@ -25,7 +25,6 @@ AXES = ("schedule", "algorithm.correction")
 _SCHEDULES = "fully_async,half_step,one_step_off"
 _STALENESS = "0,1,2,4"
 _STALENESS_OPTION = "max_staleness"
-_CORRECTIONS: tuple[str, ...] = get_args(Correction)
 
 _SHARED = (
     "backend=real",
@@ -64,7 +63,7 @@ def matrix_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequ
     first. Raises ConfigError for what cannot be read."""
     own, settings = comparison_arguments(arguments, "schedules", "staleness", "corrections")
     settings = [*_SHARED, *settings]
-    corrections = _listed("corrections", own.get("corrections", ",".join(_CORRECTIONS)), _CORRECTIONS)
+    corrections = _listed("corrections", own.get("corrections", ",".join(CORRECTIONS)), CORRECTIONS)
     names = _listed("schedules", own.get("schedules", _SCHEDULES), tuple(SCHEDULES))
     rows = [row for name in names for row in _rows(name, own.get("staleness", _STALENESS))]
     cells = [
@@ -93,6 +92,6 @@ def _eta(row: CellRequest, settings: Sequence[str]) -> float:
 def _listed(name: str, value: str, known: Sequence[str]) -> list[str]:
     listed = [part.strip() for part in value.split(",")]
     for part in listed:
-        if part not in known:
+        if part not in known and not is_path(part):
             raise ConfigError(f"{name}={part} is unknown; choose some of {','.join(known)}")
     return list(dict.fromkeys(listed))

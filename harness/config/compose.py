@@ -5,25 +5,35 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from harness.config import ConfigError, JobConfig, first_line, job_config
-from schedules import SCHEDULES, Schedule
+from harness.config import ConfigError, JobConfig, job_config
+from harness.config.plugins import as_file_name, defaults, is_path, load, lookup, make, plugins_of
+from schedules import SCHEDULES, Schedule, Transport
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
 _FILE = ".yaml"
 """The end of a choice that is a file instead of a name."""
+_FREE = ("algorithm.options.", "task.reward_options.")
+"""Options of code of the user's: what they are is not in the files."""
+_PLUGINS = ("schedule", "engine", "task")
+"""Groups whose choice may be code of the user's."""
+_SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
+_SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
+"""Splits of a schedule that has no file."""
+_WRITTEN_IF_SET = {"task": ("reward", "reward_options"), "algorithm": ("advantage", "options")}
+"""Settings that a configuration names only where they are not the default, as before there were any."""
 NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights")
 """Settings that do not change what a run computes, so that they do not name a cell."""
 
@@ -55,13 +65,39 @@ def _tree(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _by_name(override: str) -> str:
-    """The choice of a group by a file's path, `cost=results/costs/mine.yaml`, as one by a name that Hydra now knows."""
+    """As Hydra knows it: a choice of a group by a file's path, `cost=results/costs/mine.yaml`, or by an import path,
+    `schedule=my_lab.schedules:Mine`, gets a name in its store; a free option is added where there is none."""
     group, _, value = override.partition("=")
-    if group not in GROUPS or not value.endswith(_FILE):
+    if group.startswith(_FREE):
+        return f"++{override}"
+    if group not in GROUPS or not (value.endswith(_FILE) or is_path(value)):
         return override
-    name = f"file_{hashlib.sha256(str(Path(value).resolve()).encode()).hexdigest()[:12]}"
-    ConfigStore.instance().store(group=group, name=name, node=read_settings(Path(value)))
+    node = read_settings(Path(value)) if value.endswith(_FILE) else _settings_of(group, value)
+    name = f"own_{hashlib.sha256(json.dumps(node, default=str).encode()).hexdigest()[:12]}"
+    ConfigStore.instance().store(group=group, name=name, node=node)
     return f"{group}={name}"
+
+
+def _settings_of(group: str, path: str) -> dict[str, Any]:
+    """What a file of this choice would say: its options with their defaults; of a schedule also a split."""
+    if group == "engine":
+        common = read_settings(EXPERIMENTS / "engine" / "torch.yaml")
+        own = getattr(load(path, group), "Options", None)
+        return common | ({} if own is None else defaults(own, group, path)) | {"name": path}
+    if group == "task":
+        own = {name: value for name, value in defaults(load(path, group), group, path).items() if name != "name"}
+        return {"path": None, "reward": None} | own | {"name": path}
+    schedule = _schedule_class(path)
+    return {"name": path, **defaults(schedule, group, path), "split": _SHARED if schedule.colocated else _SEPARATE}
+
+
+def _schedule_class(name: str) -> type[Schedule]:
+    found = lookup(SCHEDULES, name, "schedule")
+    if not (isinstance(found, type) and issubclass(found, Schedule)):
+        raise ConfigError(f"schedule={name} is no schedule; make it a frozen dataclass that extends schedules.Schedule")
+    if left_out := sorted(found.__abstractmethods__):
+        raise ConfigError(f"schedule={name} leaves out {', '.join(left_out)}; write it, a field with a default")
+    return found
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -79,35 +115,46 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def make_schedule(config: JobConfig) -> Schedule:
     """The schedule with its options checked by its own class. Raises ConfigError."""
-    schedule = SCHEDULES.get(config.schedule.name)
-    if schedule is None:
-        raise ConfigError(f"schedule={config.schedule.name} is unknown; choose one of {', '.join(SCHEDULES)}")
-    known = [field.name for field in dataclasses.fields(schedule)]  # type: ignore[arg-type]
-    for option in config.schedule.options:
-        if option not in known:
-            raise ConfigError(
-                f"schedule.{option} is no option of {config.schedule.name}; it has {', '.join(known) or 'none'}"
-            )
+    name = config.schedule.name
     try:
-        return TypeAdapter(schedule).validate_python(config.schedule.options)
-    except ValidationError as error:
-        raise ConfigError(first_line(error, "schedule.")) from error
+        made = make(_schedule_class(name), config.schedule.options, "schedule", name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    eta, transport = made.eta, getattr(made, "transport", None)
+    if not isinstance(eta, int | float) or not 0 <= eta < math.inf:
+        raise ConfigError(f"schedule={name} has eta={eta}; make it a number of iterations, 0 or more")
+    if transport not in get_args(Transport):
+        raise ConfigError(f"schedule={name} has transport={transport}; choose one of {', '.join(get_args(Transport))}")
+    return made
 
 
 def plain(config: JobConfig) -> dict[str, Any]:
-    """The configuration as nested plain values, options of schedule and engine beside their names as in the YAML."""
+    """The configuration as nested plain values, options of schedule, engine and task beside their names as in the YAML."""
     tree = json.loads(json.dumps(dataclasses.asdict(config)))
-    for group in ("schedule", "engine"):
+    for group in ("schedule", "engine", "task"):
         tree[group] |= tree[group].pop("options")
+    for group, names in _WRITTEN_IF_SET.items():
+        for made in dataclasses.fields(getattr(config, group)):
+            unset = made.default if made.default_factory is dataclasses.MISSING else made.default_factory()
+            if made.name in names and tree[group][made.name] == unset:
+                del tree[group][made.name]
     return tree
 
 
 def cell_name(config: JobConfig) -> str:
-    """`<schedule>-<model>-<task>-<hash>`: equal exactly when two configurations compute the same, seeds aside."""
+    """`<schedule>-<model>-<task>-<hash>`: equal exactly when two configurations compute the same, seeds aside; other
+    where code of the user's own has changed."""
     left_out = (*NOT_IN_CELL, "cost", "device") if config.backend == "real" else NOT_IN_CELL
     tree = {key: value for key, value in plain(config).items() if key not in left_out}
+    if plugins := plugins_of(config):
+        tree["plugins"] = [plugin.sha256 for plugin in plugins]
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:6]
-    return f"{config.schedule.name}-{config.model.name}-{config.task.name}-{digest}"
+    return f"{cell_prefix(config)}-{digest}"
+
+
+def cell_prefix(config: JobConfig) -> str:
+    """What cells of one schedule, model and task have in common."""
+    return "-".join(map(as_file_name, (config.schedule.name, config.model.name, config.task.name)))
 
 
 def _check_override(override: str) -> None:
@@ -115,7 +162,8 @@ def _check_override(override: str) -> None:
     setting, equals, value = override.lstrip("+~").partition("=")
     if not setting or not (equals or override.startswith("~")):
         raise ConfigError(f"{override} cannot be read; write setting=value, such as iterations=20")
-    if setting in GROUPS and not value.endswith(_FILE) and value not in choices(setting):
+    own = value.endswith(_FILE) or (is_path(value) and setting in _PLUGINS)
+    if setting in GROUPS and not own and value not in choices(setting):
         raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(choices(setting))}")
     if setting in GROUPS and override != f"{setting}={value}":
         raise ConfigError(f"{override} cannot be read; a group has one choice: {setting}={value}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic_core import PydanticCustomError
 
 STRICT = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
 
@@ -25,6 +26,18 @@ def _seeds(value: Any) -> int | tuple[int, ...]:
     return value if isinstance(value, int) else tuple(listed)
 
 
+def one_of(*names: str) -> AfterValidator:
+    """Allows these names, and code of the user's by its import path (harness/config/plugins.py)."""
+
+    def check(value: str) -> str:
+        if value not in names and ":" not in value:
+            quoted = ", ".join(f"'{name}'" for name in names)
+            raise PydanticCustomError("literal_error", "", {"expected": f"{quoted} or `package.module:name`"})
+        return value
+
+    return AfterValidator(check)
+
+
 # Strict: neither `true` nor `1.0` is a number of anything.
 Count = Annotated[int, Strict(), Field(ge=1)]
 CountFromZero = Annotated[int, Strict(), Field(ge=0)]
@@ -38,6 +51,8 @@ Above1 = Annotated[float, Strict(), Field(gt=1)]
 Switch = Annotated[bool, Strict()]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$")]
 """Names a folder."""
+NameOrPath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*(:\w+)?$")]
+"""Of a registry, or `package.module:Name` of the user's own."""
 Share = Annotated[int | str, BeforeValidator(_share)]
 Seeds = Annotated[int | tuple[int, ...], BeforeValidator(_seeds)]
 

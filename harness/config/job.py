@@ -19,12 +19,14 @@ from harness.config.fields import (
     Decay,
     Fraction,
     Name,
+    NameOrPath,
     NotNegative,
     Positive,
     Seeds,
     Share,
     Switch,
     first_line,
+    one_of,
 )
 from harness.config.simulation import CostConfig, DeviceConfig, RooflineConfig
 
@@ -54,7 +56,7 @@ class ModelConfig:
 class EngineConfig:
     """The rollout engine. `options` are its own and are checked by its class."""
 
-    name: Name
+    name: NameOrPath
     slots: Count  # samples one engine generates at a time
     tensor_parallel: Count = 1  # devices of one engine; simulated engines only
     keep_cache: Switch = False  # keep the KV cache of running samples across a weight update
@@ -67,13 +69,17 @@ COMMON_TO_ENGINES = ("name", "slots", "tensor_parallel", "keep_cache")
 
 @dataclass(frozen=True, config=STRICT)
 class TaskConfig:
-    """Prompts and rewards. `path` is the file of a task that reads one."""
+    """Prompts and rewards. `options` are the task's own and are checked by its class."""
 
-    name: Name
-    path: str | None = None
+    name: NameOrPath
+    path: str | None = None  # the file of a task that reads one
+    reward: str | None = None  # `package.module:function` that scores responses instead of the task
+    reward_options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-Correction = Literal["none", "clip", "decoupled", "tis", "mis"]
+CORRECTIONS = ("none", "clip", "decoupled", "tis", "mis")
+"""Off-policy corrections that are built in."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -91,7 +97,7 @@ class AlgorithmConfig:
     temperature: Positive = 1.0
     top_p: Fraction = 1.0
     normalise_std: Switch = True  # divide advantages by the group's standard deviation
-    correction: Correction = "clip"  # how off-policy samples are treated, see docs/algorithms.md
+    correction: Annotated[str, one_of(*CORRECTIONS)] = "clip"  # how off-policy samples are treated: docs/algorithms.md
     clip_low: NotNegative = 0.2  # of clip and decoupled
     clip_high: NotNegative = 0.2
     proximal: Literal["actor_fwd", "trainer"] = "actor_fwd"  # whose log-probs decoupled clips against
@@ -102,6 +108,8 @@ class AlgorithmConfig:
     kl_coef: NotNegative = 0.0
     reference: Switch = True  # run the reference model, for policy/kl_ref and the KL term
     recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
+    advantage: Annotated[str, one_of("group")] = "group"  # how the rewards of a group are compared
+    options: dict[str, Any] = field(default_factory=dict)  # of a correction and an advantage of the user's own
 
     @property
     def batch_samples(self) -> int:
@@ -158,7 +166,7 @@ class ScheduleConfig:
     `split` gives for each role a number of devices, a percentage, `rest`, or the role whose devices it shares.
     """
 
-    name: Name
+    name: NameOrPath
     split: dict[str, Share]
     options: dict[str, Any]
 
@@ -194,12 +202,11 @@ class JobConfig:
 def job_config(tree: Mapping[str, Any]) -> JobConfig:
     """Check the types of a composed configuration tree. Raises ConfigError for the first setting that is off."""
     tree = dict(tree)
-    schedule = dict(tree.get("schedule") or {})
-    tree["schedule"] = {
-        "name": schedule.pop("name", None),
-        "split": schedule.pop("split", {}),
-        "options": schedule,
-    }
+    schedule, task = dict(tree.get("schedule") or {}), dict(tree.get("task") or {})
+    named = {"name": schedule.pop("name", None), "split": schedule.pop("split", {})}
+    tree["schedule"] = named | {"options": schedule}
+    own = {name: task.pop(name) for name in ("path", "reward", "reward_options") if name in task}
+    tree["task"] = {"name": task.pop("name", None), **own, "options": task}
     engine = dict(tree.get("engine") or {})
     common = {name: engine.pop(name) for name in COMMON_TO_ENGINES if name in engine}
     tree["engine"] = common | {"options": engine}

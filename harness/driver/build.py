@@ -22,6 +22,7 @@ from harness.config.checks.engine import engine_class, engine_options
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, TrainEngine
+from harness.rl.advantages import advantages_of
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import TransferQueue
@@ -285,7 +286,7 @@ def _advantages(number: int, spec: WorkerSpec) -> AdvantageStage:
     algorithm = spec.config.algorithm
     return AdvantageStage(
         group_size=algorithm.group_size,
-        divide_by_std=algorithm.normalise_std,
+        advantages=advantages_of(algorithm),
         name=str(number),
         rows=algorithm.batch_samples,
         minimum=algorithm.group_size,

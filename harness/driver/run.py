@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from rich.console import Console
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.config.compose import cell_name, make_schedule, plain
+from harness.config.plugins import plugins_of
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay
@@ -51,6 +53,7 @@ def run_seed(config: JobConfig, plan: JobPlan, seed: int, results: Path, console
     with run_directory(config, seed, results) as folder, ExitStack() as stack:
         load = LoadWatch()
         manifest = build_manifest(identity, {"run": seed, "warm_start": 0, "weights": 0})
+        manifest["plugins"] = [dataclasses.asdict(plugin) for plugin in plugins_of(config)]
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
         spec = RunSpec(config, make_schedule(config), plan, _initial_model(config, plan, results, console), seed)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from harness.config import AlgorithmConfig
+from harness.config.plugins import check_called, is_path, keywords, load, named_by
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut off here, so that no ratio overflows float32."""
@@ -121,7 +122,12 @@ CORRECTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 def policy_loss(algorithm: AlgorithmConfig) -> Callable[..., torch.Tensor]:
     """The correction that the settings name, with its options. Where the settings `train_on_old_log_probs`, each call
-    wants them as `proximal_log_probs`."""
+    wants them as `proximal_log_probs`. Raises ConfigError for one of the user's that cannot be called as such."""
+    path = algorithm.correction
+    if is_path(path):
+        own = load(path, "algorithm.correction")
+        check_called(own, 4, "algorithm.correction", path, "loss(log_probs, behaviour_log_probs, advantages, mask)")
+        return partial(_own, own, **keywords(own, named_by(own, algorithm.options), "algorithm.options", path))
     bounds = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
     options: dict[str, dict[str, Any]] = {
         "clip": bounds,
@@ -130,6 +136,14 @@ def policy_loss(algorithm: AlgorithmConfig) -> Callable[..., torch.Tensor]:
         "mis": {"low": algorithm.mis_low, "high": algorithm.mis_high},
     }
     return partial(CORRECTIONS[algorithm.correction], **options.get(algorithm.correction, {}))
+
+
+def _own(loss: Callable[..., torch.Tensor], *tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+    """A loss of the user's; what it says off the mask does not count."""
+    per_token, mask = loss(*tensors, **options), tensors[-1]
+    if per_token.shape != mask.shape:
+        raise ValueError(f"the loss must be [B, T] = {list(mask.shape)}, not {list(per_token.shape)}")
+    return per_token.masked_fill(~mask, 0.0)
 
 
 def policy_ratio(log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.config.placement import HOST_ROLES, Placement
+from harness.config.plugins import import_folders
 from harness.runtime.runtime import WorkerDied
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
@@ -160,6 +161,7 @@ _MALLOC = {
 
 def _worker_environment(gpu: bool) -> dict[str, str]:
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"} | _MALLOC
+    environment["PYTHONPATH"] = os.pathsep.join(import_folders())  # where code of the user's is
     if not gpu:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     return environment

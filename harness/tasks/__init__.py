@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.config import JobConfig
+from harness.config import ConfigError, JobConfig
+from harness.config.plugins import lookup, make
 from harness.tasks.characters import Copy, Expand, Jsonl, Reverse
-from harness.tasks.task import Problem, Score, Task, extra_metrics, extra_values
+from harness.tasks.reward import Rewarded, reward_of
+from harness.tasks.task import MEMBERS, Problem, Score, Task, extra_metrics, extra_values
 
 TASKS: dict[str, Callable[..., Task]] = {
     "reverse": Reverse,
@@ -18,10 +20,25 @@ TASKS: dict[str, Callable[..., Task]] = {
 
 
 def make_task(config: JobConfig) -> Task:
-    """Raises OSError, TypeError or ValueError for options, or names of metrics, that cannot be."""
-    options = {} if config.task.path is None else {"path": config.task.path}
-    task = TASKS[config.task.name](**options)
-    extra_metrics(task)
+    """The task, with the reward that the settings name. Raises ConfigError for what cannot be such a one."""
+    chosen = config.task
+    factory = lookup(TASKS, chosen.name, "task")
+    options = chosen.options if chosen.path is None else {**chosen.options, "path": chosen.path}
+    if chosen.path is not None and "path" not in getattr(factory, "__dataclass_fields__", ()):
+        raise ConfigError(f"task.path={chosen.path}: task {chosen.name} reads no file; use TASK=jsonl")
+    try:
+        task: Task = make(factory, options, "task", chosen.name)
+        if missing := [name for name in MEMBERS if not hasattr(task, name)]:
+            raise ConfigError(f"task={chosen.name} lacks {', '.join(missing)}; write what harness.tasks.Task asks for")
+        if chosen.reward is not None:
+            task = Rewarded(task, reward_of(chosen.reward, chosen.reward_options))
+        extra_metrics(task)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"task.path={chosen.path}: {error.strerror}; name a file of problems") from error
+    except ValueError as error:
+        raise ConfigError(f"task={chosen.name}: {error}") from error
     return task
 
 

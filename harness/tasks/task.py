@@ -74,6 +74,10 @@ class Task(Protocol):
         """Tokens to text, for people."""
 
 
+MEMBERS = tuple(name for name in vars(Task) if not name.startswith("_"))
+"""What a task has."""
+
+
 def extra_metrics(task: Task) -> tuple[str, ...]:
     """Names of the extra values of its scores: `task.extra_metrics`, or none. Raises ValueError for a name that is
     there twice, or cannot name a metric."""

@@ -14,9 +14,9 @@ One row is one sample; `response`, `log_probs`, `versions`, `ref_log_probs` and 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
 
 from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
+from schedules import Order
 
 PROMPT_COLUMNS = {
     "prompt": ColumnSpec("int64", ragged=True),
@@ -59,7 +59,7 @@ def queue_spec(
     *,
     training_ranks: int,
     capacity_rows: int,
-    order: Literal["fifo", "completion"] = "fifo",
+    order: Order = "fifo",
     score_extras: bool = False,
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
@@ -67,12 +67,13 @@ def queue_spec(
     order "fifo": forward passes and training take rows first in, first out; then a micro-batch holds the same rows
     whatever the timing, and the same seed gives the same bits. order "completion": forward passes take whatever is
     ready, training takes groups in the order in which they became ready, of whatever batch; ValueError unless it has
-    one rank. Rewards are per sample, so they always take whatever is ready. score_extras: whether scores have extra
+    one rank. Any other order is a policy of the queue by its name or import path, which training follows instead.
+    Rewards are per sample, so they always take whatever is ready. score_extras: whether scores have extra
     values.
     """
-    if order == "completion" and training_ranks != 1:
-        raise ValueError(f"order 'completion' trains on one rank, not {training_ranks}: use order 'fifo' or one device")
-    forward, training = ("ready", "completion") if order == "completion" else ("fifo", "fifo")
+    if order != "fifo" and training_ranks != 1:
+        raise ValueError(f"order {order!r} trains on one rank, not {training_ranks}: use order 'fifo' or one device")
+    forward, training = ("fifo", "fifo") if order == "fifo" else ("ready", order)
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
     trained.remove("answer")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from harness.protocols import Clock, LogProbEngine, Span
-from harness.rl.advantages import group_advantages
+from harness.rl.advantages import Advantages
 from harness.runtime.runtime import Waits
 from harness.tasks import Task, extra_metrics, extra_values
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
@@ -123,13 +123,16 @@ class AdvantageStage(Stage):
 
     role = kind = "advantages"
 
-    def __init__(self, *, group_size: int, divide_by_std: bool, **stage: Any) -> None:
+    def __init__(self, *, group_size: int, advantages: Advantages, **stage: Any) -> None:
         super().__init__(**stage)
-        self.group_size, self.divide_by_std = group_size, divide_by_std
+        self.group_size, self.advantages = group_size, advantages
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
-        return {"advantage": group_advantages(rewards, divide_by_std=self.divide_by_std).flatten().numpy()}
+        advantages = self.advantages(rewards)
+        if advantages.shape != rewards.shape:
+            raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
+        return {"advantage": advantages.float().flatten().numpy()}
 
 
 class ReferenceStage(Stage):

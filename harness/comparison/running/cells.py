@@ -16,6 +16,7 @@ from harness.config.checks.job import JobPlan, plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
 from harness.config.flat import flatten
 from harness.config.machine import Machine
+from harness.config.plugins import is_path
 from harness.cost_model.job_cost import check_given
 from harness.driver.run import run_directory
 from harness.studies.planner.automatic import with_plan
@@ -100,7 +101,7 @@ def schedule_cells(schedules: str, settings: Sequence[str]) -> list[CellRequest]
     """A cell per schedule. schedules: `all`, or names with commas between them."""
     names = list(SCHEDULES) if schedules == "all" else [name.strip() for name in schedules.split(",")]
     for name in names:
-        if name not in SCHEDULES:
+        if name not in SCHEDULES and not is_path(name):
             raise ConfigError(f"schedules={name} is unknown; choose `all`, or some of {','.join(SCHEDULES)}")
     if len(set(names)) < len(names):
         raise ConfigError(f"schedules={schedules} names one of them twice; name each once")

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from harness.comparison.running.cells import ResolvedCell
 from harness.comparison.running.process import RunProcess
+from harness.config.compose import cell_prefix
 from harness.metrics.formatting import duration
 from harness.metrics.run_files import is_done, load_manifest, load_metrics
 
@@ -277,7 +278,7 @@ def _seconds_of(folder: Path) -> float:
 def _elsewhere(cell: ResolvedCell, results: Path) -> float | None:
     """The latest finished run of this schedule, model, task and backend anywhere, scaled to as many samples."""
     config = cell.config
-    names = f"*/{config.schedule.name}-{config.model.name}-{config.task.name}-*/seed=*/DONE"
+    names = f"*/{cell_prefix(config)}-*/seed=*/DONE"
     for done in sorted(results.glob(names), key=lambda path: path.stat().st_mtime, reverse=True):
         manifest = load_manifest(done.parent)
         if manifest["backend"] == cell.plan.backend and not manifest["smoke"]:

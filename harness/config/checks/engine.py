@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from importlib import import_module
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from engines import ENGINES, OPTIONS
-from harness.config import ConfigError, JobConfig, first_line
+from harness.config import ConfigError, JobConfig
+from harness.config.plugins import is_path, load, make
 
 
 def engine_class(name: str) -> Any:
     """The class of a `harness.protocols.RolloutEngine`; loads the engine's packages."""
-    module, _, attribute = ENGINES[name].partition(":")
-    return getattr(import_module(module), attribute)
+    return load(ENGINES.get(name, name), "engine")
 
 
 def engine_options(config: JobConfig) -> Any | None:
@@ -23,14 +20,9 @@ def engine_options(config: JobConfig) -> Any | None:
     a value of another type."""
     name, given = config.engine.name, config.engine.options
     options = getattr(_described(name), "Options", None)
-    known = [] if options is None else [field.name for field in dataclasses.fields(options)]
-    for option in given:
-        if option not in known:
-            raise ConfigError(f"engine.{option} is no option of {name}; it has {', '.join(known) or 'none'}")
-    try:
-        return None if options is None else TypeAdapter(options).validate_python(given)
-    except ValidationError as error:
-        raise ConfigError(first_line(error, "engine.")) from error
+    if options is None and given:
+        raise ConfigError(f"engine.{next(iter(given))} is no option of {name}; it has none")
+    return None if options is None else make(options, given, "engine", name)
 
 
 def check_environment(config: JobConfig) -> None:
@@ -42,4 +34,6 @@ def check_environment(config: JobConfig) -> None:
 
 def _described(name: str) -> Any:
     """What has the engine's `Options` and `check_environment`: a module that loads nothing, or its class."""
+    if is_path(name):
+        return engine_class(name)
     return import_module(OPTIONS[name]) if name in OPTIONS else None

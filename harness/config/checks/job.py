@@ -12,8 +12,10 @@ from engines import ENGINES
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.checks.engine import check_environment, engine_options
 from harness.config.checks.layout import check_experts, check_layout, only_simulated, training_ranks
+from harness.config.checks.plugins import check_plugins
 from harness.config.machine import Machine
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
+from harness.config.plugins import is_path
 from harness.cost_model.job_cost import check_memory
 from harness.cost_model.shape import parameters, weight_bytes
 from harness.tasks import TASKS, make_task, max_tokens
@@ -53,6 +55,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     """
     _check_names(config)
     engine_options(config)
+    check_plugins(config, schedule)
     _check_model(config.model)
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     check_layout(config, schedule, placement)
@@ -86,9 +89,9 @@ def _simulated(
 
 def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
     ranks = len(placement.devices["actor"])
-    if schedule.order == "completion" and ranks > config.training.tensor_parallel:
+    if schedule.order != "fifo" and ranks > config.training.tensor_parallel:
         raise ConfigError(
-            f"schedule.order=completion trains on one rank, schedule.split gives {ranks}; "
+            f"schedule.order={schedule.order} trains on one rank, schedule.split gives {ranks}; "
             "set schedule.split.actor=1 or schedule.order=fifo"
         )
 
@@ -109,7 +112,7 @@ def _check_names(config: JobConfig) -> None:
         ("engine.name", config.engine.name, ENGINES),
         ("task.name", config.task.name, TASKS),
     ):
-        if value not in known:
+        if value not in known and not is_path(value):
             raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(known)}")
     if config.algorithm.kl_coef > 0 and not config.algorithm.reference:
         raise ConfigError(
@@ -156,15 +159,7 @@ def _check_batch(config: JobConfig, world: int) -> None:
 
 
 def _check_lengths(config: JobConfig) -> None:
-    path = config.task.path
-    try:
-        task = make_task(config)
-    except OSError as error:
-        raise ConfigError(f"task.path={path}: {error.strerror}; name a file of problems") from error
-    except ValueError as error:
-        raise ConfigError(f"task={config.task.name}: {error}") from error
-    except TypeError as error:
-        raise ConfigError(f"task.path={path}: task {config.task.name} reads no file; use TASK=jsonl") from error
+    task = make_task(config)
     longest = task.max_prompt_tokens + max_tokens(config, task)
     if longest > config.model.max_length:
         left = config.model.max_length - task.max_prompt_tokens

@@ -10,7 +10,7 @@ from typing import Any
 from harness.transfer_queue.control import reporting
 from harness.transfer_queue.control.leases import Lease, Leases, Share, Shares
 from harness.transfer_queue.control.partition import Partition, Partitions, Precedence, precedence
-from harness.transfer_queue.control.policies import POLICIES, SPLITS
+from harness.transfer_queue.control.policies import SPLITS, policy_of
 from harness.transfer_queue.control.progress import Positions, Progress
 from harness.transfer_queue.control.reporting import Latency
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec, Status, check_one_rank, check_task
@@ -160,7 +160,7 @@ class Controller:
     def _in_turn(self, request: GetRequest, first: Precedence) -> Iterator[tuple[Partition, Progress, int]]:
         """Where to look for rows, in this order, and the first unit of each that is beyond the consumer's bound."""
         below = self.bound(request.task, request.consumer)
-        policy = POLICIES[self.spec.tasks[request.task].policy]
+        policy = policy_of(self.spec.tasks[request.task].policy)
         strict = policy.strict_partitions
         asked = (
             (partition, progress, progress.units if below is None else partition.limit(request.task, below))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -291,6 +292,12 @@ POLICIES: dict[str, type[Policy]] = {
     "longest_first": LongestFirst,
 }
 """Name -> a policy for a partition of this many units."""
+
+
+def policy_of(name: str) -> type[Policy]:
+    """A policy by its name here, or one of the user's by its import path, `package.module:Class`."""
+    module, colon, attribute = name.partition(":")
+    return getattr(import_module(module), attribute) if colon else POLICIES[name]
 
 
 _EVEN_ENOUGH = 1e-3  # of the heaviest share: no rank notices less

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.transfer_queue.control.policies import NEVER, POLICIES, Units, Weights
+from harness.transfer_queue.control.policies import NEVER, Units, Weights, policy_of
 from harness.transfer_queue.control.spec import TaskSpec
 from harness.transfer_queue.rows.columns import Rows
 
@@ -24,7 +24,7 @@ class Progress:
         self.spec = spec
         self.unit_rows = group_size if spec.whole_groups else 1
         self.units = rows // self.unit_rows
-        self.policy = POLICIES[spec.policy](self.units)
+        self.policy = policy_of(spec.policy)(self.units)
         self.taken = 0
         self.acknowledged = 0
         self.dropped = 0

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from harness.transfer_queue.control.policies import POLICIES, SPLITS
+from harness.transfer_queue.control.policies import POLICIES, SPLITS, policy_of
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows
 
 Self = TypeVar("Self")
@@ -21,12 +21,12 @@ class TaskSpec:
     """One kind of reader; each row is dispatched to it once.
 
     columns: what it reads, all of which must be written before a row is ready for it. policy: a key of
-    `policies.POLICIES`. ranks: data-parallel ranks that share each micro-batch out among them. whole_groups: a group is
-    dispatched whole, to one rank. lease_s: seconds a reader has to acknowledge; then its rows go out again. None: a row
-    is consumed when dispatched. weight: a ragged column of `columns`; a row weighs the length of its cell, a group the
-    sum of its rows. split: a key of `policies.SPLITS`: how a micro-batch is cut into shares for the ranks. writes:
-    columns that its readers write, perhaps a row at a time. A row that has them is done, whichever reader wrote them:
-    what goes out again goes out without it.
+    `policies.POLICIES`, or `package.module:Class` of one of your own. ranks: data-parallel ranks that share each
+    micro-batch out among them. whole_groups: a group is dispatched whole, to one rank. lease_s: seconds a reader has
+    to acknowledge; then its rows go out again. None: a row is consumed when dispatched. weight: a ragged column of
+    `columns`; a row weighs the length of its cell, a group the sum of its rows. split: a key of `policies.SPLITS`:
+    how a micro-batch is cut into shares for the ranks. writes: columns that its readers write, perhaps a row at a
+    time. A row that has them is done, whichever reader wrote them: what goes out again goes out without it.
     """
 
     columns: tuple[str, ...]
@@ -81,7 +81,7 @@ class QueueSpec:
         unknown = sorted(set(task.columns) - set(self.columns))
         if unknown:
             raise ValueError(f"task {name!r} reads unknown columns {unknown}; the schema has {sorted(self.columns)}")
-        if task.policy not in POLICIES:
+        if task.policy not in POLICIES and ":" not in task.policy:
             raise ValueError(f"task {name!r} has unknown policy {task.policy!r}; there are {sorted(POLICIES)}")
         if task.ranks < 1:
             raise ValueError(f"task {name!r} needs at least one rank, not {task.ranks}")
@@ -100,7 +100,7 @@ class QueueSpec:
         if task.split not in SPLITS:
             raise ValueError(f"task {name!r} has unknown split {task.split!r}; there are {sorted(SPLITS)}")
         if task.weight is None:
-            for what, weighs in ((task.policy, POLICIES[task.policy].weighs), (task.split, SPLITS[task.split].weighs)):
+            for what, weighs in ((task.policy, policy_of(task.policy).weighs), (task.split, SPLITS[task.split].weighs)):
                 if weighs:
                     raise ValueError(f"task {name!r} is {what!r} and needs a weight: a ragged column that it reads")
         elif task.weight not in task.columns:

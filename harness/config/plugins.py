@@ -1,0 +1,189 @@
+"""Code of your own, named by import path: `my_lab.schedules:Mine`, from any folder that Python imports from.
+
+Wherever a setting takes a name of a registry, it takes such a path, too. Folders are those of PYTHONPATH and the
+current one; worker processes get the same. What a path names is checked before anything starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.config.fields import ConfigError, first_line
+from harness.config.job import JobConfig
+
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a run used of its user's: which setting named it, the file that defines it, and the digest of that file."""
+
+    setting: str
+    path: str
+    file: str
+    sha256: str
+
+
+def is_path(name: str) -> bool:
+    """Whether this names code by where it is, not by a registry."""
+    return ":" in name
+
+
+def as_file_name(name: str) -> str:
+    """A name of a registry, or a path, as part of a folder's name."""
+    return name.replace(":", ".")
+
+
+def import_folders() -> list[str]:
+    """Where workers have to look, besides where Python looks anyway: PYTHONPATH, and the current folder."""
+    named = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    return list(dict.fromkeys([*named, os.getcwd()]))
+
+
+def lookup(registry: Mapping[str, T], name: str, setting: str) -> T:
+    """Of a registry, or what a path names. Raises ConfigError where there is no such thing."""
+    if is_path(name):
+        loaded: T = load(name, setting)
+        return loaded
+    if name not in registry:
+        raise ConfigError(
+            f"{setting}={name} is unknown; choose one of {', '.join(registry)}, or `package.module:Name` of your own"
+        )
+    return registry[name]
+
+
+def load(path: str, setting: str) -> Any:
+    """What `package.module:Name` names. Raises ConfigError where it is no such path, or cannot be imported."""
+    if not _PATH.fullmatch(path):
+        raise ConfigError(f"{setting}={path} is no import path; write `package.module:Name`")
+    module_name, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"{setting}={path}: there is no module {error.name} in {', '.join(import_folders())}; "
+                "put the folder that holds it on PYTHONPATH"
+            ) from error
+        told = str(error).partition("\n")[0]
+        raise ConfigError(f"{setting}={path}: {module_name} fails to import: {type(error).__name__}: {told}") from error
+    if not hasattr(module, name):
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
+        raise ConfigError(f"{setting}={path}: {module_name} has no {name}; it defines {', '.join(own) or 'nothing'}")
+    return getattr(module, name)
+
+
+def make(factory: Callable[..., T], options: Mapping[str, Any], setting: str, path: str) -> T:
+    """An instance of a dataclass, each option checked by its field's type. setting: what they stand under, such as
+    `schedule`. Raises ConfigError for an option that it lacks, or a value of another type."""
+    _check_class(factory, setting, path)
+    if not is_dataclass(factory):
+        _checked({}, options, setting, path)
+        return factory()
+    types = get_type_hints(factory, include_extras=True)
+    known = {own.name: (types[own.name], _default(own) is MISSING) for own in fields(factory) if own.init}
+    checked = _checked(known, options, setting, path)
+    made: T = factory(**checked)  # type: ignore[assignment]
+    return made
+
+
+def keywords(function: Callable[..., Any], options: Mapping[str, Any], setting: str, path: str) -> dict[str, Any]:
+    """Options of a function, checked by the types of its keyword-only parameters. Raises ConfigError as `make`."""
+    types = {
+        one.name: (Any if one.annotation is one.empty else one.annotation, one.default is one.empty)
+        for one in inspect.signature(function, eval_str=True).parameters.values()
+        if one.kind is one.KEYWORD_ONLY
+    }
+    return _checked(types, options, setting, path)
+
+
+def named_by(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these options, those that are keyword-only parameters of the function."""
+    own = [one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    return {name: value for name, value in options.items() if name in own}
+
+
+def _checked(
+    known: Mapping[str, tuple[Any, bool]], options: Mapping[str, Any], setting: str, path: str
+) -> dict[str, Any]:
+    """known: of each option its type, and whether it needs a value."""
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{setting}.{option} is no option of {path}; it has {', '.join(known) or 'none'}")
+    for name, (_, needed) in known.items():
+        if needed and name not in options:
+            raise ConfigError(f'{setting}.{name} has no value; add ARGS="{setting}.{name}=..."')
+    checked = {}
+    for name, value in options.items():
+        try:
+            checked[name] = TypeAdapter(known[name][0]).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(first_line(error, f"{setting}.{name}")) from error
+    return checked
+
+
+def check_called(function: Any, arguments: int, setting: str, path: str, signature: str) -> None:
+    """Raises ConfigError where this is no function that can be called with so many arguments."""
+    try:
+        if inspect.isclass(function):
+            raise TypeError
+        kinds = inspect.signature(function).parameters.values()
+        inspect.signature(function).bind(
+            *[None] * arguments, **{own.name: None for own in kinds if own.kind is own.KEYWORD_ONLY}
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{setting}={path} cannot be called as {signature}; write a function that can") from error
+
+
+def defaults(cls: type, setting: str, path: str) -> dict[str, Any]:
+    """The options of a dataclass with their defaults; `???` for those that the user has to set."""
+    _check_class(cls, setting, path)
+    values = {own.name: _default(own) for own in fields(cls) if own.init} if is_dataclass(cls) else {}
+    return {name: "???" if value is MISSING else value for name, value in values.items()}
+
+
+def _check_class(found: Any, setting: str, path: str) -> None:
+    if not isinstance(found, type):
+        raise ConfigError(f"{setting}={path} is no class; make it a frozen dataclass, whose fields are its options")
+
+
+def _default(own: Field[Any]) -> Any:
+    """MISSING where there is none: a field without a default may hide a property of its base class, which is none."""
+    value = own.default if own.default_factory is MISSING else own.default_factory()
+    return MISSING if isinstance(value, property) else value
+
+
+def plugins_of(config: JobConfig) -> list[Plugin]:
+    """All that a job has of its user's. Raises ConfigError where one cannot be imported."""
+    order = config.schedule.options.get("order")
+    named = {
+        "schedule": config.schedule.name,
+        "schedule.order": order if isinstance(order, str) else "",
+        "engine": config.engine.name,
+        "task": config.task.name,
+        "task.reward": config.task.reward or "",
+        "algorithm.correction": config.algorithm.correction,
+        "algorithm.advantage": config.algorithm.advantage,
+    }
+    return [_plugin(setting, path) for setting, path in named.items() if is_path(path)]
+
+
+def _plugin(setting: str, path: str) -> Plugin:
+    found = load(path, setting)
+    module = sys.modules[getattr(found, "__module__", None) or path.partition(":")[0]]
+    file = inspect.getsourcefile(module) or ""
+    with open(file, "rb") as source:
+        return Plugin(setting, path, file, hashlib.sha256(source.read()).hexdigest())

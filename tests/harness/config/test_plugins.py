@@ -1,0 +1,239 @@
+"""Code of a user's own, by import path: what docs/plugins.md shows runs, and what cannot is one line before it does."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from harness.cli import main as cli
+from harness.comparison.fairness import fairness_key
+from harness.config import ConfigError, job_config
+from harness.config.checks.job import plan_job
+from harness.config.compose import cell_name, compose_job, make_schedule, plain
+from harness.config.machine import Machine
+from harness.metrics.run_files import load_manifest, load_metrics
+from harness.rl.advantages import ADVANTAGES, advantages_of
+from harness.rl.losses import CORRECTIONS, policy_loss
+from harness.tasks import Score, make_task
+from tests.support.invariants import check_run, read_run
+from tests.support.lab import make_lab
+from tests.support.project import ROOT
+
+MACHINE = Machine(cores=8, gpus=0, gpu_bytes=0)
+SCHEDULE = "schedule=my_lab.schedules:Pairs"
+REWARD = ("task.reward=my_lab.rewards:brief", "task.reward_options.price=0.02")
+LOSS = (
+    "algorithm.correction=my_lab.losses:cispo",
+    "algorithm.options.high=3",
+    "algorithm.advantage=my_lab.losses:leave_one_out",
+)
+ORDER = "schedule.order=my_lab.orders:NewestFirst"
+SMALL = (
+    "iterations=4",
+    "warmup_iterations=1",
+    "algorithm.batch_groups=4",
+    "algorithm.group_size=2",
+    "algorithm.micro_batch_groups=2",
+)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = make_lab(tmp_path)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
+
+
+def door(*arguments: str) -> None:
+    """As `bench` checks a job."""
+    config = compose_job([*arguments, *SMALL])
+    plan_job(config, make_schedule(config), MACHINE)
+
+
+# -- what is there
+
+
+def test_a_schedule_of_ones_own_needs_no_file_of_settings(lab: Path) -> None:
+    config = compose_job([SCHEDULE, "schedule.k=3"])
+    assert config.schedule.options == {"k": 3}
+    assert config.schedule.split == {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
+    schedule = make_schedule(config)
+    assert (type(schedule).__name__, schedule.eta, schedule.order, schedule.colocated) == ("Pairs", 2, "fifo", False)
+    assert job_config(plain(config)) == config
+
+
+def test_colocated_decides_the_split_by_default(lab: Path) -> None:
+    code = (lab / "my_lab/schedules.py").read_text()
+    (lab / "my_lab/shared.py").write_text(
+        code.replace('transport = "collective"', 'transport = "ipc"; colocated = True')
+    )
+    config = compose_job(["schedule=my_lab.shared:Pairs"])
+    assert config.schedule.split["rollout"] == "actor"
+    plan_job(config, make_schedule(config), MACHINE)
+
+
+def test_a_reward_of_ones_own_scores_instead_of_the_task(lab: Path) -> None:
+    own, task = make_task(compose_job(REWARD)), make_task(compose_job([]))
+    answer = own.problem(3, 0).answer
+    short = answer[:1]
+    assert own.score(answer, answer) == Score(1.0 - 0.02 * len(answer), True)
+    assert own.score(short, answer) == Score(task.score(short, answer).reward - 0.02, False)
+    assert (own.name, own.max_prompt_tokens) == (task.name, task.max_prompt_tokens)
+
+
+def test_a_reward_has_to_be_finite(lab: Path) -> None:
+    (lab / "my_lab/bad.py").write_text("def reward(response, answer, task):\n    return float('nan')\n")
+    task = make_task(compose_job(["task.reward=my_lab.bad:reward"]))
+    answer = task.problem(0, 0).answer
+    with pytest.raises(ValueError, match=r"is nan; return a finite number$"):
+        task.score(answer, answer)
+
+
+def test_a_loss_and_advantages_of_ones_own_get_the_options_that_they_name(lab: Path) -> None:
+    algorithm = compose_job(LOSS).algorithm
+    log_probs, behaviour = torch.tensor([[-0.1, -0.5, -9.0]]), torch.tensor([[-2.1, -0.5, torch.nan]])
+    mask = torch.tensor([[True, True, False]])
+    loss = policy_loss(algorithm)(log_probs, behaviour, torch.ones(1, 3), mask)
+    assert torch.allclose(loss, torch.tensor([[3 * 0.1, 0.5, 0.0]])), "high=3, and nothing off the mask"
+    rewards = torch.tensor([[1.0, 0.0, 0.0]])
+    assert torch.allclose(advantages_of(algorithm)(rewards), torch.tensor([[1.0, -0.5, -0.5]]))
+
+
+def test_what_is_built_in_has_the_names_that_settings_allow() -> None:
+    for name in CORRECTIONS:
+        assert compose_job([f"algorithm.correction={name}"]).algorithm.correction == name
+    for name in ADVANTAGES:
+        assert compose_job([f"algorithm.advantage={name}"]).algorithm.advantage == name
+
+
+def test_a_task_of_ones_own_takes_its_fields_as_settings(lab: Path) -> None:
+    (lab / "my_lab/tasks.py").write_text(
+        "from dataclasses import dataclass\nfrom harness.tasks.characters import Copy\n\n\n"
+        "@dataclass(frozen=True)\nclass Short(Copy):\n    name: str = 'short'\n    max_letters: int = 6\n"
+    )
+    config = compose_job(["task=my_lab.tasks:Short", "task.max_letters=5", "task.mean_letters=3"])
+    assert make_task(config).max_prompt_tokens == 6
+    assert plain(config)["task"]["max_letters"] == 5
+    with pytest.raises(ConfigError, match=r"^task=my_lab.tasks:Short: copy needs"):
+        make_task(compose_job(["task=my_lab.tasks:Short", "task.max_letters=99"]))
+
+
+# -- what is written down
+
+
+def test_a_cell_is_named_after_the_code_and_changes_with_it(lab: Path) -> None:
+    before = cell_name(compose_job([SCHEDULE]))
+    assert before.startswith("my_lab.schedules.Pairs-tiny-reverse-")
+    assert before == cell_name(compose_job([SCHEDULE]))
+    with (lab / "my_lab/schedules.py").open("a") as file:
+        file.write("# another file\n")
+    assert cell_name(compose_job([SCHEDULE])) != before
+
+
+def test_settings_that_are_not_used_leave_no_trace_in_a_configuration() -> None:
+    tree = plain(compose_job([]))
+    assert not {"reward", "reward_options"} & set(tree["task"]) and not {"advantage", "options"} & set(
+        tree["algorithm"]
+    )
+
+
+def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
+    with_own, without = (fairness_key(plain(compose_job(given)), (0,)) for given in (REWARD, ()))
+    assert with_own["task.reward"] == "my_lab.rewards:brief" and "task.reward" not in without
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["schedule=my_lab.schedules:Nope"], "my_lab.schedules has no Nope; it defines Pairs"),
+        (["schedule=my_lab.nope:Pairs"], "there is no module my_lab.nope in "),
+        (["schedule=no_lab:Pairs"], "there is no module no_lab in "),
+        (["schedule=my_lab.broken:Pairs"], "my_lab.broken fails to import: ZeroDivisionError: division by zero"),
+        (["schedule=my lab:Pairs"], "schedule=my lab:Pairs is no import path; write `package.module:Name`"),
+        (["schedule=my_lab.losses:cispo"], "is no schedule; make it a frozen dataclass that extends"),
+        (["schedule=my_lab.odd:NoTransport"], "has transport=None; choose one of collective, ipc, host_staged"),
+        (["schedule=my_lab.odd:NoEta"], "leaves out eta; write it, a field with a default"),
+        (["schedule=my_lab.odd:Abstract"], "leaves out eta, run"),
+        ([SCHEDULE, "schedule.k=0"], "schedule.k=0 is out of bounds; use 1 or more"),
+        ([SCHEDULE, "schedule.k=two"], "schedule.k=two is no whole number"),
+        ([SCHEDULE, "schedule.q=1"], "schedule.q is no setting; those of schedule are k, name, split"),
+        (["task.reward=my_lab.losses:cispo"], "cannot be called as reward(response, answer, task)"),
+        ([*REWARD, "task.reward_options.cost=1"], "task.reward_options.cost is no option of my_lab.rewards:brief"),
+        ([REWARD[0], "task.reward_options.price=high"], "task.reward_options.price=high is no number"),
+        (["algorithm.correction=my_lab.rewards:brief"], "cannot be called as loss("),
+        (["algorithm.advantage=my_lab.rewards:brief"], "cannot be called as advantages(rewards)"),
+        ([*LOSS, "algorithm.options.low=1"], "algorithm.options.low is no option of my_lab.losses:cispo or my_lab"),
+        (["algorithm.options.low=1"], "algorithm.options.low is for a correction or an advantage of your own"),
+        (["algorithm.advantage=mean"], "algorithm.advantage=mean is unknown; choose 'group' or `package.module:name`"),
+        (["schedule.order=my_lab.losses:cispo"], "schedule.order=my_lab.losses:cispo lacks "),
+        (["schedule.order=lifo"], "schedule.order=lifo is unknown; choose fifo, completion or `module:Class`"),
+        (["task=my_lab.losses:cispo"], "is no class; make it a frozen dataclass"),
+        (["task=my_lab.schedules:Pairs"], "lacks name, vocabulary_size"),
+        (["engine=my_lab.losses:cispo"], "engine=my_lab.losses:cispo lacks "),
+        (["model=my_lab.models:Mine"], "model=my_lab.models:Mine is unknown; choose one of"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_one_line_before_anything_starts(lab: Path, arguments: list[str], told: str) -> None:
+    (lab / "my_lab/broken.py").write_text("1 / 0\n")
+    (lab / "my_lab/odd.py").write_text(
+        "from dataclasses import dataclass\nfrom schedules import Schedule\n\n\n"
+        "@dataclass(frozen=True)\nclass NoTransport(Schedule):\n    eta = 0.0\n\n"
+        "    async def run(self, job): ...\n\n\n"
+        "@dataclass(frozen=True)\nclass NoEta(Schedule):\n    transport = 'ipc'\n    eta: float\n\n"
+        "    async def run(self, job): ...\n\n\n"
+        "@dataclass(frozen=True)\nclass Abstract(Schedule):\n    transport = 'ipc'\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        door("backend=virtual", *arguments)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+# -- whole runs
+
+
+@pytest.mark.filterwarnings("ignore:::sqlalchemy", "ignore:::mlflow", "ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("settings", [(SCHEDULE, "schedule.k=3"), (*REWARD, *LOSS), (ORDER,)])
+def test_it_runs_on_the_virtual_clock(lab: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "RESULTS", lab / "results")
+    assert cli.main(["bench", *settings, *SMALL, "backend=virtual", "cluster.devices=4", "cost=tiny_cpu"]) == 0
+    (done,) = (lab / "results").glob("bench/*/seed=0/DONE")
+    plugins = load_manifest(done.parent)["plugins"]
+    assert [plugin["path"] for plugin in plugins] == [s.partition("=")[2] for s in settings if ":" in s]
+    for plugin in plugins:
+        assert plugin["sha256"] == hashlib.sha256(Path(plugin["file"]).read_bytes()).hexdigest()
+    check_run(read_run(done.parent))
+
+
+@pytest.mark.slow
+def test_it_runs_for_real_and_workers_find_it(tmp_path: Path) -> None:
+    make_lab(tmp_path)
+    command = [SCHEDULE, *REWARD, *LOSS, *SMALL, "cluster.oversubscribe=true", "save_weights=false"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "bench", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CADENCE_RESULTS": str(tmp_path / "results")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    (marker,) = tmp_path.glob("results/bench/*/seed=0/DONE")
+    check_run(read_run(marker.parent))
+    rewards = [line["reward/mean"] for line in load_metrics(marker.parent)]
+    assert all(np.isfinite(rewards)) and min(rewards) < 0.9

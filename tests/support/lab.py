@@ -1,0 +1,21 @@
+"""A folder of a user's own code: what docs/plugins.md writes down."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.project import ROOT
+
+
+def make_lab(folder: Path, page: str = "plugins.md") -> Path:
+    """Writes every block of the page that begins with the name of a file."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for name, code in blocks:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(code, encoding="utf-8")
+    return folder
