@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
 from harness.config import CostConfig, JobConfig, LengthsConfig, ScheduleConfig
-from harness.config.compose import compose_job
+from harness.config.compose import compose_job, make_schedule
 from harness.driver.session import Session, simulate
+from schedules import Schedule
+from schedules.base import ORDERS
 from tests.support.invariants import Finished
 
 
@@ -58,22 +61,34 @@ LENGTHS = st.one_of(
         cap=st.sampled_from([400, 4000]),
     ),
 )
-OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    "colocate_sync": st.just({}),
-    "separated_sync": st.fixed_dictionaries({"streaming": st.booleans()}),
-    "one_step_off": st.just({}),
-    "delayed_update": st.just({}),
-    "half_step": st.fixed_dictionaries({"cohorts": st.integers(2, 3), "partial": st.booleans()}),
-    "k_step_off": st.fixed_dictionaries({"k": st.integers(1, 3)}),
-    "fully_async": st.fixed_dictionaries(
-        {
-            "max_staleness": st.sampled_from([0, 0.25, 0.5, 1, 1.5, 2, 4]),
-            "partial": st.booleans(),
-            "order": st.sampled_from(["fifo", "completion"]),
-            "on_stale": st.sampled_from(["drop", "wait"]),
-        }
-    ),
-}
+FRACTIONS = (0, 0.25, 0.5, 1, 1.5, 2, 4)
+
+
+def options_of(schedule: type[Schedule]) -> st.SearchStrategy[dict[str, Any]]:
+    """Values of every option, from its field: the examples that it gives, or some of its type and within its bounds."""
+    types = get_type_hints(schedule)
+    return st.fixed_dictionaries({own.name: _values(own, types[own.name]) for own in dataclasses.fields(schedule)})
+
+
+def _values(own: dataclasses.Field[Any], kind: Any) -> st.SearchStrategy[Any]:
+    least, most = own.metadata.get("bounds", (own.default, own.default))
+    if own.name == "order":
+        return st.sampled_from(ORDERS)
+    if examples := own.metadata.get("examples"):
+        return st.sampled_from(examples)
+    if kind is bool:
+        return st.booleans()
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if kind is int:
+        return st.integers(least, min(most, least + 2))
+    if kind is float:
+        return st.sampled_from([value for value in (*FRACTIONS, own.default) if least <= value <= most])
+    return st.just(own.default)
+
+
+def with_options(config: JobConfig, options: dict[str, Any]) -> JobConfig:
+    return replace(config, schedule=replace(config.schedule, options=options))
 
 
 @st.composite
@@ -81,8 +96,9 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
     """Engines, batches, groups, lengths, room for contexts, rollout against training from 1:5 to 5:1, transfers of 0 to
     several iterations."""
     config = base(schedule)
-    options = draw(OPTIONS[schedule])
-    engines = draw(st.integers(options.get("cohorts", 1), 5))
+    options = draw(options_of(type(make_schedule(config))))
+    made = make_schedule(with_options(config, options))
+    engines = draw(st.integers(made.least_engines, max(5, made.least_engines)))
     trainers = draw(st.sampled_from([1, 2]))
     micro = draw(st.sampled_from([1, 2]))
     batch = micro * trainers * draw(st.integers(1, 4))
@@ -115,7 +131,7 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
         kv_tokens=draw(st.sampled_from([None, longest, 2 * longest])),
         reward_s_per_sample=draw(st.sampled_from([0.0, 0.1])) / (batch * group),
     )
-    if schedule == "colocate_sync":
+    if made.colocated:
         split: dict[str, int | str] = {
             "actor": trainers,
             "rollout": "actor",
@@ -133,7 +149,7 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
     return replace(
         config,
         iterations=draw(st.integers(1, 6)),
-        schedule=ScheduleConfig(name=schedule, split=split, options=options),
+        schedule=ScheduleConfig(name=config.schedule.name, split=split, options=options),
         algorithm=algorithm,
         cost=cost,
         engine=replace(config.engine, slots=draw(st.sampled_from([group, 2 * group, 16 * group]))),

@@ -87,7 +87,9 @@ def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 60.
 class Stages:
     def __init__(self, queue: CountingQueue) -> None:
         self.reward = RewardStage(TASK, **stage_options(queue, ROWS, 1))
-        self.advantages = AdvantageStage(group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP))
+        self.advantages = AdvantageStage(
+            group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP)
+        )
         self.reference = ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH))
         self.old = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
 
@@ -192,7 +194,9 @@ async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_la
     queue, trainer = CountingQueue(roles=("rollout", "actor")), NotingTrainer()
     await queue.admit(0)
     reward = RewardStage(TASK, **stage_options(queue, ROWS, 1))
-    advantages = AdvantageStage(group_size=GROUP, advantages=partial(group_advantages, divide_by_std=False), **stage_options(queue, ROWS, GROUP))
+    advantages = AdvantageStage(
+        group_size=GROUP, advantages=partial(group_advantages, divide_by_std=False), **stage_options(queue, ROWS, GROUP)
+    )
     running = asyncio.gather(actor(queue, trainer).train(0), reward.process(0), advantages.process(0))
     await queue.respond(range(MICRO_BATCH))
     await settle()
@@ -219,7 +223,9 @@ async def test_extra_values_of_scores_reach_the_report_of_training() -> None:
     rows = await queue.admit(0)
     await queue.respond(rows)
     await RewardStage(Measuring(), **stage_options(queue, ROWS, 1)).process(0)
-    await AdvantageStage(group_size=GROUP, advantages=partial(group_advantages, divide_by_std=False), **stage_options(queue, ROWS, GROUP)).process(0)
+    await AdvantageStage(
+        group_size=GROUP, advantages=partial(group_advantages, divide_by_std=False), **stage_options(queue, ROWS, GROUP)
+    ).process(0)
     report = await actor(queue, NotingTrainer()).train(0)
     for part in report.trained:
         assert part.score_extras is not None

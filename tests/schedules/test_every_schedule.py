@@ -1,0 +1,188 @@
+"""What must hold of every schedule (docs/schedules.md), of those here and of your own: `make test-schedule SCHEDULE=`.
+
+Whole runs on the virtual clock over random jobs: the schedule's own file, the queue, the roles and the admission code
+that a real run has, around simulated engines; some of which die, leave, and come back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from harness.config import JobConfig
+from harness.config.compose import make_schedule
+from harness.driver.assemble import capacity_rows
+from harness.driver.recorder import Recorder
+from schedules import Schedule, Transport
+from schedules.base import ORDERS
+from tests.support.examples import examples
+from tests.support.fake_job import FakeJob
+from tests.support.invariants import (
+    Finished,
+    check_dispatch,
+    check_every_sample_once,
+    check_lags,
+    check_run,
+    check_times,
+)
+from tests.support.mortal import Event, play_with
+from tests.support.random_jobs import base, jobs, options_of, play, with_options
+
+checked = settings(suppress_health_check=list(HealthCheck))
+few = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))
+
+
+def made(schedule: str) -> Schedule:
+    """With its defaults."""
+    return make_schedule(base(schedule))
+
+
+# -- what it says of itself
+
+
+def test_a_schedule_says_how_weights_travel_and_how_stale_it_is(schedule: str) -> None:
+    @checked
+    @given(options_of(type(made(schedule))))
+    def holds(options: dict[str, object]) -> None:
+        own = make_schedule(with_options(base(schedule), options))
+        assert own.transport in get_args(Transport) and own.order in ORDERS
+        assert own.eta >= 0 and own.least_engines >= 1 and own.cycle >= 1
+        for iteration in range(3 * own.cycle):
+            least, worst = own.lag_bounds(iteration)
+            assert 0 <= least <= worst <= min(iteration, math.ceil(own.eta))
+
+    holds()
+    assert type(made(schedule)).__doc__
+
+
+# -- what it asks of a job
+
+
+async def test_every_version_is_made_known_once_and_in_order(schedule: str) -> None:
+    log = await FakeJob(iterations=5).play(made(schedule))
+    assert [line.split()[1] for line in log.of("publish", "send", "mark")] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
+    assert log.of("train") == [f"train {i}" for i in range(5)]
+
+
+async def test_a_job_of_one_iteration_ends(schedule: str) -> None:
+    log = await FakeJob(iterations=1).play(made(schedule))
+    assert log.of("train") == ["train 0"]
+
+
+async def test_the_first_failure_ends_every_schedule(schedule: str) -> None:
+    with pytest.raises((ArithmeticError, ExceptionGroup)) as caught:
+        await FakeJob(fail_at=2).play(made(schedule))
+    error: BaseException = caught.value
+    while isinstance(error, ExceptionGroup):
+        (error,) = error.exceptions
+    assert str(error) == "the loss of iteration 2 is not finite"
+
+
+# -- whole runs
+
+
+def check(job: JobConfig, seed: int) -> Finished:
+    """It ends, its queue stayed within its bound, and everything of tests/support/invariants.py holds."""
+    run = play(job, seed)
+    assert run.most_rows <= capacity_rows(job, make_schedule(job))
+    check_run(run.finished)
+    return run.finished
+
+
+def test_what_is_promised_of_the_schedule_holds_over_random_jobs(schedule: str) -> None:
+    @checked
+    @given(job=jobs(schedule), seed=st.integers(0, 3))
+    def holds(job: JobConfig, seed: int) -> None:
+        check(job, seed)
+
+    holds()
+
+
+# -- engines that die, leave and come back
+
+
+def engines_of(job: JobConfig) -> int:
+    rollout = job.schedule.split["rollout"]
+    return int(job.schedule.split["actor"] if rollout == "actor" else rollout)
+
+
+def go_on(job: JobConfig) -> JobConfig:
+    return replace(job, cluster=replace(job.cluster, on_lost_engine="go_on"))
+
+
+def check_with_lost_engines(job: JobConfig, recorder: Recorder) -> None:
+    """As of any run. What an engine leaves behind may be sampled by newer weights than its schedule has for it."""
+    recorder.ledger.check()
+    run = Finished(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    check_every_sample_once(run)
+    check_dispatch(run)
+    check_times(run)
+    check_lags(run, newer=make_schedule(job).transport == "host_staged")
+
+
+def test_a_run_goes_on_without_engines_that_die_at_any_moment(schedule: str) -> None:
+    died = 0
+
+    @few
+    @given(
+        job=jobs(schedule),
+        seed=st.integers(0, 3),
+        moments=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+        first=st.integers(0, 4),
+    )
+    def holds(job: JobConfig, seed: int, moments: list[float], first: int) -> None:
+        nonlocal died
+        engines = engines_of(job)
+        assume(engines > 1)
+        ends_at = max(sample.trained_at or 0 for sample in play(job, seed).finished.samples)
+        events = [
+            Event(moment * ends_at, (first + number) % engines, "dies")
+            for number, moment in enumerate(sorted(moments[: engines - 1]))
+        ]
+        recorder = play_with(go_on(job), seed, events, lambda session: None)
+        check_with_lost_engines(go_on(job), recorder)
+        assert {told["what"] for told in recorder.engines} <= {"lost"}
+        died += len(recorder.engines)
+
+    holds()
+    assert died > 5, "the test shows little"
+
+
+@pytest.mark.slow
+def test_engines_leave_and_come_back(schedule: str) -> None:
+    happened: set[str] = set()
+
+    @few
+    @given(
+        job=jobs(schedule),
+        seed=st.integers(0, 3),
+        leaves=st.floats(0, 0.5),
+        joins=st.floats(0.1, 0.9),
+        engine=st.integers(0, 4),
+        dies=st.booleans(),
+    )
+    def holds(job: JobConfig, seed: int, leaves: float, joins: float, engine: int, dies: bool) -> None:
+        engines = engines_of(job)
+        assume(engines > 1 and leaves < joins)
+        job = replace(job, iterations=job.iterations + 4)
+        ends_at = max(sample.trained_at or 0 for sample in play(job, seed).finished.samples)
+        whose = engine % engines
+        events = [Event(leaves * ends_at, whose, "leave")]
+        events.append(Event(joins * ends_at, whose, "dies" if dies else "join"))
+        recorder = play_with(go_on(job), seed, events, lambda session: None)
+        check_with_lost_engines(go_on(job), recorder)
+        happened.update(told["what"] for told in recorder.engines)
+
+    holds()
+    assert happened >= {"leaves", "left", "joins", "works"}
