@@ -20,6 +20,7 @@ from harness.driver.assemble import capacity_rows
 from harness.driver.recorder import Recorder
 from schedules import Schedule, Transport
 from schedules.base import ORDERS
+from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
 from tests.support.fake_job import FakeJob
 from tests.support.invariants import (
@@ -30,7 +31,6 @@ from tests.support.invariants import (
     check_run,
     check_times,
 )
-from tests.support.mortal import Event, play_with
 from tests.support.random_jobs import base, jobs, options_of, play, with_options
 
 checked = settings(suppress_health_check=list(HealthCheck))
@@ -150,7 +150,7 @@ def test_a_run_goes_on_without_engines_that_die_at_any_moment(schedule: str) -> 
             Event(moment * ends_at, (first + number) % engines, "dies")
             for number, moment in enumerate(sorted(moments[: engines - 1]))
         ]
-        recorder = play_with(go_on(job), seed, events, lambda session: None)
+        recorder = simulate_with(go_on(job), seed, events, lambda session: None)
         check_with_lost_engines(go_on(job), recorder)
         assert {told["what"] for told in recorder.engines} <= {"lost"}
         died += len(recorder.engines)
@@ -180,7 +180,7 @@ def test_engines_leave_and_come_back(schedule: str) -> None:
         whose = engine % engines
         events = [Event(leaves * ends_at, whose, "leave")]
         events.append(Event(joins * ends_at, whose, "dies" if dies else "join"))
-        recorder = play_with(go_on(job), seed, events, lambda session: None)
+        recorder = simulate_with(go_on(job), seed, events, lambda session: None)
         check_with_lost_engines(go_on(job), recorder)
         happened.update(told["what"] for told in recorder.engines)
 
