@@ -129,7 +129,7 @@ def make_schedule(config: JobConfig) -> Schedule:
 
 
 def plain(config: JobConfig) -> dict[str, Any]:
-    """The configuration as nested plain values, options of schedule, engine and task beside their names as in the YAML."""
+    """The configuration as nested plain values, options beside the name that they are of, as in the YAML."""
     tree = json.loads(json.dumps(dataclasses.asdict(config)))
     for group in ("schedule", "engine", "task"):
         tree[group] |= tree[group].pop("options")

@@ -27,7 +27,7 @@ def _check_engine(name: str) -> None:
         found = load(name, "engine")
         methods = [method for method, code in vars(RolloutEngine).items() if isfunction(code) and method[0] != "_"]
         if missing := [method for method in methods if not hasattr(found, method)]:
-            raise ConfigError(f"engine={name} lacks {', '.join(missing)}; write what harness.protocols.RolloutEngine asks")
+            raise ConfigError(f"engine={name} lacks {', '.join(missing)}; see harness.protocols.RolloutEngine")
 
 
 def _check_order(order: str) -> None:
