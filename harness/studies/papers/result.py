@@ -8,6 +8,7 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
+from harness.metrics.formatting import decimals, number
 from harness.studies.papers.experiment import PaperExperiment
 
 Role = Literal["base", "fitted", "predicted", "measured"]
@@ -123,11 +124,11 @@ def promised(line: Line) -> str:
 
 
 def text(value: Published) -> str:
-    """A figure as tables say it: three digits, or as many as a whole number has."""
+    """A figure as tables show it: three significant digits, one of them at least behind the point."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if isinstance(value, tuple):
         return f"{text(value[0])} to {text(value[1])}"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+    return number(value, max(1, decimals([value])))
