@@ -21,7 +21,10 @@ from harness.config import ConfigError, JobConfig, job_config
 from harness.config.plugins import as_file_name, defaults, is_path, load, lookup, make, plugins_of
 from schedules import SCHEDULES, Schedule, Transport
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+_ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed: experiments/ comes along
+EXPERIMENTS = _ROOT / "experiments"
+DOCS = _ROOT / "docs" if (_ROOT / "docs").is_dir() else Path("docs")
+"""Where pages are written: of this checkout; of the current folder where this is an installed copy."""
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
 _FILE = ".yaml"
 """The end of a choice that is a file instead of a name."""

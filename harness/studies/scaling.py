@@ -13,6 +13,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from harness.config.compose import DOCS
 from harness.metrics.atomic_files import write_text
 from harness.report.plots import save_figure
 from harness.studies.planner.explore import Effort
@@ -26,8 +27,6 @@ STALENESS = "schedule.max_staleness"
 """Of fully_async it is as in its file: the study compares schedules, and another staleness is another schedule."""
 
 EFFORT = Effort(samples=10**6, trials=2)  # two trials of each schedule, however many iterations they take
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,7 @@ def write_study(results: Path, progress: Callable[[str], None]) -> Path:
     results.mkdir(parents=True, exist_ok=True)
     found = {"simulated": True, "planning_s": seconds, **dataclasses.asdict(study)}
     write_text(results / "scaling.json", json.dumps(found, indent=1) + "\n")
+    (DOCS / "images").mkdir(parents=True, exist_ok=True)
     draw_scaling(study, DOCS / "images" / "scaling.png")
     write_text(DOCS / "scaling.md", page(study, seconds))
     return DOCS / "scaling.md"

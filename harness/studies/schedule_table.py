@@ -14,13 +14,13 @@ from statistics import NormalDist
 import numpy as np
 
 from harness.config import CostConfig, JobConfig, LengthsConfig
-from harness.config.compose import choices, compose_job
+from harness.config.compose import DOCS, choices, compose_job
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
 from harness.metrics.atomic_files import write_text
 from harness.metrics.samples import staleness_metrics
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "schedule_table.md"
+PAGE = DOCS / "schedule_table.md"
 
 DEVICES, ITERATIONS, WARMUP = 16, 22, 2
 
@@ -189,6 +189,7 @@ def study(progress: Callable[[str], None] = lambda text: None) -> dict[str, dict
 
 def write_page(progress: Callable[[str], None]) -> Path:
     """Run the study and write the page."""
+    PAGE.parent.mkdir(exist_ok=True)
     write_text(PAGE, page(INTRO, study(progress)))
     return PAGE
 

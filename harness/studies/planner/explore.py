@@ -140,7 +140,7 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
         apart=candidate.scoring > 0,
         # the first group of a batch b that version b - ceil(eta) may not start
         fresh_from=Capacity(algorithm.batch_groups, schedule.eta).limit(-math.ceil(schedule.eta)),
-        together=schedule.k if isinstance(schedule, KStepOff) else 1,
+        together=schedule.cycle,
         transport=schedule.transport,
     )
 
@@ -158,7 +158,7 @@ def cost_of(config: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> 
 
 def window(schedule: Schedule, batch_samples: int) -> Window:
     """What to simulate of a schedule that may be `eta` iterations ahead: fill, measure whole cycles, empty."""
-    ahead, cycle = math.ceil(schedule.eta), schedule.k if isinstance(schedule, KStepOff) else 1
+    ahead, cycle = math.ceil(schedule.eta), schedule.cycle
     least = max(_LEAST_ITERATIONS, math.ceil(_LEAST_SAMPLES / batch_samples))
     warmup, measured = (cycle * math.ceil(n / cycle) for n in (1 + ahead, least))
     return Window(warmup, measured, warmup + measured + ahead)

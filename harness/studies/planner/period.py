@@ -69,7 +69,7 @@ def _in_turn(schedule: Schedule, work: Work, beside: Beside) -> float:
 def _two_pools(schedule: Schedule, work: Work, beside: Beside) -> float:
     """Generating k batches beside scoring and then training on k batches one by one; then both wait for the weights.
     Neither hinders the other: they meet when both are done."""
-    batches = schedule.k if isinstance(schedule, KStepOff) else 1
+    batches = schedule.cycle
     generate_s = max(work.generate_s, work.longest_s / batches, work.batch_s if batches == 1 else 0.0)
     return max(generate_s, work.score_s + work.train_s + work.step_s) + work.publish_s / batches
 
