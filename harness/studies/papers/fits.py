@@ -15,7 +15,6 @@ from dataclasses import field, replace
 from functools import partial
 
 from pydantic.dataclasses import dataclass
-from scipy.optimize import brentq
 
 from harness.config import STRICT, ConfigError, JobConfig
 from harness.config.compose import compose_job
@@ -31,22 +30,39 @@ WITHIN = 0.10
 """The error that is promised of a predicted speed-up."""
 
 _NEAR = 0.003  # of the figure that is fitted to
+_TRIES = 12
 
 _TIMEOUT_S = 3600.0
 
 
-def fit_unknown(simulated: Callable[[float], float], published: float, least: float, most: float) -> float | None:
-    """The value from `least` to `most`, both above 0, at which `simulated` is `published`, to three thousandths of it:
-    by Brent's method over the logarithms. None where the figure lies on one side of it at both ends."""
+def fit_unknown(
+    simulated: Callable[[float], float], published: float, least: float, most: float, *, halve: bool = False
+) -> float | None:
+    """The value from `least` to `most`, both above 0, at which `simulated` is `published`, to three thousandths of it.
+    None where the figure lies on one side of it at both ends.
+
+    By false position (the Illinois variant) over the logarithm of the value; halve: by bisection. It stops early, as
+    more digits would say nothing: a simulated step is not a smooth function of its workload.
+    """
 
     def error(log_value: float) -> float:
-        found = math.log(simulated(math.exp(log_value)) / published)
-        return 0.0 if abs(found) <= _NEAR else found
+        return math.log(simulated(math.exp(log_value)) / published)
 
-    ends = {log_value: error(log_value) for log_value in (math.log(least), math.log(most))}
-    if math.prod(ends.values()) > 0:
+    low, high = math.log(least), math.log(most)
+    at_low, at_high = error(low), error(high)
+    at, found = min(((low, at_low), (high, at_high)), key=lambda end: abs(end[1]))
+    if at_low * at_high > 0:
         return None
-    return math.exp(brentq(lambda x: ends[x] if x in ends else error(x), *ends))
+    for _ in range(_TRIES):
+        if abs(found) <= _NEAR:
+            break
+        at = low + (0.5 if halve else at_low / (at_low - at_high)) * (high - low)
+        found = error(at)
+        if found * at_low > 0:
+            low, at_low, at_high = at, found, at_high / 2
+        else:
+            high, at_high, at_low = at, found, at_low / 2
+    return math.exp(at)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -127,7 +143,7 @@ def fit_workload(job: Sequence[str], base_s: float, form: Calibrated) -> FittedU
     def base_step_s(value: float) -> float:
         return steps(job_of(base, (*job, f"{form.unknown}={value}"))).seconds
 
-    value = fit_unknown(base_step_s, base_s, form.least, form.most)
+    value = fit_unknown(base_step_s, base_s, form.least, form.most, halve=True)
     if value is None:
         raise ConfigError(
             f"no {form.unknown} from {form.least:g} to {form.most:g} makes a step of {base.label} take {base_s:g} s"
@@ -299,14 +315,17 @@ class RatioSimulation:
         self._setup = setup
         self._base = of_role(setup.modes, "base")
         self._base_s = steps(ratio_job(setup, self._base, train_s=0.0)).seconds
+        self._known: dict[tuple[str, float], float] = {}
 
     def speedup(self, mode: Mode, ratio: float) -> float:
-        """Of a mode over the base."""
-        train_s = self._base_s / ratio
+        """Of a mode over the base. What was simulated once is not simulated again."""
         if mode == self._base:
             return 1.0
-        sequential_s = self._base_s + (1 + self._setup.reference_share) * train_s
-        return sequential_s / steps(ratio_job(self._setup, mode, train_s)).seconds
+        if (mode.label, ratio) not in self._known:
+            train_s = self._base_s / ratio
+            sequential_s = self._base_s + (1 + self._setup.reference_share) * train_s
+            self._known[mode.label, ratio] = sequential_s / steps(ratio_job(self._setup, mode, train_s)).seconds
+        return self._known[mode.label, ratio]
 
 
 def ratio_job(setup: RatioSetup, mode: Mode, train_s: float) -> JobConfig:

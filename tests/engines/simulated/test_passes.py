@@ -1,15 +1,22 @@
-"""Simulated forward and training passes: how long they last, and who waits for whom."""
+"""Simulated forward and training passes: how long they last; and devices that take turns."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+<<<<<<< HEAD
 from engines.simulated.passes import SharedDevice, SimulatedLogProb, SimulatedTrainer
+=======
+from engines.simulated.devices import Device, LockedDevice, SharedDevice
+from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+>>>>>>> 19b23c5 (Tests of studies, cost model and simulated engines follow the files; one search fits the unknown of papers, with every figure as it was)
 from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
+from harness.runtime.runtime import RealClock
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from harness.transfer_queue import Ragged
 from tests.support.simulated_setting import COST, now
@@ -96,3 +103,77 @@ def test_passes_on_one_device_take_turns_in_the_order_they_came() -> None:
         return seen
 
     assert run_virtual(main()) == [("first", 7.0), ("step", 14.0), ("second", 21.0)]
+
+
+def test_a_lock_on_a_file_makes_those_who_share_a_device_take_turns(tmp_path: Path) -> None:
+    async def main() -> list[tuple[str, float, float]]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        path, seen = tmp_path / "device-0", list[tuple[str, float, float]]()
+
+        async def works(name: str, device: Device) -> None:
+            await device.work(5.0)
+            seen.append((name, clock.now() - 5.0, clock.now()))
+
+        own = LockedDevice(path, clock, timeout_s=60.0)
+        other = LockedDevice(path, clock, timeout_s=60.0)  # as of another process: flock is by open file
+        await asyncio.gather(works("one", own), works("two", other), works("three", own))
+        return seen
+
+    seen = sorted(run_virtual(main()), key=lambda turn: turn[1])
+    assert {name for name, _, _ in seen} == {"one", "two", "three"}
+    for (_, _, end), (_, start, _) in zip(seen[:-1], seen[1:], strict=True):
+        assert end <= start <= end + 0.01
+
+
+def test_a_role_that_works_without_a_break_leaves_the_other_every_second_turn(tmp_path: Path) -> None:
+    async def main() -> list[str]:
+        clock = VirtualClock(asyncio.get_running_loop())
+        seen: list[str] = []
+
+        async def works(name: str) -> None:
+            device = LockedDevice(tmp_path / "device-0", clock, timeout_s=60.0)
+            for _ in range(4):
+                await device.work(5.0)
+                seen.append(name)
+
+        await asyncio.gather(works("one"), works("two"))
+        return seen
+
+    assert run_virtual(main()) == ["one", "two"] * 4
+
+
+def test_a_turn_that_never_comes_is_an_error_that_names_the_device(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        path = tmp_path / "device-0"
+        holder = asyncio.create_task(LockedDevice(path, clock, timeout_s=1.0).work(100.0))
+        await clock.sleep(1.0)
+        with pytest.raises(TimeoutError, match="waited 2 s for a turn on the device of .*device-0; another role holds"):
+            await LockedDevice(path, clock, timeout_s=2.0).work(1.0)
+        assert clock.now() == pytest.approx(3.0, abs=0.01)
+        holder.cancel()
+        await asyncio.gather(holder, return_exceptions=True)
+        await LockedDevice(path, clock, timeout_s=2.0).work(1.0)  # whoever ends gives the lock back
+
+    run_virtual(main())
+
+
+async def test_devices_work_on_the_real_clock(tmp_path: Path) -> None:
+    clock = RealClock.starting_now()
+    for device in (SharedDevice(clock), LockedDevice(tmp_path / "device-0", clock, timeout_s=60.0)):
+        start = clock.now()
+        await device.work(0.002)
+        assert clock.now() - start >= 0.002
+
+
+def test_who_is_cancelled_on_a_device_gives_it_to_the_next() -> None:
+    async def main() -> float:
+        clock = VirtualClock(asyncio.get_running_loop())
+        device = SharedDevice(clock)
+        first, second = asyncio.create_task(device.work(10.0)), asyncio.create_task(device.work(1.0))
+        await clock.sleep(3.0)
+        first.cancel()
+        await second
+        return clock.now()
+
+    assert run_virtual(main()) == 4.0

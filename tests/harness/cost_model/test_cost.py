@@ -1,17 +1,21 @@
-"""Costs of a model, of transfers and of shares; devices that take turns; a task without content."""
+"""Costs of transfers and of shares; response lengths: a draw per sample and seed, of the distribution asked for."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+<<<<<<< HEAD
 from engines.simulated.passes import Device, LockedDevice, SharedDevice
 from harness.config import CostConfig
+=======
+from harness.config import CostConfig, LengthsConfig
+>>>>>>> 19b23c5 (Tests of studies, cost model and simulated engines follow the files; one search fits the unknown of papers, with every figure as it was)
 from harness.config.compose import compose_job
 from harness.cost_model.cost import (
     TransferTimes,
@@ -21,15 +25,9 @@ from harness.cost_model.cost import (
     reload_s,
     transfer_times,
 )
+from harness.cost_model.lengths import Lengths, read_trace
 from harness.cost_model.shape import parameters
-from harness.runtime.runtime import RealClock
-from harness.runtime.virtual_runtime import LocalRole, VirtualClock, run_virtual
-from harness.tasks import Task
-from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import Ragged
-from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightReceiver, WeightSender
-from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedTransport
 
 TINY = compose_job(["cost=tiny_cpu"])
 COST = TINY.cost
@@ -67,180 +65,83 @@ def test_the_slowest_share_is_that_of_contiguous_parts() -> None:
         assert largest_share_s(*columns, devices, s_per_token=0.5, s_per_pair=0.01) == pytest.approx(expected)
 
 
-# -- devices
+LOGNORMAL = LengthsConfig(kind="lognormal", mean=200.0, sigma=0.7, cap=5000)
+MANY = np.arange(50_000)
+KINDS = [
+    LengthsConfig(kind="constant", mean=7.4, cap=100),
+    LengthsConfig(kind="uniform", mean=5.5, cap=100),
+    LOGNORMAL,
+    LengthsConfig(kind="trace", values=(3, 50, 7000), cap=6000),
+]
 
 
-def test_a_lock_on_a_file_makes_those_who_share_a_device_take_turns(tmp_path: Path) -> None:
-    async def main() -> list[tuple[str, float, float]]:
-        clock = VirtualClock(asyncio.get_running_loop())
-        path, seen = tmp_path / "device-0", list[tuple[str, float, float]]()
-
-        async def works(name: str, device: Device) -> None:
-            await device.work(5.0)
-            seen.append((name, clock.now() - 5.0, clock.now()))
-
-        own = LockedDevice(path, clock, timeout_s=60.0)
-        other = LockedDevice(path, clock, timeout_s=60.0)  # as of another process: flock is by open file
-        await asyncio.gather(works("one", own), works("two", other), works("three", own))
-        return seen
-
-    seen = sorted(run_virtual(main()), key=lambda turn: turn[1])
-    assert {name for name, _, _ in seen} == {"one", "two", "three"}
-    for (_, _, end), (_, start, _) in zip(seen[:-1], seen[1:], strict=True):
-        assert end <= start <= end + 0.01
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.integers(0, 2**63))
+def test_a_length_depends_on_seed_and_sample_only(ids: list[int], seed: int) -> None:
+    together = Lengths(LOGNORMAL, seed).of(np.array(ids))
+    alone = [int(Lengths(LOGNORMAL, seed).of(np.array([sample_id]))[0]) for sample_id in ids]
+    assert together.tolist() == alone
+    assert together.dtype == np.int64
 
 
-def test_a_role_that_works_without_a_break_leaves_the_other_every_second_turn(tmp_path: Path) -> None:
-    async def main() -> list[str]:
-        clock = VirtualClock(asyncio.get_running_loop())
-        seen: list[str] = []
-
-        async def works(name: str) -> None:
-            device = LockedDevice(tmp_path / "device-0", clock, timeout_s=60.0)
-            for _ in range(4):
-                await device.work(5.0)
-                seen.append(name)
-
-        await asyncio.gather(works("one"), works("two"))
-        return seen
-
-    assert run_virtual(main()) == ["one", "two"] * 4
+def test_seeds_and_samples_have_lengths_of_their_own() -> None:
+    one, other = Lengths(LOGNORMAL, 0).of(MANY), Lengths(LOGNORMAL, 1).of(MANY)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.03
+    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.03
 
 
-def test_a_turn_that_never_comes_is_an_error_that_names_the_device(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = VirtualClock(asyncio.get_running_loop())
-        path = tmp_path / "device-0"
-        holder = asyncio.create_task(LockedDevice(path, clock, timeout_s=1.0).work(100.0))
-        await clock.sleep(1.0)
-        with pytest.raises(TimeoutError, match="waited 2 s for a turn on the device of .*device-0; another role holds"):
-            await LockedDevice(path, clock, timeout_s=2.0).work(1.0)
-        assert clock.now() == pytest.approx(3.0, abs=0.01)
-        holder.cancel()
-        await asyncio.gather(holder, return_exceptions=True)
-        await LockedDevice(path, clock, timeout_s=2.0).work(1.0)  # whoever ends gives the lock back
-
-    run_virtual(main())
+def test_samples_of_a_group_have_a_part_of_their_variance_in_common() -> None:
+    """Of the logarithm's: and the samples together are distributed as without."""
+    config = replace(LOGNORMAL, common=0.4, cap=10**9)
+    logs = np.log(Lengths(config, 0, group_size=8).of(MANY)).reshape(-1, 8)
+    alone = np.log(Lengths(replace(config, common=0.0), 0).of(MANY))
+    assert np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] == pytest.approx(0.4, abs=0.04)
+    assert logs.mean() == pytest.approx(alone.mean(), abs=0.02)
+    assert logs.std() == pytest.approx(alone.std(), rel=0.03)
 
 
-async def test_devices_work_on_the_real_clock(tmp_path: Path) -> None:
-    clock = RealClock.starting_now()
-    for device in (SharedDevice(clock), LockedDevice(tmp_path / "device-0", clock, timeout_s=60.0)):
-        start = clock.now()
-        await device.work(0.002)
-        assert clock.now() - start >= 0.002
+@pytest.mark.parametrize("config", KINDS, ids=lambda config: config.kind)
+def test_every_kind_stays_between_one_token_and_the_cap(config: LengthsConfig) -> None:
+    lengths = Lengths(config, 3).of(MANY)
+    assert lengths.min() >= 1 and lengths.max() <= config.cap
+    short = Lengths(replace(config, cap=2), 3).of(MANY)
+    assert set(short.tolist()) <= {1, 2}
 
 
-def test_who_is_cancelled_on_a_device_gives_it_to_the_next() -> None:
-    async def main() -> float:
-        clock = VirtualClock(asyncio.get_running_loop())
-        device = SharedDevice(clock)
-        first, second = asyncio.create_task(device.work(10.0)), asyncio.create_task(device.work(1.0))
-        await clock.sleep(3.0)
-        first.cancel()
-        await second
-        return clock.now()
-
-    assert run_virtual(main()) == 4.0
+def test_a_constant_length_is_the_mean_rounded() -> None:
+    assert set(Lengths(KINDS[0], 0).of(MANY).tolist()) == {7}
 
 
-# -- the task
+def test_uniform_lengths_are_equally_likely_from_one_on() -> None:
+    values, counts = np.unique(Lengths(KINDS[1], 0).of(MANY), return_counts=True)
+    assert values.tolist() == list(range(1, 11))
+    assert counts == pytest.approx(5000, rel=0.06)
 
 
-def test_a_simulated_task_is_a_task() -> None:
-    task = SimulatedTask(prompt_tokens=512, max_response_tokens=100)
-    _: Task = task
-    problem = task.problem(3, seed=0)
-    assert (problem.prompt.tolist(), problem.answer.tolist()) == ([512], [0])
-    assert problem.prompt.dtype == problem.answer.dtype == np.int64
-    assert task.max_prompt_tokens == 512
-    score = task.score(np.array([4, 5]), problem.answer)
-    assert (score.reward, score.exact_match) == (0.0, False)
-    assert task.decode(np.array([4, 5])) == "<9 tokens>"
-    with pytest.raises(ValueError, match="a simulated task has no text"):
-        task.encode("abc")
+def test_lognormal_lengths_have_the_mean_the_median_and_the_tail_of_the_distribution() -> None:
+    lengths = Lengths(LOGNORMAL, 0).of(MANY)
+    median = 200.0 * np.exp(-(0.7**2) / 2)
+    assert lengths.mean() == pytest.approx(200.0, rel=0.02)
+    assert np.median(lengths) == pytest.approx(median, rel=0.02)
+    assert np.percentile(lengths, 99) == pytest.approx(median * np.exp(0.7 * 2.3263), rel=0.04)
 
 
-# -- the transport
-
-
-TIMES = TransferTimes(send_s=2.0, stage_s=5.0, load_s=1.0)
-
-
-def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
-    async def main() -> None:
-        clock = VirtualClock(asyncio.get_running_loop())
-        sender = SimulatedSender(TIMES, clock)
-        receiver = SimulatedOffer(TransferPlan(()), TIMES, clock).receiver(0, torch.device("cpu"))
-        _: tuple[HostSender, WeightSender, HostReceiver, WeightReceiver] = (sender, sender, receiver, receiver)
-        await sender.send(1, {})
-        assert clock.now() == 2.0
-        with pytest.raises(ValueError, match="version 1 is not in host memory; there: none"):
-            receiver.staged(1)
-        await asyncio.gather(sender.wait_arrived(1), receiver.stage(1))
-        assert clock.now() == 7.0
-        assert list(receiver.staged(1)) == []
-        with pytest.raises(ValueError, match="version 1 is not in host memory"):
-            receiver.staged(1)
-        with pytest.raises(ValueError, match="version 2 is not under way; the last one sent is 1"):
-            await sender.wait_arrived(2)
-        await sender.send(2, {})
-        await sender.send(3, {})  # waits until version 2 has arrived
-        assert clock.now() == 9.0 + 5.0 + 2.0
-
-    run_virtual(main())
-
-
-class Worker:
-    """Notes what the transport asks of it."""
-
-    def __init__(self, name: str, notes: list[str]) -> None:
-        self.name, self.notes = name, notes
-        self.sender: SimulatedSender
-        self.receiver: SimulatedReceiver
-
-    async def use(self, sender: SimulatedSender) -> None:
-        self.sender = sender
-
-    async def join(self, offer: SimulatedOffer, number: int) -> None:
-        self.receiver = offer.receiver(number, torch.device("cpu"))
-
-    async def publish(self, version: int) -> list[object]:
-        return await self._note("publish", self.sender.send(version, {}))
-
-    async def stage(self, version: int) -> list[object]:
-        return await self._note("stage", self.receiver.stage(version))
-
-    async def load(self, version: int) -> list[object]:
-        assert list(self.receiver.receive(version)) == []
-        return await self._note("load", asyncio.sleep(TIMES.load_s))
-
-    async def swap(self, version: int) -> list[object]:
-        assert list(self.receiver.staged(version)) == []
-        return await self._note("swap", asyncio.sleep(TIMES.load_s))
-
-    async def _note(self, what: str, work: object) -> list[object]:
-        start = asyncio.get_running_loop().time()
-        await work  # type: ignore[misc]
-        self.notes.append(f"{self.name} {what} {start:g}-{asyncio.get_running_loop().time():g}")
-        return []
+def test_a_trace_is_drawn_from_value_by_value(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("3\n50\n7000\n")
+    from_values, from_path = Lengths(KINDS[3], 0), Lengths(LengthsConfig(kind="trace", path=str(path), cap=6000), 0)
+    lengths = from_values.of(MANY)
+    assert (from_path.of(MANY) == lengths).all()
+    values, counts = np.unique(lengths, return_counts=True)
+    assert values.tolist() == [3, 50, 6000]
+    assert counts == pytest.approx(len(MANY) / 3, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("transport", "told"),
-    [
-        ("collective", ["engine load 0-1", "trainer publish 0-2"]),
-        ("ipc", ["trainer publish 0-2", "engine load 2-3"]),
-        ("host_staged", ["trainer publish 0-2", "engine stage 2-7", "engine swap 7-8"]),
-    ],
+    ("text", "told"),
+    [("12\nmany\n", "trace.txt:2: 'many' is no number"), ("0\n", "trace.txt:1: '0' is no"), ("", "holds no length")],
 )
-def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: Transport, told: list[str]) -> None:
-    async def main() -> list[str]:
-        notes: list[str] = []
-        trainer, engine = LocalRole("actor[0]", Worker("trainer", notes)), LocalRole("e", Worker("engine", notes))
-        carrier = SimulatedTransport(transport, TIMES, VirtualClock(asyncio.get_running_loop()))
-        await carrier.connect(trainer, [engine], TransferPlan(()))
-        await carrier.publish([trainer], [engine], 1)
-        return notes
-
-    assert run_virtual(main()) == told
+def test_a_trace_that_cannot_be_read_is_told_by_its_line(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "trace.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=told):
+        read_trace(path)

@@ -1,4 +1,4 @@
-"""A device's figures as costs: by hand for a small model, and better figures never cost more."""
+"""A model's shape and a device's figures as costs and memory: by hand for a small model; better never costs more."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness.config import CostConfig, DeviceConfig, RooflineConfig
+from harness.config import ConfigError, CostConfig, DeviceConfig, ModelConfig, RooflineConfig
 from harness.config.compose import EXPERIMENTS, choices, compose_job
-from harness.cost_model.memory import Layout, gathered_bytes
+from harness.cost_model.memory import (
+    GIB,
+    Layout,
+    activation_bytes_per_token,
+    gathered_bytes,
+    kv_tokens,
+    scoring_bytes,
+    state_bytes,
+    training_bytes,
+)
 from harness.cost_model.roofline import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s, roofline
 from harness.cost_model.shape import (
     active_parameters,
+    decode_flops_per_cached_token,
     expert_parameters,
     forward_flops_per_pair,
+    forward_flops_per_token,
+    kv_bytes_per_token,
     parameters,
+    prefill_flops_per_token,
     weight_bytes,
 )
 from tests.support.rooflines import DEVICE, FACTORS, MODEL
@@ -223,3 +236,82 @@ def test_a_7b_model_on_an_h100_is_about_as_fast_as_people_measure() -> None:
     assert 6_000 < 1 / cost.train_s_per_token < 12_000
     assert 500_000 < cost.kv_tokens < 1_500_000
     assert forward_flops_per_pair(QWEN.model) * 8192 < 2 * active_parameters(QWEN.model), "attention is less"
+
+
+def test_a_dense_token_is_multiplied_with_all_but_embeddings_and_norms() -> None:
+    model = compose_job(["model=qwen7b"]).model
+    norms = 28 * (2 * 128 + 2 * 3584) + 3584
+    assert active_parameters(model) == parameters(model) - 152064 * 3584 - norms
+    assert forward_flops_per_token(model) - prefill_flops_per_token(model) == 2 * 152064 * 3584
+
+
+def test_a_mixture_of_experts_is_as_large_as_its_name_says() -> None:
+    """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 billion of them for a token with the table of embeddings."""
+    model = compose_job(["model=qwen3-30b-a3b"]).model
+    assert parameters(model) / 1e9 == pytest.approx(30.5, abs=0.05)
+    assert (active_parameters(model) + model.vocabulary * model.hidden) / 1e9 == pytest.approx(3.3, abs=0.1)
+
+
+def test_every_model_of_the_files_has_the_size_in_its_name() -> None:
+    for name in choices("model"):
+        billions = name.removeprefix("qwen3-").removeprefix("qwen").partition("b")[0]
+        if billions != "tiny":
+            model = ModelConfig(**OmegaConf.load(EXPERIMENTS / "model" / f"{name}.yaml"))
+            assert parameters(model) / 1e9 == pytest.approx(float(billions), rel=0.25, abs=0.2), name
+
+
+def test_operations_and_bytes_equal_arithmetic_by_hand() -> None:
+    layer = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + 3 * 8 * 16  # queries, keys, values, output, feed-forward
+    assert active_parameters(MODEL) == 2 * layer + 10 * 8
+    assert parameters(MODEL) == 2 * (layer + 2 * 4 + 2 * 8) + 2 * 10 * 8 + 8
+    assert forward_flops_per_token(MODEL) == 2 * (2 * layer + 80)
+    assert kv_bytes_per_token(MODEL) == 2 * 2 * 1 * 4 * 2  # keys and values, layers, KV heads, head_dim, bytes
+    assert weight_bytes(MODEL) == 2 * parameters(MODEL)
+
+
+def test_attention_of_a_sequence_is_that_of_its_tokens_in_turn() -> None:
+    tokens = 1000
+    in_turn = sum(decode_flops_per_cached_token(MODEL) * cached for cached in range(tokens))
+    assert forward_flops_per_pair(MODEL) * tokens**2 == pytest.approx(in_turn, rel=0.01)
+
+
+def test_training_needs_state_gathered_weights_and_activations() -> None:
+    layout = Layout(train_ranks=4, train_devices=2)
+    assert state_bytes(MODEL, layout) == 16 * ALL / 8
+    layer = 8 * (8 + 4 + 4 + 8) + 3 * 8 * 16
+    assert gathered_bytes(MODEL, layout) == 2 * (2 * layer + 2 * 80) / 2
+    of_layer = 4 * 8 + 2 * 8 + 2 * 4 + 4 * 16
+    assert activation_bytes_per_token(MODEL, layout) == 2 * 2 * of_layer / 2
+    again = replace(layout, recompute=True)
+    assert activation_bytes_per_token(MODEL, again) == 2 * (2 * 8 + of_layer) / 2
+    assert training_bytes(MODEL, layout, 3) == 4 * ALL / 2 + gathered_bytes(MODEL, layout) + 3 * 2 * of_layer
+    assert scoring_bytes(MODEL, 4) == 2 * ALL / 4
+
+
+def test_activations_of_a_7b_model_are_those_of_the_paper() -> None:
+    """Korthikanti et al.: 34 bytes x hidden for a token and a layer, 3 of them masks of dropout. Ours has a gate: 8 in
+    place of 16 bytes x hidden are 4 x 2 of four networks' width."""
+    model = replace(compose_job(["model=qwen7b"]).model, ff=2 * 3584, kv_heads=28)
+    assert activation_bytes_per_token(model, Layout()) / (28 * 3584) == 34 - 3 + 1
+
+
+def test_the_cache_holds_what_the_weights_leave() -> None:
+    assert kv_tokens(MODEL, DEVICE, FACTORS, Layout()) == (90_000 - 2 * ALL) // 32
+    assert kv_tokens(MODEL, DEVICE, FACTORS, Layout(colocated=True)) == (50_000 - 2 * ALL) // 32
+    wide = replace(MODEL, kv_heads=2)
+    assert kv_tokens(wide, DEVICE, FACTORS, Layout(engine_devices=2)) == (90_000 - parameters(wide)) // 32
+
+
+def test_weights_that_leave_no_room_are_refused_with_a_way_out() -> None:
+    config = compose_job(["model=qwen32b"])
+    need = r"its weights are 61\.0 GiB on each device of a rollout engine, which may use 44\.7 GiB of device=h100"
+    with pytest.raises(ConfigError, match=rf"{need}; set ARGS=\"engine.tensor_parallel=2\" or .*DEVICE=h200"):
+        kv_tokens(config.model, config.device, config.cost, Layout(colocated=True))  # type: ignore[arg-type]
+
+
+def test_training_fits_where_enough_devices_share_it_or_activations_are_computed_again() -> None:
+    model = compose_job(["model=qwen7b"]).model
+    few, many = Layout(train_ranks=2), Layout(train_ranks=16)
+    assert training_bytes(model, many, 4096) < 72 * GIB < training_bytes(model, few, 4096)
+    assert training_bytes(model, replace(many, recompute=True), 30_000) < 72 * GIB < training_bytes(model, many, 30_000)
+    assert training_bytes(model, few, 0) / GIB > 57

@@ -19,16 +19,21 @@ from harness.studies.papers.fits import (
     RatioSetup,
     RatioSimulation,
     fit_ratio,
+    fit_unknown,
     fit_workload,
     ratio_job,
     run_calibrated,
     run_fitted_ratio,
 )
+from harness.studies.papers.measured import MeasuredCell, MeasuredFigure, lines_of, value_of
 from harness.studies.papers.modes import Mode, job_of, pooled, steps
 from harness.studies.papers.report import show, write, write_overview
 from harness.studies.papers.result import Line, Result
 from harness.studies.papers.run import KINDS, run_papers
+from harness.studies.papers.scaling import ScalingVariation, Span, jobs_of, linearity
 from harness.studies.papers.simulated import Gantt, run_gantt
+from harness.studies.planner.candidates import Candidate
+from harness.studies.planner.explore import TrialResult
 
 SMALL = [
     "model=qwen1.5b",
@@ -44,7 +49,8 @@ SMALL = [
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are means over 6 batches, however small, and fits are near enough sooner: it saves most of the time."""
+    """Steps are means over 3 batches, however small, and fits are near enough sooner: it saves most of the time."""
+    monkeypatch.setattr("harness.studies.papers.modes._LEAST_BATCHES", 3)
     monkeypatch.setattr("harness.studies.papers.modes._LEAST_SAMPLES", 1)
     monkeypatch.setattr("harness.studies.papers.fits._NEAR", 0.02)
 
@@ -125,6 +131,13 @@ def test_a_way_of_working_that_no_row_is_about_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(PaperExperiment, "published", lambda experiment: [{"mode": "another", "step_s": "1"}])
     with pytest.raises(ConfigError, match="relax.paper.yaml: 'colocate_sync' is in no row of relax.csv"):
         run_calibrated(relax, context(tmp_path))
+
+
+@pytest.mark.parametrize("halve", [False, True])
+def test_an_unknown_is_found_between_its_ends_or_not_at_all(halve: bool) -> None:
+    found = fit_unknown(lambda value: 3 / value, 1.0, 0.5, 100.0, halve=halve)
+    assert found == pytest.approx(3.0, rel=0.03)
+    assert fit_unknown(lambda value: 3 / value, 1.0, 4.0, 100.0, halve=halve) is None
 
 
 def test_a_ratio_is_found_again_from_the_speed_up_that_it_makes() -> None:
@@ -222,3 +235,42 @@ def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> 
     result = run_gantt(experiment, context(tmp_path))
     assert [line.quantity for line in result.lines].count("seconds per step") == 2
     assert write(result, tmp_path)[-1].stat().st_size > 10_000
+
+
+FIGURE = MeasuredFigure("accuracy", "reward/exact_match", 0.5, relative_to="fresh")
+
+
+def metrics(*values: float) -> list[dict[str, float]]:
+    return [{"reward/exact_match": value} for value in values]
+
+
+def test_a_figure_is_the_mean_of_the_last_iterations() -> None:
+    assert value_of(FIGURE, metrics(0.0, 0.0, 0.4, 0.6)) == pytest.approx(0.5)
+
+
+def test_both_sides_are_relative_to_one_cell() -> None:
+    cells = [MeasuredCell("fresh", []), MeasuredCell("stale", [])]
+    read = {"fresh": [metrics(0.8, 0.8), metrics(0.6, 0.6)], "stale": [metrics(0.3, 0.3), metrics(0.4, 0.4)]}
+    published = {("fresh", "accuracy"): 90.0, ("stale", "accuracy"): 81.0}
+    fresh, stale = lines_of(FIGURE, cells, read, published)
+    assert (fresh.measured, fresh.published) == (1.0, 1.0)
+    assert stale.measured == pytest.approx(0.5) and stale.published == pytest.approx(0.9)
+    assert stale.error is None  # what is published is of another model and task
+
+
+def test_linearity_is_throughput_over_devices() -> None:
+    candidate = Candidate(1, 1, 0, False, 1, 1, 1, False, 1)
+
+    def outcome(samples_per_s: float) -> TrialResult:
+        return TrialResult(1.0, 1.0, samples_per_s, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0)
+
+    span = Span("7b", ["model=qwen1.5b"], (16, 64))
+    assert linearity([(candidate, outcome(10.0)), (candidate, outcome(30.0))], span) == pytest.approx(0.75)
+
+
+def test_a_batch_grows_with_the_devices_where_it_is_asked_to() -> None:
+    span = Span("7b", ["model=qwen1.5b", "algorithm.batch_groups=32"], (16, 64))
+    fixed = jobs_of(["schedule=delayed_update"], span, ScalingVariation("fixed"))
+    grown = jobs_of(["schedule=delayed_update"], span, ScalingVariation("grown", grows=True))
+    assert [(job.cluster.devices, job.algorithm.batch_groups) for job in fixed] == [(16, 32), (64, 32)]
+    assert [(job.cluster.devices, job.algorithm.batch_groups) for job in grown] == [(16, 32), (64, 128)]

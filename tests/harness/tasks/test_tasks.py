@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from harness.tasks import TASKS, Task, extra_metrics
 from harness.tasks.characters import CHARACTERS, PAD, STOP, Copy, Expand, Jsonl, Reverse, decode, encode, score_tokens
+from harness.tasks.task import SimulatedTask
 
 tokens = st.lists(st.integers(0, 31), min_size=1, max_size=12).map(lambda row: np.array(row, dtype=np.int64))
 keys = st.integers(0, 2**64 - 1)
@@ -163,3 +164,17 @@ def test_extra_values_have_names_that_a_metric_can_have(names: tuple[str, ...]) 
     with pytest.raises(ValueError, match="extra_metrics"):
         extra_metrics(task)
     assert extra_metrics(Reverse()) == ()
+
+
+def test_a_simulated_task_is_a_task() -> None:
+    task = SimulatedTask(prompt_tokens=512, max_response_tokens=100)
+    _: Task = task
+    problem = task.problem(3, seed=0)
+    assert (problem.prompt.tolist(), problem.answer.tolist()) == ([512], [0])
+    assert problem.prompt.dtype == problem.answer.dtype == np.int64
+    assert task.max_prompt_tokens == 512
+    score = task.score(np.array([4, 5]), problem.answer)
+    assert (score.reward, score.exact_match) == (0.0, False)
+    assert task.decode(np.array([4, 5])) == "<9 tokens>"
+    with pytest.raises(ValueError, match="a simulated task has no text"):
+        task.encode("abc")

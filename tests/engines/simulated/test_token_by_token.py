@@ -1,4 +1,4 @@
-"""The simulated rollout engine, which jumps from event to event, against a simulation of every single token."""
+"""Decoding that jumps from event to event against a simulation of every single token, for any calls in any order."""
 
 from __future__ import annotations
 
@@ -8,17 +8,150 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engines.simulated.decoding import Decoding
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
+from harness.cost_model.cost import DecodeCost
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Completion, Request
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from tests.support.examples import examples
 from tests.support.simulated_setting import COST, requests, runs
 from tests.support.token_by_token import Sample, TokenByToken
+
+LONGEST = 30  # prompt and response together
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> CostConfig:
+    """All but that of a step may be nothing."""
+
+    def some(most: float) -> float:
+        return draw(st.one_of(st.just(0.0), st.floats(most / 10, most)))
+
+    return replace(
+        COST,
+        decode_step_s=draw(st.floats(0.05, 1.0)),
+        decode_step_s_per_sample=some(0.5),
+        decode_weights_s=some(2.0),
+        decode_s_per_cached_token=some(0.1),
+        prefill_s_per_token=some(0.05),
+        prefill_s_per_pair=some(0.005),
+        kv_tokens=draw(st.one_of(st.none(), st.just(LONGEST), st.integers(LONGEST, 2 * LONGEST))),
+    )
+
+
+class Decodings(RuleBasedStateMachine):
+    """Both, side by side on one clock."""
+
+    @initialize(cost=costs(), slots=st.integers(2, 9))
+    def start(self, cost: CostConfig, slots: int) -> None:
+        self.cost, self.now, self.version, self.samples = cost, 0.0, 0, list[Sample]()
+        self.away: list[Sample] = []  # aborted, and not submitted again
+        self.found, self.expected = Decoding(DecodeCost.of(cost), slots=slots), TokenByToken(cost, slots=slots)
+
+    @rule(sizes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, LONGEST - 12)), min_size=1, max_size=8))
+    def submit(self, sizes: list[tuple[int, int]]) -> None:
+        samples = [Sample(len(self.samples) + i, prompt, length) for i, (prompt, length) in enumerate(sizes)]
+        self.samples += samples
+        self._submit(samples)
+
+    @rule(seconds=st.floats(0.0, 10.0))
+    def time_passes(self, seconds: float) -> None:
+        self._advance(self.now + seconds)
+
+    @precondition(lambda self: self.found.next_event() is not None)
+    @rule()
+    def the_next_event_comes(self) -> None:
+        due = self.found.next_event()
+        assert due is not None
+        self._advance(max(due, self.now))
+
+    @rule()
+    def the_cache_is_dropped(self) -> None:
+        self.found.drop_cache(self.now)
+        self.expected.drop_cache(self.now)
+
+    @rule()
+    def stop(self) -> None:
+        self.found.stop(self.now)
+        self.expected.stop(self.now)
+        while not self.found.stopped:
+            self.the_next_event_comes()
+        assert self.expected.stopped
+
+    @rule()
+    def drain(self) -> None:
+        self.found.drain(self.now)
+        self.expected.drain(self.now)
+        while not self.found.drained:
+            self.the_next_event_comes()
+        assert self.expected.drained
+
+    @precondition(lambda self: self.found.stopped)
+    @rule()
+    def load(self) -> None:
+        self.version += 1
+        self.found.load(self.version)
+        self.expected.load(self.version)
+
+    @precondition(lambda self: self.found.stopped)
+    @rule()
+    def abort(self) -> None:
+        found, expected = self.found.abort(), self.expected.abort()
+        assert [(s.sample_id, s.runs) for s in found] == [(s.sample_id, s.runs) for s in expected]
+        self.away += expected
+
+    @precondition(lambda self: self.away)
+    @rule()
+    def what_was_aborted_comes_back(self) -> None:
+        samples, self.away = self.away, []
+        self._submit(samples)
+
+    @rule()
+    def resume(self) -> None:
+        self.found.resume(self.now)
+        self.expected.resume(self.now)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        here = self.found.running + len(self.found.waiting) + len(self.found.finished)
+        assert here + len(self.away) == len(self.samples)
+
+    def teardown(self) -> None:
+        self.resume()
+        if self.away:
+            self.what_was_aborted_comes_back()
+        while self.found.running:
+            self.the_next_event_comes()
+        done = {sample.sample_id: (sample, at) for sample, at in self.found.finished}
+        assert sorted(done) == list(range(len(self.samples)))
+        for expected in self.samples:
+            sample, at = done[expected.sample_id]
+            assert sample.runs == expected.runs and sum(tokens for _, tokens in sample.runs) == expected.length
+            assert (sample.started_at, at) == pytest.approx((expected.started_at, expected.finished_at), rel=1e-9)
+        assert self.found.preemptions == self.expected.preemptions
+        assert self.found.recomputed_tokens == self.expected.recomputed_tokens
+
+    def _submit(self, samples: list[Sample]) -> None:
+        self.found.submit([sample.simulated() for sample in samples], self.now)
+        self.expected.submit(samples, self.now)
+
+    def _advance(self, now: float) -> None:
+        self.now = now
+        self.found.advance(now)
+        self.expected.advance(now)
+
+
+TestDecodings = Decodings.TestCase
+TestDecodings.settings = settings(
+    max_examples=examples(100), stateful_step_count=25, suppress_health_check=list(HealthCheck)
+)
+
 
 UNIFORM = LengthsConfig(kind="uniform", mean=6.0, cap=9)
 
@@ -68,11 +201,11 @@ def random_case(seed: int) -> Case:
     return Case(random.randint(1, 6), prompt, cost, actions)
 
 
-Outcome = dict[int, tuple[list[tuple[int, int]], float | None, float | None]]
+Decoded = dict[int, tuple[list[tuple[int, int]], float | None, float | None]]
 """Of each sample: runs (version, tokens), when it started and when it was finished."""
 
 
-def outcome_of_the_engine(case: Case, lengths: Lengths) -> tuple[Outcome, int]:
+def outcome_of_the_engine(case: Case, lengths: Lengths) -> tuple[Decoded, int]:
     """And how often a sample was preempted."""
 
     async def main() -> tuple[list[Completion], int]:
@@ -109,7 +242,7 @@ def outcome_of_the_engine(case: Case, lengths: Lengths) -> tuple[Outcome, int]:
     return {c.sample_id: (runs(c), c.started_at, c.finished_at) for c in done}, preemptions
 
 
-def outcome_token_by_token(case: Case, lengths: Lengths) -> tuple[Outcome, int]:
+def outcome_token_by_token(case: Case, lengths: Lengths) -> tuple[Decoded, int]:
     engine, now, version = TokenByToken(case.cost, slots=case.slots), 0.0, 0
     for action in case.actions:
         now = max(now, action.at)

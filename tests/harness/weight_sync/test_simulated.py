@@ -1,0 +1,98 @@
+"""Simulated transports: how long transfers take, and the calls of the transports that they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from harness.cost_model.cost import (
+    TransferTimes,
+    Transport,
+)
+from harness.runtime.virtual_runtime import LocalRole, VirtualClock, run_virtual
+from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightReceiver, WeightSender
+from harness.weight_sync.plan import TransferPlan
+from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedTransport
+
+TIMES = TransferTimes(send_s=2.0, stage_s=5.0, load_s=1.0)
+
+
+def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
+    async def main() -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        sender = SimulatedSender(TIMES, clock)
+        receiver = SimulatedOffer(TransferPlan(()), TIMES, clock).receiver(0, torch.device("cpu"))
+        _: tuple[HostSender, WeightSender, HostReceiver, WeightReceiver] = (sender, sender, receiver, receiver)
+        await sender.send(1, {})
+        assert clock.now() == 2.0
+        with pytest.raises(ValueError, match="version 1 is not in host memory; there: none"):
+            receiver.staged(1)
+        await asyncio.gather(sender.wait_arrived(1), receiver.stage(1))
+        assert clock.now() == 7.0
+        assert list(receiver.staged(1)) == []
+        with pytest.raises(ValueError, match="version 1 is not in host memory"):
+            receiver.staged(1)
+        with pytest.raises(ValueError, match="version 2 is not under way; the last one sent is 1"):
+            await sender.wait_arrived(2)
+        await sender.send(2, {})
+        await sender.send(3, {})  # waits until version 2 has arrived
+        assert clock.now() == 9.0 + 5.0 + 2.0
+
+    run_virtual(main())
+
+
+class Worker:
+    """Notes what the transport asks of it."""
+
+    def __init__(self, name: str, notes: list[str]) -> None:
+        self.name, self.notes = name, notes
+        self.sender: SimulatedSender
+        self.receiver: SimulatedReceiver
+
+    async def use(self, sender: SimulatedSender) -> None:
+        self.sender = sender
+
+    async def join(self, offer: SimulatedOffer, number: int) -> None:
+        self.receiver = offer.receiver(number, torch.device("cpu"))
+
+    async def publish(self, version: int) -> list[object]:
+        return await self._note("publish", self.sender.send(version, {}))
+
+    async def stage(self, version: int) -> list[object]:
+        return await self._note("stage", self.receiver.stage(version))
+
+    async def load(self, version: int) -> list[object]:
+        assert list(self.receiver.receive(version)) == []
+        return await self._note("load", asyncio.sleep(TIMES.load_s))
+
+    async def swap(self, version: int) -> list[object]:
+        assert list(self.receiver.staged(version)) == []
+        return await self._note("swap", asyncio.sleep(TIMES.load_s))
+
+    async def _note(self, what: str, work: object) -> list[object]:
+        start = asyncio.get_running_loop().time()
+        await work  # type: ignore[misc]
+        self.notes.append(f"{self.name} {what} {start:g}-{asyncio.get_running_loop().time():g}")
+        return []
+
+
+@pytest.mark.parametrize(
+    ("transport", "calls"),
+    [
+        ("collective", ["engine load 0-1", "trainer publish 0-2"]),
+        ("ipc", ["trainer publish 0-2", "engine load 2-3"]),
+        ("host_staged", ["trainer publish 0-2", "engine stage 2-7", "engine swap 7-8"]),
+    ],
+)
+def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: Transport, calls: list[str]) -> None:
+    async def main() -> list[str]:
+        notes: list[str] = []
+        trainer, engine = LocalRole("actor[0]", Worker("trainer", notes)), LocalRole("e", Worker("engine", notes))
+        carrier = SimulatedTransport(transport, TIMES, VirtualClock(asyncio.get_running_loop()))
+        await carrier.connect(trainer, [engine], TransferPlan(()))
+        await carrier.publish([trainer], [engine], 1)
+        return notes
+
+    assert run_virtual(main()) == calls
