@@ -9,12 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-<<<<<<< HEAD
-from engines.simulated.passes import SharedDevice, SimulatedLogProb, SimulatedTrainer
-=======
-from engines.simulated.devices import Device, LockedDevice, SharedDevice
-from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
->>>>>>> 19b23c5 (Tests of studies, cost model and simulated engines follow the files; one search fits the unknown of papers, with every figure as it was)
+from engines.simulated.passes import Device, LockedDevice, SharedDevice, SimulatedLogProb, SimulatedTrainer
 from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
 from harness.runtime.runtime import RealClock
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual

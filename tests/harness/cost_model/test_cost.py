@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-<<<<<<< HEAD
-from engines.simulated.passes import Device, LockedDevice, SharedDevice
-from harness.config import CostConfig
-=======
 from harness.config import CostConfig, LengthsConfig
->>>>>>> 19b23c5 (Tests of studies, cost model and simulated engines follow the files; one search fits the unknown of papers, with every figure as it was)
 from harness.config.compose import compose_job
 from harness.cost_model.cost import (
     TransferTimes,
