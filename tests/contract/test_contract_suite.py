@@ -14,7 +14,7 @@ from engines.torch.rollout import TorchRollout
 from engines.torch.sampling import draw
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
 from tests.contract import subject as contract_subject
-from tests.contract import test_draws, test_greedy, test_in_flight, test_loading, test_pauses, test_samples
+from tests.contract import test_in_flight, test_loading, test_pauses, test_samples, test_tokens
 from tests.contract.engine_under_test import EngineUnderTest, construct
 from tests.contract.subject import Subject
 
@@ -135,7 +135,7 @@ async def noticed(test: Callable[..., Awaitable[None]], broken: type[TorchRollou
     await subject.engine.close()
 
 
-GREEDY = test_greedy.test_greedy_tokens_are_those_of_a_transformers_forward_before_and_after_an_update
+GREEDY = test_tokens.test_greedy_tokens_are_those_of_a_transformers_forward_before_and_after_an_update
 FAILED_LOAD = test_loading.test_a_load_that_fails_leaves_the_old_version_or_a_refusal_and_the_next_one_heals_it
 IN_FLIGHT = test_in_flight.test_every_token_was_sampled_by_the_version_that_it_names
 UPDATES = test_in_flight.test_ten_updates_in_a_row_under_load
@@ -143,11 +143,11 @@ KEEP = test_pauses.test_pause_keep_holds_everything_as_it_is_until_resume
 ABORT = test_pauses.test_pause_abort_returns_everything_at_once
 RESUMED = test_pauses.test_abort_and_resume_lose_no_token
 STOPPED = test_samples.test_a_stop_token_ends_a_sample_and_stands_last_with_its_log_probability
-NEIGHBOURS = test_draws.test_a_sample_draws_the_same_tokens_whatever_runs_beside_it
-PROMPT = test_draws.test_samples_of_one_prompt_differ
-LOG_PROBS = test_draws.test_log_probabilities_are_those_of_the_distribution_that_tokens_were_drawn_from
-FREQUENCIES = test_draws.test_tokens_come_as_often_as_their_probability_says
-SAMPLING = {parameter.id: parameter.values[0] for parameter in test_draws.SAMPLINGS}
+NEIGHBOURS = test_tokens.test_a_sample_draws_the_same_tokens_whatever_runs_beside_it
+PROMPT = test_tokens.test_samples_of_one_prompt_differ
+LOG_PROBS = test_tokens.test_log_probabilities_are_those_of_the_distribution_that_tokens_were_drawn_from
+FREQUENCIES = test_tokens.test_tokens_come_as_often_as_their_probability_says
+SAMPLING = {parameter.id: parameter.values[0] for parameter in test_tokens.SAMPLINGS}
 BROKEN_OFF = dict(zip(("broken", "error", "message"), test_loading.BROKEN[0].values, strict=True))
 
 

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "adding_an_engine.md"
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_engine_on_the_page_keeps_the_contract(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "my_engine.py").write_text(code, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/contract", "--engine", "my_engine:MyEngine", "-q"],

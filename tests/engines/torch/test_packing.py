@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 from engines.torch import packing
 from engines.torch.model import build_model
-from engines.torch.packing import pack_batch
+from engines.torch.packing import pack_batch, pad_batch
 from engines.torch.scoring import Scores, TokenScorer, TorchLogProb
 from harness.config import Layout, ModelConfig
 from harness.transfer_queue import Ragged
@@ -86,3 +88,27 @@ async def test_a_sample_does_not_see_its_neighbours() -> None:
     ours, theirs = await engine.log_probs(*here), await engine.log_probs(*mixed)
     assert ours.row(1).tolist() == theirs.row(1).tolist()
     assert ours.row(0).tolist() != theirs.row(0).tolist()
+
+
+@given(lengths)
+def test_each_row_is_prompt_response_and_zeros(lengths: list[tuple[int, int]]) -> None:
+    prompts, responses = columns(lengths)
+    batch = pad_batch(prompts, responses, CPU)
+    assert batch.tokens.shape == (len(lengths), max(map(sum, lengths)))
+    for i, (p, r) in enumerate(lengths):
+        assert batch.tokens[i, : p + r].tolist() == [*prompts.row(i), *responses.row(i)]
+        assert not batch.tokens[i, p + r :].any()
+        assert batch.responses[i].nonzero().flatten().tolist() == list(range(p, p + r))
+
+
+@given(lengths)
+def test_targets_at_responses_are_the_responses_and_inputs_are_what_precedes_them(
+    lengths: list[tuple[int, int]],
+) -> None:
+    prompts, responses = columns(lengths)
+    batch = pad_batch(prompts, responses, CPU)
+    assert batch.at_responses(batch.targets).tolist() == responses.values.tolist()
+    expected = np.concatenate(
+        [np.append(prompts.row(i), responses.row(i))[p - 1 : -1] for i, (p, _) in enumerate(lengths)]
+    )
+    assert batch.at_responses(batch.inputs.flatten()).tolist() == expected.tolist()

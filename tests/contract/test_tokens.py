@@ -1,4 +1,5 @@
-"""What is drawn, and with which log-probabilities: the ones that importance weights are made of."""
+"""Whether an engine computes what transformers computes, also after an update; what it draws, and with which
+log-probabilities: the ones that importance weights are made of."""
 
 from __future__ import annotations
 
@@ -6,11 +7,51 @@ import numpy as np
 import pytest
 import torch
 
-from harness.protocols import Sampling
-from tests.contract.reference import distribution_of, logits_of
+from harness.protocols import Request, Sampling
+from tests.contract.reference import assert_greedy, distribution_of, logits_of
 from tests.contract.subject import Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+GREEDY = Sampling(max_tokens=24, temperature=0)
+
+
+@pytest.mark.parametrize("embeddings", ["tied", "untied"])
+async def test_greedy_tokens_are_those_of_a_transformers_forward_before_and_after_an_update(subject: Subject) -> None:
+    subject.needs("tokens")
+    subject.sample_by(GREEDY)
+    requests = subject.requests(20)
+    before = await subject.generate(requests)
+    old, new = subject.engine.version, await subject.update()
+    after = await subject.generate(requests)
+    for version, done in ((old, before), (new, after)):
+        for request in requests:
+            assert set(done[request.sample_id].versions) == {version}
+            assert_greedy(subject.model(version), request.prompt, done[request.sample_id])
+    assert any(before[i].tokens.tolist() != after[i].tokens.tolist() for i in before), (
+        "the two versions cannot be told apart"
+    )
+
+
+async def test_a_greedy_token_is_certain_so_its_log_probability_is_zero(subject: Subject) -> None:
+    subject.needs("tokens")
+    subject.sample_by(GREEDY)
+    for completion in (await subject.generate(subject.requests(4))).values():
+        np.testing.assert_array_equal(completion.log_probs, np.zeros(24, np.float32))
+
+
+async def test_an_idle_engine_has_forgotten_the_old_weights_even_where_no_one_dropped_its_cache(
+    subject: Subject,
+) -> None:
+    subject.needs("tokens")
+    subject.sample_by(GREEDY)
+    requests = subject.requests(4, prompt_tokens=70)  # a cache of prefixes would know these
+    await subject.generate(requests)
+    version = await subject.update(drop_cache=False)
+    done = await subject.generate(requests)
+    for request in requests:
+        assert_greedy(subject.model(version), request.prompt, done[request.sample_id])
+
 
 SAMPLINGS = [
     pytest.param(Sampling(max_tokens=30), id="plain"),
@@ -45,21 +86,31 @@ async def test_tokens_come_as_often_as_their_probability_says(subject: Subject, 
     needs(subject, sampling)
     sampling = Sampling(1, sampling.temperature, sampling.top_p)
     subject.sample_by(sampling)
-    (first,) = subject.requests(1, prompt_tokens=6)
-    requests = [first, *subject.same_prompt(first, 399)]
+    first, expected = max(
+        ((request, _expected(subject, request, sampling)) for request in subject.requests(8, prompt_tokens=6)),
+        key=lambda found: int((found[1] >= _CELL).sum()),
+    )
+    requests = [first, *subject.same_prompt(first, _DRAWN - 1)]
     drawn = [int(completion.tokens[0]) for completion in (await subject.generate(requests)).values()]
 
-    logits = logits_of(subject.model(subject.engine.version), first.prompt, np.zeros(1, np.int64))
-    expected = len(drawn) * distribution_of(logits, sampling)[0].exp().numpy()
     counts = np.bincount(drawn, minlength=len(expected))
     assert not counts[expected == 0].any(), "tokens of probability zero were drawn"
-    rare = expected < 5  # together one cell, as the test demands
+    rare = expected < _CELL  # together one cell, as the test demands
     cells = np.append(expected[~rare], expected[rare].sum()), np.append(counts[~rare], counts[rare].sum())
     cells = tuple(cell[cells[0] > 0] for cell in cells)
     choices = len(cells[0])
     statistic = float(((cells[1] - cells[0]) ** 2 / cells[0]).sum())
     assert choices > 4, "the distribution leaves no choice: nothing was tested"
     assert statistic < choices - 1 + 6 * np.sqrt(2 * (choices - 1)) + 6
+
+
+def _expected(subject: Subject, request: Request, sampling: Sampling) -> np.ndarray:
+    """How often each token comes among those drawn."""
+    logits = logits_of(subject.model(subject.engine.version), request.prompt, np.zeros(1, np.int64))
+    return _DRAWN * distribution_of(logits, sampling)[0].exp().numpy()
+
+
+_DRAWN, _CELL = 400, 5
 
 
 async def test_samples_of_one_prompt_differ(subject: Subject) -> None:
