@@ -20,7 +20,9 @@ from engines import EMBEDDED
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
 from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
 from harness.comparison.running.execution import Command, RunOutcomes, Runs, bench_command, run_cells
+from harness.config.compose import compose_job
 from harness.config.machine import Machine
+from harness.config.plugins import plugins_of
 from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import load_samples
 
@@ -64,7 +66,9 @@ class GateJob:
     @cached_property
     def made_from(self) -> dict[str, Any]:
         """What it depends on: it need not run again while this is equal."""
-        return {"settings": list(self.settings), "sources": sources_digest(), "torch": version("torch")}
+        found = {"settings": list(self.settings), "sources": sources_digest(), "torch": version("torch")}
+        plugins = [plugin.sha256 for plugin in plugins_of(compose_job(self.settings))]
+        return found | ({"plugins": plugins} if plugins else {})
 
     @property
     def cells(self) -> list[CellRequest]:
