@@ -56,12 +56,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class StalenessHistogram:
-    """Share of a cell's trained samples by worst lag. lags: int64 [0 .. largest of all cells]; shares: mean over seeds;
-    per_seed: likewise."""
+    """Shares of a cell's trained samples by worst lag, means over seeds. lags: int64 [0 .. largest of all cells]."""
 
     lags: np.ndarray
     shares: np.ndarray
-    per_seed: Mapping[int, np.ndarray]
 
     def grouped(self) -> tuple[list[float], list[str]]:
         """Shares, and the names of their lags, for as many bars as fit: the largest lags share the last one."""
@@ -131,14 +129,10 @@ def _along(run: Run, axis: Axis) -> np.ndarray:
 
 def staleness_of(cells: Sequence[Cell]) -> tuple[StalenessHistogram, ...]:
     """One histogram of worst lags per cell, all over the same lags."""
-    lags = [{run.identity.seed: trained(run, "lag_worst").astype(np.int64) for run in cell.runs} for cell in cells]
-    largest = max(int(values.max()) for per_seed in lags for values in per_seed.values())
-    return tuple(_histogram(per_seed, largest) for per_seed in lags)
-
-
-def _histogram(lags: dict[int, np.ndarray], largest: int) -> StalenessHistogram:
-    shares = {seed: np.bincount(values, minlength=largest + 1) / values.size for seed, values in lags.items()}
-    return StalenessHistogram(np.arange(largest + 1), np.mean(list(shares.values()), axis=0), shares)
+    lags = [[trained(run, "lag_worst").astype(np.int64) for run in cell.runs] for cell in cells]
+    bars = 1 + max(int(run.max()) for runs in lags for run in runs)
+    shares = ([np.bincount(run, minlength=bars) / run.size for run in runs] for runs in lags)
+    return tuple(StalenessHistogram(np.arange(bars), np.mean(per_seed, axis=0)) for per_seed in shares)
 
 
 def profiles_of(cells: Sequence[Cell]) -> tuple[PerformanceProfile, ...]:

@@ -44,15 +44,21 @@ Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
-class MetricDefinition:
-    """A figure of a run. of: its value; infinite where the run never got there. range: what it can be at all. better:
-    None where neither is; compared: whether cells are compared by difference or by ratio."""
+class Metric:
+    """key: as in `throughput/samples_per_s`; `reach/samples/0.8` and `reach/seconds/0.8` are what that exact match
+    takes. better: None where neither is; compared: whether cells are compared by difference or by ratio."""
 
     key: str
     title: str
     unit: str
     better: Better | None
     compared: Literal["difference", "ratio"]
+
+
+@dataclass(frozen=True)
+class MetricDefinition(Metric):
+    """of: its value for a run; infinite where the run never got there. range: what it can be at all."""
+
     of: Callable[[Run], float]
     range: tuple[float, float] = _POSITIVE
 
@@ -90,18 +96,9 @@ class CellMeasure:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A metric of every cell, in the order of the comparison's cells.
+class Measure(Metric):
+    """A metric of every cell, in the order of the comparison's cells."""
 
-    key: the metric it comes from, as in `throughput/samples_per_s`; `reach/samples/0.8` and `reach/seconds/0.8` are
-    what it takes to reach that exact match. better, compared: as in MetricDefinition.
-    """
-
-    key: str
-    title: str
-    unit: str
-    better: Better | None
-    compared: Literal["difference", "ratio"]
     cells: tuple[CellMeasure, ...]
 
     def against_baseline(self, cell: int) -> Difference | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import mean
-from types import FrameType, TracebackType
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -96,11 +96,11 @@ def run_cells(runs: Runs, console: Console, command: Command = bench_command) ->
     A run that fails, or lasts longer than LIMIT_S, is among the failed. SIGINT and SIGTERM raise KeyboardInterrupt once
     the runs under way have ended.
     """
-    execution = _Execution(runs, command)
-    with _interruptible(), RunsDisplay(console, total=len(runs.all), done=len(execution.done)) as display:
+    execution = _Execution(runs, console, command)
+    with _interruptible(), execution.progress:
         try:
             while execution.todo or execution.running:
-                execution.step(display)
+                execution.step()
                 time.sleep(_POLL_S)
         finally:
             for run in execution.running:
@@ -116,14 +116,21 @@ class _Running:
 
 
 class _Execution:
-    def __init__(self, runs: Runs, command: Command) -> None:
-        self._runs, self._command, self._estimate = runs, command, runs.estimate()
+    """A line for every run that ends; on a terminal a bar, drawn by this thread, because it forks processes."""
+
+    def __init__(self, runs: Runs, console: Console, command: Command) -> None:
+        self._runs, self._console, self._command, self._estimate = runs, console, command, runs.estimate()
         self.todo = deque(runs.to_do())
         self.running: list[_Running] = []
         self.failed: list[FailedRun] = []
         self.done = [(cell.label, seed) for cell, seed in runs.all if (cell, seed) not in self.todo]
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self.progress = Progress(
+            "runs", *columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal
+        )
+        self._bar = self.progress.add_task("", total=len(runs.all), completed=len(self.done))
 
-    def step(self, display: RunsDisplay) -> None:
+    def step(self) -> None:
         """Start what may start, and record what has ended."""
         while self.todo and len(self.running) < self._runs.at_once:
             self.running.append(self._start(*self.todo.popleft()))
@@ -132,11 +139,12 @@ class _Execution:
             if how is not None:
                 self.running.remove(run)
                 self._record(run, how)
-                line = f"{run.cell.label} seed {run.seed}: {how or 'done'} in {run.process.seconds:.0f} s"
-                display.ended(line, self._left(), well=not how)
-        display.show(
-            [f"{run.cell.label} seed {run.seed}, {run.process.seconds:.0f} s" for run in self.running], self._left()
-        )
+        now = ", ".join(f"{run.cell.label} seed {run.seed}, {run.process.seconds:.0f} s" for run in self.running)
+        self.progress.update(self._bar, completed=self._ended, description=f"{self._left()} left | {now}", refresh=True)
+
+    @property
+    def _ended(self) -> int:
+        return len(self.done) + len(self.failed)
 
     def _start(self, cell: ResolvedCell, seed: int) -> _Running:
         folder = cell.folder(seed, self._runs.results)
@@ -146,11 +154,18 @@ class _Execution:
         return _Running(cell, seed, RunProcess(f"{cell.label} seed {seed}", command, log, environment))
 
     def _record(self, run: _Running, how: str) -> None:
+        """how: empty where it ended well."""
         if how:
             self.failed.append(FailedRun(run.cell.label, run.seed, how, run.process.log_tail(), run.process.log))
         else:
             self.done.append((run.cell.label, run.seed))
             self._estimate.took(run.cell, run.process.seconds)
+        total = len(self._runs.all)
+        line = (
+            f"[{self._ended}/{total}] {run.cell.label} seed {run.seed}: {how or 'done'} in {run.process.seconds:.0f} s"
+        )
+        more = f"; {self._left()} left" if self._ended < total else ""
+        self._console.print(line + more, style="red" if how else "", highlight=False, markup=False, soft_wrap=True)
 
     def _left(self) -> str:
         running = [(run.cell, run.process.seconds) for run in self.running]
@@ -224,49 +239,6 @@ class Estimate:
 
 def time_text(seconds: float | None) -> str:
     return "unknown until a run is done" if seconds is None else duration(seconds)
-
-
-class RunsDisplay:
-    """A bar on a terminal, and a line for every run that ends; drawn by the caller's thread, which forks processes."""
-
-    def __init__(self, console: Console, *, total: int, done: int) -> None:
-        self._console, self._total, self._ended = console, total, done
-        self._bar = Progress(
-            TextColumn("runs"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-            auto_refresh=False,
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=total, completed=done)
-
-    def __enter__(self) -> RunsDisplay:
-        if self._console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
-
-    def show(self, running: Sequence[str], left: str) -> None:
-        """What runs now, and how long all that is left will take."""
-        if self._console.is_terminal:
-            self._bar.update(self._task, description=f"{left} left | {', '.join(running)}")
-            self._bar.refresh()
-
-    def ended(self, text: str, left: str, *, well: bool) -> None:
-        """A run is over."""
-        self._ended += 1
-        self._bar.update(self._task, completed=self._ended)
-        more = f"; {left} left" if self._ended < self._total else ""
-        line = f"[{self._ended}/{self._total}] {text}{more}"
-        self._console.print(line, style="" if well else "red", highlight=False, markup=False, soft_wrap=True)
 
 
 def _seconds_of(folder: Path) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import special
 
-from harness.comparison.statistics.estimates import Interval, finite, t_critical
+from harness.comparison.statistics.estimates import CONFIDENCE, Interval, finite, t_critical
 
 _ROUNDING = 1e-9
 """Values this close, relatively, are equal: simulated runs may differ in the order of additions only."""
@@ -37,16 +37,16 @@ class Difference:
         return bool(self.per_seed)
 
 
-def paired_difference(values: PerSeed, baseline: PerSeed, confidence: float = 0.95) -> Difference:
+def paired_difference(values: PerSeed, baseline: PerSeed) -> Difference:
     """The mean over seeds of `values - baseline`, paired by seed: the t interval and test of the differences.
 
     Seeds that only one of them has are left out. Raises ValueError if they have none in common.
     """
     pairs = _pairs(values, baseline)
-    return _of_pairs({seed: 0.0 if _equal(a, b) else a - b for seed, (a, b) in pairs.items()}, confidence)
+    return _of_pairs({seed: 0.0 if _equal(a, b) else a - b for seed, (a, b) in pairs.items()})
 
 
-def paired_ratio(values: PerSeed, baseline: PerSeed, confidence: float = 0.95) -> Difference:
+def paired_ratio(values: PerSeed, baseline: PerSeed) -> Difference:
     """The geometric mean over seeds of `values / baseline`: the t interval and test of its logarithm.
 
     Raises ValueError if they have no seed in common, or a value that is not positive.
@@ -55,10 +55,10 @@ def paired_ratio(values: PerSeed, baseline: PerSeed, confidence: float = 0.95) -
     if min(min(pair) for pair in pairs.values()) <= 0:
         raise ValueError("a value is not positive: there is no ratio")
     logs = {seed: 0.0 if _equal(a, b) else math.log(a / b) for seed, (a, b) in pairs.items()}
-    return _exponential(_of_pairs(logs, confidence))
+    return _exponential(_of_pairs(logs))
 
 
-def group_difference(values: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Difference:
+def group_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """`mean(values) - mean(baseline)` of two groups without pairs: Welch's t interval and test (Biometrika 34, 1947).
 
     Degrees of freedom (Satterthwaite) are rounded down, which widens the interval.
@@ -66,19 +66,19 @@ def group_difference(values: Sequence[float], baseline: Sequence[float], confide
     one, other = finite(values), finite(baseline)
     mean = float(one.mean() - other.mean())
     if min(one.size, other.size) == 1:
-        return Difference(Interval(mean, -math.inf, math.inf, confidence), p=1.0, distinguishable=False)
+        return Difference(Interval(mean, -math.inf, math.inf), p=1.0, distinguishable=False)
     parts = np.array([one.var(ddof=1) / one.size, other.var(ddof=1) / other.size])
     error = math.sqrt(parts.sum())
     freedom = parts.sum() ** 2 / np.sum(parts**2 / np.array([one.size - 1, other.size - 1])) if error else 1
-    return _tested(mean, error, int(freedom), confidence)
+    return _tested(mean, error, int(freedom))
 
 
-def group_ratio(values: Sequence[float], baseline: Sequence[float], confidence: float = 0.95) -> Difference:
+def group_ratio(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """The ratio of geometric means of two groups without pairs, by `group_difference` of logarithms."""
     one, other = finite(values), finite(baseline)
     if min(one.min(), other.min()) <= 0:
         raise ValueError("a value is not positive: there is no ratio")
-    return _exponential(group_difference(np.log(one).tolist(), np.log(other).tolist(), confidence))
+    return _exponential(group_difference(np.log(one).tolist(), np.log(other).tolist()))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -94,11 +94,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def corrected(family: Sequence[Difference]) -> list[Difference]:
-    """The family with `distinguishable` only where Holm's adjusted p is below 1 - confidence as well: such a
+    """The family with `distinguishable` only where Holm's adjusted p is below 0.05 as well: such a
     difference's own interval excludes none, always. Intervals stay those of each by itself."""
     adjusted = holm([difference.p for difference in family])
     return [
-        replace(difference, distinguishable=difference.distinguishable and p < 1 - difference.interval.confidence)
+        replace(difference, distinguishable=difference.distinguishable and p < 1 - CONFIDENCE)
         for difference, p in zip(family, adjusted, strict=True)
     ]
 
@@ -114,19 +114,19 @@ def _equal(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_ROUNDING)
 
 
-def _of_pairs(per_seed: PerSeed, confidence: float) -> Difference:
+def _of_pairs(per_seed: PerSeed) -> Difference:
     values = finite(list(per_seed.values()))
     if values.size == 1:
-        interval = Interval(float(values[0]), -math.inf, math.inf, confidence)
+        interval = Interval(float(values[0]), -math.inf, math.inf)
         return Difference(interval, p=1.0, distinguishable=False, per_seed=per_seed)
     error = float(values.std(ddof=1)) / math.sqrt(values.size)
-    return replace(_tested(float(values.mean()), error, values.size - 1, confidence), per_seed=per_seed)
+    return replace(_tested(float(values.mean()), error, values.size - 1), per_seed=per_seed)
 
 
-def _tested(value: float, error: float, freedom: int, confidence: float) -> Difference:
+def _tested(value: float, error: float, freedom: int) -> Difference:
     """The t interval around `value` and the test of its being zero. Without any scatter (error 0) it is a point."""
-    half = t_critical(freedom, confidence) * error
-    interval = Interval(value, value - half, value + half, confidence)
+    half = t_critical(freedom) * error
+    interval = Interval(value, value - half, value + half)
     t = abs(value) / error if error else (math.inf if value else 0.0)
     return Difference(interval, 2 * float(special.stdtr(freedom, -t)), interval.excludes(0.0))
 
@@ -135,5 +135,5 @@ def _exponential(logs: Difference) -> Difference:
     """The ratio whose logarithm was tested. An unbounded interval reaches from 0 to infinity."""
     value, low, high = (math.exp(bound) for bound in (logs.interval.value, logs.interval.low, logs.interval.high))
     per_seed = {seed: math.exp(log) for seed, log in logs.per_seed.items()}
-    interval = Interval(value, low, high, logs.interval.confidence)
+    interval = Interval(value, low, high)
     return Difference(interval, logs.p, logs.distinguishable, none=1.0, per_seed=per_seed)

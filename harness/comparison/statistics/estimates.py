@@ -10,6 +10,9 @@ import numpy as np
 from scipy import special, stats
 from scipy.optimize.elementwise import find_root
 
+CONFIDENCE = 0.95
+"""Of every interval."""
+
 OUTLIER_Z = 10.0
 """Modified z-score beyond which a value is an outlier, as in hyperfine (github.com/sharkdp/hyperfine). Of few values,
 the usual 3.5 flags many."""
@@ -19,12 +22,11 @@ Values = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its confidence interval. One value alone has no interval: its bounds are infinite."""
+    """An estimate and its 95 % confidence interval. One value alone has no interval: its bounds are infinite."""
 
     value: float
     low: float
     high: float
-    confidence: float = 0.95
 
     @property
     def bounded(self) -> bool:
@@ -41,12 +43,12 @@ class Interval:
         return not self.low <= value <= self.high
 
 
-def t_critical(freedom: int, confidence: float = 0.95) -> float:
+def t_critical(freedom: int, confidence: float = CONFIDENCE) -> float:
     """The t with P(|T| <= t) = confidence, for `freedom` degrees of freedom of Student's distribution."""
     return float(special.stdtrit(freedom, (1 + confidence) / 2))
 
 
-def t_bounds(values: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def t_bounds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean, lower and upper bound of the t interval over the last axis, float64 [...] each.
 
     mean -+ t(n - 1) s / sqrt(n), where s is the sample's standard deviation. With n = 1 the bounds are infinite.
@@ -58,15 +60,15 @@ def t_bounds(values: np.ndarray, confidence: float = 0.95) -> tuple[np.ndarray, 
     mean = values.mean(axis=-1)
     if count == 1:
         return mean, np.full_like(mean, -math.inf), np.full_like(mean, math.inf)
-    half = t_critical(count - 1, confidence) * values.std(axis=-1, ddof=1) / math.sqrt(count)
+    half = t_critical(count - 1) * values.std(axis=-1, ddof=1) / math.sqrt(count)
     return mean, mean - half, mean + half
 
 
-def mean_interval(values: Values, confidence: float = 0.95) -> Interval:
+def mean_interval(values: Values) -> Interval:
     """The mean of [n] independent values with its t interval. Raises ValueError if there is none, or one that is not
     finite: infinities are counted, not averaged."""
-    mean, low, high = t_bounds(finite(values), confidence)
-    return Interval(float(mean), float(low), float(high), confidence)
+    mean, low, high = t_bounds(finite(values))
+    return Interval(float(mean), float(low), float(high))
 
 
 def finite(values: Values) -> np.ndarray:
@@ -77,7 +79,7 @@ def finite(values: Values) -> np.ndarray:
     return array
 
 
-def iqm_interval(scores: Sequence[Values], *, confidence: float = 0.95, draws: int = 10_000, seed: int = 0) -> Interval:
+def iqm_interval(scores: Sequence[Values], *, draws: int = 10_000, seed: int = 0) -> Interval:
     """Interquartile mean of all scores (floor(n / 4) cut off at each end), and the percentiles of its stratified
     bootstrap (Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", NeurIPS 2021,
     section 4).
@@ -94,14 +96,14 @@ def iqm_interval(scores: Sequence[Values], *, confidence: float = 0.95, draws: i
         strata,
         iqm,
         n_resamples=draws,
-        confidence_level=confidence,
+        confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval
-    return Interval(float(iqm(*strata)), float(bounds.low), float(bounds.high), confidence)
+    return Interval(float(iqm(*strata)), float(bounds.low), float(bounds.high))
 
 
-def probability_of_improvement(values: Values, baseline: Values, confidence: float = 0.95) -> Interval:
+def probability_of_improvement(values: Values, baseline: Values) -> Interval:
     """P(a run has a larger value than one of the baseline), a tie counting half, over all pairs of runs (Agarwal et al.
     2021, section 4.3: the Mann-Whitney statistic over its maximum). Infinities have ranks like other values.
 
@@ -112,15 +114,15 @@ def probability_of_improvement(values: Values, baseline: Values, confidence: flo
     if not one.size or not other.size:
         raise ValueError("a side has no run: there is no probability that it is better")
     share = float(np.mean((one > other) + 0.5 * (one == other)))
-    low, high = pair_share_bounds(np.array(share), one.size, other.size, confidence)
-    return Interval(share, float(low), float(high), confidence)
+    low, high = pair_share_bounds(np.array(share), one.size, other.size)
+    return Interval(share, float(low), float(high))
 
 
-def pair_share_bounds(share: np.ndarray, m: int, n: int, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+def pair_share_bounds(share: np.ndarray, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Bounds for shares of the pairs of m with n runs, float64 [...]: the score-like interval with the variance of
     Hanley and McNeil, method 5 of Newcombe (Statistics in Medicine 25, 2006, 559-573)."""
     share = np.asarray(share, dtype=np.float64)
-    z = special.ndtri((1 + confidence) / 2)
+    z = special.ndtri((1 + CONFIDENCE) / 2)
 
     def excess(theta: np.ndarray, share: np.ndarray) -> np.ndarray:
         spread = 1 + ((m + n) / 2 - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
@@ -132,16 +134,14 @@ def pair_share_bounds(share: np.ndarray, m: int, n: int, confidence: float = 0.9
     return low, high
 
 
-def performance_profile(
-    scores: Values, taus: Values, confidence: float = 0.95
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def performance_profile(scores: Values, taus: Values) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For each tau, the share of [n] runs that score above it (Agarwal et al. 2021, section 4.2), and Wilson's interval
     for each tau by itself (JASA 22, 1927), which stays open where all or none do: float64 [taus] each."""
     array = np.asarray(scores, dtype=np.float64)
     above = np.sum(array[:, None] > np.asarray(taus), axis=0)
     bounds = np.array(
         [
-            stats.binomtest(count, array.size).proportion_ci(confidence, method="wilson")
+            stats.binomtest(count, array.size).proportion_ci(CONFIDENCE, method="wilson")
             for count in range(array.size + 1)
         ]
     )
