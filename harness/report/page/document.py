@@ -36,7 +36,7 @@ from harness.report.page.text import (
     measures_caption,
 )
 
-_SCRIPTS = ("elements.js", "drawing.js", "timeline.js", "timeline_input.js", "curves.js", "page.js")
+_SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
 
 
 def write_report(comparison: Comparison, folder: Path) -> list[Path]:
