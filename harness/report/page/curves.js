@@ -137,12 +137,12 @@ class Curves {
     this.cursor.setAttribute("x2", x);
     this.cursor.setAttribute("visibility", "visible");
     const step = niceStep(this.right / 400);
-    const told = [`${seconds(value, step)} ${this.axis === "seconds" ? "s" : this.axis}`];
+    const parts = [`${seconds(value, step)} ${this.axis === "seconds" ? "s" : this.axis}`];
     for (const curve of this.shown) {
       const read = at(curve.grid, curve.mean, value);
-      if (read !== null) told.push(`${this.data.cells[curve.cell].label} ${Number(read.toPrecision(3)).toLocaleString("en")}`);
+      if (read !== null) parts.push(`${this.data.cells[curve.cell].label} ${Number(read.toPrecision(3)).toLocaleString("en")}`);
     }
-    this.readout.textContent = told.join("  ·  ");
+    this.readout.textContent = parts.join("  ·  ");
   }
 
   clear() {

@@ -165,7 +165,7 @@ class Timeline {
     if (span) {
       span.kindName = this.data.kinds[span.kind];
       const { role, engine, pool } = span.lane.row;
-      const told = [
+      const facts = [
         ["role", role.replaceAll("_", " ")],
         ["engine", `${engine} (pool ${pool})`],
         ["kind", span.kindName.replaceAll("_", " ")],
@@ -174,8 +174,8 @@ class Timeline {
         ["start", `${seconds(span.start / 1e6, 0.0001)} s`],
         ["duration", duration(span.duration)],
       ];
-      this.tooltip.replaceChildren(...told.flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
-      if (from === "keyboard") this.status.textContent = told.map((pair) => pair.join(" ")).join(", ");
+      this.tooltip.replaceChildren(...facts.flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
+      if (from === "keyboard") this.status.textContent = facts.map((pair) => pair.join(" ")).join(", ");
     }
     this.draw();
   }
