@@ -18,7 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from harness.config import ConfigError, JobConfig, job_config
-from harness.config.plugins import as_file_name, defaults, is_path, load, lookup, make, plugins_of
+from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, lookup, make, plugin
 from schedules import SCHEDULES, Schedule, Transport
 
 _ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed: experiments/ comes along
@@ -153,6 +153,20 @@ def cell_name(config: JobConfig) -> str:
         tree["plugins"] = [plugin.sha256 for plugin in plugins]
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:6]
     return f"{cell_prefix(config)}-{digest}"
+
+
+def plugins_of(config: JobConfig) -> list[Plugin]:
+    """All that a job has of its user's. Raises ConfigError where one cannot be imported."""
+    named = {
+        "schedule": config.schedule.name,
+        "schedule.order": make_schedule(config).order,
+        "engine": config.engine.name,
+        "task": config.task.name,
+        "task.reward": config.task.reward or "",
+        "algorithm.correction": config.algorithm.correction,
+        "algorithm.advantage": config.algorithm.advantage,
+    }
+    return [plugin(setting, path) for setting, path in named.items() if is_path(path)]
 
 
 def cell_prefix(config: JobConfig) -> str:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from harness.config.fields import ConfigError, first_line
-from harness.config.job import JobConfig
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 T = TypeVar("T")
@@ -166,22 +165,8 @@ def _default(own: Field[Any]) -> Any:
     return MISSING if isinstance(value, property) else value
 
 
-def plugins_of(config: JobConfig) -> list[Plugin]:
-    """All that a job has of its user's. Raises ConfigError where one cannot be imported."""
-    order = config.schedule.options.get("order")
-    named = {
-        "schedule": config.schedule.name,
-        "schedule.order": order if isinstance(order, str) else "",
-        "engine": config.engine.name,
-        "task": config.task.name,
-        "task.reward": config.task.reward or "",
-        "algorithm.correction": config.algorithm.correction,
-        "algorithm.advantage": config.algorithm.advantage,
-    }
-    return [_plugin(setting, path) for setting, path in named.items() if is_path(path)]
-
-
-def _plugin(setting: str, path: str) -> Plugin:
+def plugin(setting: str, path: str) -> Plugin:
+    """Raises ConfigError where it cannot be imported."""
     found = load(path, setting)
     module = sys.modules[getattr(found, "__module__", None) or path.partition(":")[0]]
     file = inspect.getsourcefile(module) or ""

@@ -16,8 +16,7 @@ from rich.console import Console
 
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
-from harness.config.compose import cell_name, make_schedule, plain
-from harness.config.plugins import plugins_of
+from harness.config.compose import cell_name, make_schedule, plain, plugins_of
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay

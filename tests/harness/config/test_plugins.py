@@ -23,6 +23,8 @@ from harness.metrics.run_files import load_manifest, load_metrics
 from harness.rl.advantages import ADVANTAGES, advantages_of
 from harness.rl.losses import CORRECTIONS, policy_loss
 from harness.tasks import Score, make_task
+from schedules import KStepOff
+from tests.support.fake_job import FakeJob
 from tests.support.invariants import check_run, read_run
 from tests.support.lab import make_lab
 from tests.support.project import ROOT
@@ -237,3 +239,38 @@ def test_it_runs_for_real_and_workers_find_it(tmp_path: Path) -> None:
     check_run(read_run(marker.parent))
     rewards = [line["reward/mean"] for line in load_metrics(marker.parent)]
     assert all(np.isfinite(rewards)) and min(rewards) < 0.9
+
+
+# -- docs/adding_a_schedule.md
+
+
+async def test_the_schedule_on_the_page_makes_the_calls_of_the_one_that_is_built_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(make_lab(tmp_path, "adding_a_schedule.md")))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        monkeypatch.delitem(sys.modules, name)
+    own = make_schedule(compose_job(["schedule=my_lab.k_steps:KSteps", "schedule.k=3"]))
+    built_in = KStepOff(k=3)
+    assert [own.lag_bounds(i) for i in range(9)] == [built_in.lag_bounds(i) for i in range(9)]
+    assert (own.eta, own.cycle) == (built_in.eta, built_in.cycle)
+    assert (await FakeJob(iterations=7).play(own)).lines == (await FakeJob(iterations=7).play(built_in)).lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", ["my_lab.k_steps:KSteps", "my_lab.schedules:Pairs"])
+def test_the_schedules_on_the_pages_keep_all_that_is_promised(tmp_path: Path, path: str) -> None:
+    make_lab(tmp_path)
+    make_lab(tmp_path, "adding_a_schedule.md")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/schedules/test_every_schedule.py", "--schedule", path, "-q"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    assert " failed" not in done.stdout and " passed" in done.stdout
