@@ -20,9 +20,8 @@ from engines import EMBEDDED
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
 from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
 from harness.comparison.running.execution import Command, RunOutcomes, Runs, bench_command, run_cells
-from harness.config.compose import compose_job
+from harness.config.compose import compose_job, plugins_of
 from harness.config.machine import Machine
-from harness.config.plugins import plugins_of
 from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import load_samples
 
