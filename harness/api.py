@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.comparison.running.process import RunProcess
 from harness.config import ConfigError
-from harness.config.flat import flatten
+from harness.config.job import flatten
 from harness.metrics.manifest import identity_of
 from harness.metrics.run_files import (
     finished_runs,

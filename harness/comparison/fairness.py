@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.comparison.runs import Run
 from harness.config import ConfigError
-from harness.config.flat import flatten
+from harness.config.job import flatten
 
 _LAYOUT = frozenset(
     {

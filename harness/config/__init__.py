@@ -5,16 +5,19 @@ from harness.config.job import (
     AlgorithmConfig,
     Backend,
     ClusterConfig,
+    CostConfig,
+    DeviceConfig,
     EngineConfig,
     JobConfig,
     Layout,
+    LengthsConfig,
     ModelConfig,
+    RooflineConfig,
     ScheduleConfig,
     TaskConfig,
     TrainingConfig,
     job_config,
 )
-from harness.config.simulation import CostConfig, DeviceConfig, LengthsConfig, RooflineConfig
 
 __all__ = [
     "STRICT",

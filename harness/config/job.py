@@ -21,6 +21,7 @@ from harness.config.fields import (
     Name,
     NameOrPath,
     NotNegative,
+    Part,
     Positive,
     Seeds,
     Share,
@@ -28,7 +29,6 @@ from harness.config.fields import (
     first_line,
     one_of,
 )
-from harness.config.simulation import CostConfig, DeviceConfig, RooflineConfig
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -159,6 +159,119 @@ class ClusterConfig:
     memory_gib: Positive | None = None  # memory of one device; asked from the machine when None
 
 
+# -- of what is simulated; seconds, tokens, bytes
+
+
+@dataclass(frozen=True, config=STRICT)
+class LengthsConfig:
+    """How many tokens simulated responses have. Every kind gives whole numbers from 1 to `cap`.
+
+    constant: `mean`, always; uniform: 1 to 2 mean - 1; lognormal: of this mean before the cap, `sigma` the standard
+    deviation of the logarithm, of whose square the samples of a group have `common` in common, as they answer the same
+    prompt; trace: drawn from `values`, or from the file at `path`, a number per line.
+    """
+
+    kind: Literal["constant", "uniform", "lognormal", "trace"]
+    cap: Count
+    mean: Annotated[float, Strict(), Field(ge=1)] | None = None
+    sigma: NotNegative = 1.0
+    common: Part = 0.0
+    values: tuple[Count, ...] = ()
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind != "trace" and self.mean is None:
+            raise ValueError(f"needs a mean where kind={self.kind}; set cost.lengths.mean=100")
+        if self.kind == "trace" and bool(self.values) == (self.path is not None):
+            raise ValueError("needs either values or a path where kind=trace; set one of cost.lengths.values and .path")
+
+
+@dataclass(frozen=True, config=STRICT)
+class CostConfig:
+    """What simulated work costs on one worker: a rollout engine, or a data-parallel rank. Seconds, tokens, bytes.
+
+    A decode step of n samples that hold c tokens in all lasts decode_step_s + max(decode_weights_s,
+    n decode_step_s_per_sample) + c decode_s_per_cached_token.
+    """
+
+    name: Name
+    decode_step_s: Positive  # one token for every running sample: the part that does not depend on how many run
+    decode_step_s_per_sample: NotNegative  # added for each running sample
+    prefill_s_per_token: NotNegative
+    log_prob_s_per_token: NotNegative  # prompt and response tokens
+    train_s_per_token: NotNegative  # prompt and response tokens, forward and backward
+    train_step_s: NotNegative  # the optimizer, once an iteration
+    weight_bytes: NotNegative  # of one copy of the weights
+    call_s: NotNegative  # fixed part of every forward or training call of a micro-batch
+    network_bytes_per_s: Positive  # weights between pools: collective, and in the background
+    host_bytes_per_s: Positive  # weights between a device and its host, either way
+    sync_s: NotNegative  # fixed part of every weight transfer, and of every load
+    offload_s: NotNegative  # fixed part of giving a shared device back (the weights go to the host besides)
+    reload_s: NotNegative  # fixed part of taking it again (the weights come back besides)
+    prompt_tokens: Count  # of every prompt
+    lengths: LengthsConfig
+    kind: Literal["given"] = "given"
+    # What follows is nothing unless it is given.
+    decode_weights_s: NotNegative = 0.0  # a step's matrix products take this long at least: the weights are read
+    decode_s_per_cached_token: NotNegative = 0.0  # of a step, for each token in the KV caches of running samples
+    kv_tokens: Count | None = None  # tokens that the KV cache of one engine holds; None is no limit
+    prefill_s_per_pair: NotNegative = 0.0  # attention: for the square of a sequence's length
+    log_prob_s_per_pair: NotNegative = 0.0
+    train_s_per_pair: NotNegative = 0.0
+    log_prob_call_s: NotNegative = 0.0  # besides call_s: shards are gathered
+    train_call_s: NotNegative = 0.0  # besides call_s: shards are gathered, gradients reduced
+    reward_s_per_sample: NotNegative = 0.0  # on the host
+    generate_s: NotNegative = 0.0  # before a batch is generated as one: requests are handed out, engines set up
+
+
+@dataclass(frozen=True, config=STRICT)
+class DeviceConfig:
+    """One kind of device, by its maker's figures. `source` says where they stand."""
+
+    name: Name
+    flops: Positive  # dense bfloat16 floating-point operations per second
+    memory_bytes_per_s: Positive
+    memory_bytes: Positive
+    link_bytes_per_s: Positive  # of one device to the others of its node, one way
+    network_bytes_per_s: Positive  # of one device to those of other nodes, one way
+    host_bytes_per_s: Positive  # of one device to its host's memory, one way
+    per_node: Count  # devices of a node
+    source: str
+
+
+@dataclass(frozen=True, config=STRICT)
+class RooflineConfig:
+    """What turns a device's figures into costs: the shares of its peaks that are reached, and what no peak explains.
+
+    docs/simulator.md has every formula. Shares are of (0, 1]; seconds are added.
+    """
+
+    name: Name
+    kind: Literal["roofline"]
+    forward_share: Fraction  # of flops, scoring and prefill
+    train_share: Fraction  # of flops, forward and backward
+    decode_share: Fraction  # of flops, a decode step's matrix products
+    memory_share: Fraction  # of memory_bytes_per_s
+    network_share: Fraction  # of link_bytes_per_s and network_bytes_per_s
+    host_share: Fraction  # of host_bytes_per_s
+    overlap: Part  # of communication in training and scoring that hides behind computing
+    latency_s: NotNegative  # of one collective
+    kv_share: Fraction  # of a device's memory that an engine of its own may use, weights and KV cache together
+    kv_share_colocated: Fraction  # of a device that it shares with the trainer
+    colocated_train_factor: Positive  # how much longer training takes on devices shared with rollout
+    decode_step_s: Positive  # of every step: launches and the engine's own work
+    call_s: NotNegative
+    sync_s: NotNegative
+    offload_s: NotNegative
+    reload_s: NotNegative
+    reward_s_per_sample: NotNegative
+    prompt_tokens: Count
+    lengths: LengthsConfig
+
+
+# -- of the whole job
+
+
 @dataclass(frozen=True, config=STRICT)
 class ScheduleConfig:
     """Which schedule, over which devices. `options` are the schedule's own and are checked by its class.
@@ -214,3 +327,14 @@ def job_config(tree: Mapping[str, Any]) -> JobConfig:
         return TypeAdapter(JobConfig).validate_python(tree)
     except ValidationError as error:
         raise ConfigError(first_line(error)) from error
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves by their path, names joined by dots: {"schedule": {"eta": 1}} -> {"schedule.eta": 1}. Lists are leaves."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -42,7 +42,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_TYPE,
 )
 
-from harness.config.flat import flatten
+from harness.config.job import flatten
 from harness.metrics.atomic_files import Lock
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (

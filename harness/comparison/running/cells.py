@@ -14,7 +14,7 @@ from hydra.errors import OverrideParseException
 from harness.config import ConfigError, JobConfig
 from harness.config.checks.job import JobPlan, plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
-from harness.config.flat import flatten
+from harness.config.job import flatten
 from harness.config.machine import Machine
 from harness.config.plugins import is_path
 from harness.cost_model.job_cost import check_given
