@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from harness.transfer_queue.storage.ray_objects import RayBackend
-from tests.support.queue_machine import SPEC, TASKS, run_machine
+from tests.support.queue_machine import TASKS, UNTIMED, run_machine
 from tests.support.queue_sides import SocketSide
 
 pytestmark = [
@@ -32,7 +32,7 @@ class RaySide(SocketSide):
 
     def __init__(self) -> None:
         self._units = RayBackend.start(2, inline_bytes=256)
-        super().__init__(SPEC, self._units, "tcp:127.0.0.1:0")
+        super().__init__(UNTIMED, self._units, "tcp:127.0.0.1:0")
 
     def close(self) -> None:
         super().close()

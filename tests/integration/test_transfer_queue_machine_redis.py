@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.support.queue_machine import SPEC, TASKS, run_machine
+from tests.support.queue_machine import TASKS, UNTIMED, run_machine
 from tests.support.queue_sides import SocketSide
 from tests.support.redis_servers import keys, redis_server
 
@@ -23,5 +23,5 @@ def test_the_queue_in_redis_behaves_as_its_model_and_leaves_nothing_there() -> N
     least = dict.fromkeys([*TASKS, "deaths"], 2)
     with redis_server() as one, redis_server() as other:
         backend = RedisBackend((one.url, other.url), inline_bytes=256)
-        run_machine(lambda: SocketSide(SPEC, backend), cases=12, steps=40, least=least)
+        run_machine(lambda: SocketSide(UNTIMED, backend), cases=12, steps=40, least=least)
         assert keys((one, other)) == []

@@ -1,55 +1,85 @@
-"""What a TransferQueue does, in plain Python and one call at a time: sets and lists, looked at whole on every request.
+"""What a TransferQueue does, in plain Python: sets and lists, looked at whole on every request.
 
-For tests that hold any backend against it. Nobody waits in it: a request is answered at once, with WAIT if need be.
+The one model that every implementation is held against (`queue_machine`). It has no incremental state to get wrong, and
+nothing waits in it: a request is answered at once, with WAIT if need be. Times are the caller's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
-from harness.transfer_queue import QueueSpec, TaskSpec
+import numpy as np
+
+from harness.transfer_queue import GetRequest, QueueSpec, TaskSpec
+from harness.transfer_queue.control.policies import SPLITS
 
 WAIT, CLOSED = "wait", "closed"
+FAR = 10**9
 Unit = tuple[int, ...]
-Status = tuple[str, list[int]] | Literal["wait", "closed"]
-"""(partition, rows), or why there are none."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of the micro-batch of this number."""
+
+    task: str
+    rank: int
+    number: int
+    partition: str
+    units: list[Unit]
+
+    @property
+    def rows(self) -> list[int]:
+        return [row for unit in self.units for row in unit]
 
 
 @dataclass(frozen=True)
 class Held:
-    """Rows in a consumer's hands."""
+    """A share in a consumer's hands; due: when its lease runs out, None = never."""
 
-    task: str
+    share: Share
     consumer: str
-    partition: str
-    rows: list[int]
+    due: float | None
 
 
 @dataclass
 class Model:
-    """Row ids are different in all partitions. Leases are numbered by whoever hands out, and do not run out."""
+    """Row ids are different in all partitions; leases are numbered by the queue. Requests count their `first` from the
+    queue's beginning. weigh: what a row weighs."""
 
     spec: QueueSpec
+    weigh: Callable[[int], int]
     groups: dict[str, list[Unit]] = field(default_factory=dict)
     """By partition, in creation order."""
     written: set[tuple[int, str]] = field(default_factory=set)
-    out: dict[str, dict[int, bool]] = field(default_factory=dict)
-    """By task: the rows that were handed out; whether they were acknowledged."""
     ready_since: dict[tuple[str, Unit], int] = field(default_factory=dict)
     """The number of the put that made a unit ready for a task."""
+    taken: dict[str, set[int]] = field(default_factory=dict)
+    done: dict[str, set[int]] = field(default_factory=dict)
+    dropped: dict[str, set[int]] = field(default_factory=dict)
+    started: dict[str, dict[int, int]] = field(default_factory=dict)
+    """By task: under which bound each row is out, of those that are out under one."""
+    dispatched: Counter[str] = field(default_factory=Counter)
+    """Rows, less those put back."""
+    shares: list[Share] = field(default_factory=list)
+    """To be collected."""
     leases: dict[int, Held] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     orphans: set[int] = field(default_factory=set)
     """Open leases that were given before a restart, over connections that ended with it."""
     cleared: set[str] = field(default_factory=set)
+    bounds: dict[tuple[str, str], int] = field(default_factory=dict)
     closed: bool = False
     puts: int = 0
+    formed: int = 0
 
     def __post_init__(self) -> None:
-        self.out = {task: {} for task in self.spec.tasks}
+        for task in self.spec.tasks:
+            self.taken[task], self.done[task], self.dropped[task], self.started[task] = set(), set(), set(), {}
 
     # -- what there is
 
@@ -63,13 +93,17 @@ class Model:
         return self.groups[partition] if self.task(task).whole_groups else [(row,) for row in self.rows(partition)]
 
     def left(self, task: str, partition: str) -> list[Unit]:
-        return [unit for unit in self.units(task, partition) if unit[0] not in self.out[task]]
+        gone = self.taken[task] | self.dropped[task]
+        return [unit for unit in self.units(task, partition) if unit[0] not in gone]
 
-    def is_ready(self, task: str, unit: Unit) -> bool:
+    def ready(self, task: str, unit: Unit) -> bool:
         return all((row, name) in self.written for row in unit for name in self.task(task).columns)
 
-    def is_finished(self, task: str, row: int) -> bool:
-        return row in self.out[task] and (self.task(task).lease_s is None or self.out[task][row])
+    def finished(self, task: str) -> set[int]:
+        return self.dropped[task] | (self.taken if self.task(task).lease_s is None else self.done)[task]
+
+    def asked(self, partition: str | None) -> list[str]:
+        return [name for name in self.groups if partition in (None, name)]
 
     # -- writing
 
@@ -81,100 +115,177 @@ class Model:
         self.written |= {(row, name) for row in rows for name in columns}
         for task in self.spec.tasks:
             for unit in [unit for partition in self.groups for unit in self.units(task, partition)]:
-                if self.is_ready(task, unit):
+                if self.ready(task, unit):
                     self.ready_since.setdefault((task, unit), self.puts)
+
+    # -- what goes first
+
+    def started_under(self, task: str, partition: str, other: str, below: int) -> list[Unit]:
+        """What `task` has left of what `other` was handed under such a bound."""
+        rows = {row for row, bound in self.started[other].items() if bound <= below}
+        return [unit for unit in self.left(task, partition) if rows & set(unit)]
+
+    def slack(self, get: GetRequest) -> dict[int, int]:
+        """By bound, how many rows may go before all that was started under it, where there is any."""
+        slack: dict[int, int] = {}
+        other, pairs = get.first or ("", ())
+        for below, by in pairs:
+            units = [u for name in self.asked(get.partition) for u in self.started_under(get.task, name, other, below)]
+            if units:
+                rows = by - self.dispatched[get.task] - sum(map(len, units))
+                slack[below] = min(slack.get(below, FAR), rows)
+        return slack
+
+    def due(self, get: GetRequest) -> tuple[dict[str, list[Unit]], int]:
+        """What goes alone, by partition, and how many rows at most."""
+        asked, slack = self.asked(get.partition), self.slack(get)
+        unit = max((len(unit) for name in asked for unit in self.left(get.task, name)), default=1)
+        pressing = min((below for below, rows in slack.items() if rows < unit), default=None)
+        most = min((rows for below, rows in slack.items() if pressing is None or below < pressing), default=FAR)
+        if pressing is None or get.first is None:
+            return {}, most
+        started = {name: self.started_under(get.task, name, get.first[0], pressing) for name in asked}
+        return {name: units for name, units in started.items() if units}, most
 
     # -- reading
 
-    def get(self, task: str, count: int, minimum: int, partition: str | None) -> Status:
-        """What a get is answered. Nothing is taken yet: see `hand_out`."""
-        asked = [name for name in self.groups if partition in (None, name)]
-        available = {name: self._available(task, name) for name in asked}
-        if self.task(task).policy == "completion":
-            asked.sort(key=lambda n: [self.ready_since[task, unit] for unit in available[n][:1]] or [10**9])
+    def request(self, get: GetRequest) -> Share | str:
+        """What the get is answered: it is taken, but in nobody's hands before `hand_over`."""
+        mine = self._to_collect(get)
+        if not mine:
+            self._form(get)
+            mine = self._to_collect(get)
+        if not mine:
+            return CLOSED if self._exhausted(get) else WAIT
+        if any(row >= self.bounds.get((get.task, get.consumer), FAR) for row in mine[0].rows):
+            return WAIT  # formed by a consumer with a wider bound
+        self.shares.remove(mine[0])
+        return mine[0]
+
+    def _to_collect(self, get: GetRequest) -> list[Share]:
+        mine = [s for s in self.shares if (s.task, s.rank) == (get.task, get.rank)]
+        return sorted((s for s in mine if get.partition in (None, s.partition)), key=lambda share: share.number)
+
+    def _form(self, get: GetRequest) -> None:
+        """A micro-batch of shares for all ranks, if there is one."""
+        task, asked = self.task(get.task), self.asked(get.partition)
+        due, most_rows = self.due(get)
+        strict = task.policy == "fifo" and not due
+        left = {name: due.get(name, []) if due else self.left(get.task, name) for name in asked}
+        available = {name: self._available(get, name, units, strict) for name, units in left.items()}
+        if task.policy == "completion":
+            asked.sort(key=lambda n: [self.ready_since[get.task, unit] for unit in available[n][:1]] or [FAR])
         for name in asked:
-            left = self.left(task, name)
-            if not left:
+            if not left[name]:
                 continue
-            size = len(left[0])
-            if len(available[name]) >= min(-(-minimum // size), len(left)):
-                return name, [row for unit in available[name][: count // size] for row in unit]
-            if self.task(task).policy == "fifo":
-                return WAIT
-        return CLOSED if self._is_exhausted(task, partition) else WAIT
+            rows = len(left[name][0])
+            most = min(get.count, most_rows) // rows * task.ranks
+            least = min(-(-get.least // rows) * task.ranks, len(left[name]), most)
+            if len(available[name]) >= least:
+                return self._cut(get.task, name, available[name][:most])
+            if strict:
+                return
 
-    def _available(self, task: str, partition: str) -> list[Unit]:
+    def _available(self, get: GetRequest, partition: str, left: list[Unit], strict: bool) -> list[Unit]:
         """In the order in which they go."""
-        left = self.left(task, partition)
-        if self.task(task).policy == "fifo":
-            return list(takewhile(lambda unit: self.is_ready(task, unit), left))
-        ready = [unit for unit in left if self.is_ready(task, unit)]
-        if self.task(task).policy == "completion":
-            ready.sort(key=lambda unit: self.ready_since[task, unit])
-        return ready
+        below, policy = self.bounds.get((get.task, get.consumer), FAR), self.task(get.task).policy
+        allowed = set(takewhile(lambda unit: max(unit) < below, self.units(get.task, partition)))
+        if strict:
+            left = list(takewhile(lambda unit: self.ready(get.task, unit), left))
+        left = [unit for unit in left if self.ready(get.task, unit) and unit in allowed]
+        if policy == "completion":
+            left.sort(key=lambda unit: self.ready_since[get.task, unit])
+        if policy == "longest_first":
+            left.sort(key=lambda unit: -sum(map(self.weigh, unit)))
+        return left
 
-    def _is_exhausted(self, task: str, partition: str | None) -> bool:
-        if partition in self.cleared:
+    def _cut(self, task: str, partition: str, units: list[Unit]) -> None:
+        spec, weights = self.task(task), np.array([sum(map(self.weigh, unit)) for unit in units], np.int64)
+        parts = SPLITS[spec.split](np.arange(len(units)), spec.ranks, weights)  # has tests of its own
+        for rank, part in enumerate(parts):
+            self.shares.append(Share(task, rank, self.formed, partition, [units[i] for i in part]))
+        self.taken[task] |= {row for unit in units for row in unit}
+        self.formed += 1
+
+    def _exhausted(self, get: GetRequest) -> bool:
+        if get.partition in self.cleared:
             return True
-        if partition not in self.groups and not self.closed:  # also if it is None
+        if get.partition not in self.groups and not self.closed:  # also if it is None
             return False
-        asked = [name for name in self.groups if partition in (None, name)]
-        return all(self.is_finished(task, row) for name in asked for row in self.rows(name))
+        finished = self.finished(get.task)
+        return all(row in finished for name in self.asked(get.partition) for row in self.rows(name))
 
-    def hand_out(self, lease: int, held: Held) -> None:
-        self.out[held.task] |= dict.fromkeys(held.rows, False)
-        self.leases[lease] = held
+    def hand_over(self, lease: int, share: Share, consumer: str, now: float) -> None:
+        lease_s, bound = self.task(share.task).lease_s, self.bounds.get((share.task, consumer))
+        self.leases[lease] = Held(share, consumer, None if lease_s is None else now + lease_s)
+        self.dispatched[share.task] += len(share.rows)
+        if bound is not None:
+            self.started[share.task] |= dict.fromkeys(share.rows, bound)
+
+    def drop(self, task: str, other: str, below: int) -> list[int]:
+        rows = [row for name in self.groups for u in self.started_under(task, name, other, below) for row in u]
+        self.dropped[task] |= set(rows)
+        return rows
 
     # -- leases
 
     def acknowledge(self, lease: int) -> None:
-        held = self.leases.pop(lease)
-        self.out[held.task] |= dict.fromkeys(held.rows, True)
+        share = self.leases.pop(lease).share
+        self.done[share.task] |= set(share.rows)
 
     def give_back(self, lease: int) -> None:
-        held = self.leases.pop(lease)
-        for row in held.rows:
-            del self.out[held.task][row]
+        share = self.leases.pop(lease).share
+        self.dispatched[share.task] -= len(share.rows)
+        for row in share.rows:
+            self.started[share.task].pop(row, None)
+        if self.task(share.task).ranks > 1:
+            self.shares.append(share)
+        else:
+            self.taken[share.task] -= set(share.rows)
 
-    def release(self, consumer: str) -> None:
-        """Somebody says that the consumer is dead: all it did not acknowledge goes out again."""
-        self._lose(lease for lease, held in self.leases.items() if held.consumer == consumer)
-
-    def die(self, consumer: str) -> None:
-        """Its connection is gone: what it had was consumed when handed out, but where the task has leases."""
-        self._lose(lease for lease in self.leased() if self.holds(consumer, lease))
-
-    def holds(self, consumer: str, lease: int) -> bool:
-        return self.leases[lease].consumer == consumer and lease not in self.orphans
-
-    def restart(self) -> None:
-        """The queue is saved and loaded: what is open stays open, until somebody acknowledges or releases it."""
-        self.orphans = set(self.leases)
-
-    def leased(self) -> list[int]:
-        return [lease for lease, held in self.leases.items() if self.task(held.task).lease_s is not None]
-
-    def _lose(self, leases: Iterable[int]) -> None:
+    def lose(self, leases: Iterable[int]) -> None:
         for lease in list(leases):
             self.give_back(lease)
             self.lost.add(lease)
 
+    def release(self, consumer: str) -> None:
+        """The consumer is said to be dead: all it did not acknowledge goes out again."""
+        self.lose(lease for lease, held in self.leases.items() if held.consumer == consumer)
+
+    def expire(self, now: float) -> None:
+        self.lose(n for n, held in self.leases.items() if held.due is not None and held.due <= now + 1e-3)
+
+    def held_by_connection(self, consumer: str) -> list[int]:
+        """What goes out again when its connection ends: the rest was consumed when it was dispatched."""
+        held = {n: h for n, h in self.leases.items() if h.due is not None and n not in self.orphans}
+        return [lease for lease, h in held.items() if h.consumer == consumer]
+
+    def restart(self) -> None:
+        """The queue is saved and loaded: what is open stays open, until it is acknowledged or released."""
+        self.orphans = set(self.leases)
+
     # -- the end of partitions
 
     def may_clear(self, partition: str) -> bool:
-        return all(self.leases[lease].partition != partition for lease in self.leased())
+        return not any(held.share.partition == partition and held.due is not None for held in self.leases.values())
 
     def clear(self, partition: str) -> None:
         del self.groups[partition]
         self.cleared.add(partition)
-        self.leases = {lease: held for lease, held in self.leases.items() if held.partition != partition}
+        self.shares = [share for share in self.shares if share.partition != partition]
+        self.leases = {lease: held for lease, held in self.leases.items() if held.share.partition != partition}
 
     def over(self) -> list[str]:
-        """The partitions that all tasks are done with."""
-        return [name for name in self.groups if all(self._is_over(task, name) for task in self.spec.tasks)]
+        """The partitions that all tasks are done with, whose columns are all written."""
+        to_collect = {share.partition for share in self.shares}
+        return [name for name in self.groups if name not in to_collect and self._over(name)]
 
-    def _is_over(self, task: str, partition: str) -> bool:
-        return all(self.is_finished(task, row) and self.is_ready(task, (row,)) for row in self.rows(partition))
+    def _over(self, partition: str) -> bool:
+        rows = set(self.rows(partition))
+        written = all(
+            (row, name) in self.written for row in rows for t in self.spec.tasks.values() for name in t.columns
+        )
+        return written and all(rows <= self.finished(task) for task in self.spec.tasks)
 
     def describe(self) -> Mapping[str, Any]:
         """As much of the queue's `describe` as can be known from outside."""
@@ -193,10 +304,11 @@ class Model:
         }
 
     def _describe_task(self, task: str, partition: str) -> dict[str, int]:
-        rows, left = self.rows(partition), self.left(task, partition)
+        rows, left = set(self.rows(partition)), self.left(task, partition)
         return {
-            "ready": sum(len(unit) for unit in left if self.is_ready(task, unit)),
-            "handed_out": sum(row in self.out[task] for row in rows),
-            "done": sum(self.is_finished(task, row) for row in rows),
+            "ready": sum(len(unit) for unit in left if self.ready(task, unit)),
+            "handed_out": len(rows & self.taken[task]),
+            "done": len(rows & (self.finished(task) - self.dropped[task])),
+            "dropped": len(rows & self.dropped[task]),
             "depth": sum(map(len, left)),
         }

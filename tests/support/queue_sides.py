@@ -1,53 +1,166 @@
-"""Queues behind `queue_machine.Side`: in this event loop, or behind sockets, with a client of either kind."""
+"""Every implementation of the queue behind one interface, `Side`: what `queue_machine` drives."""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
-from harness.transfer_queue import LocalQueue, QueueSpec
+from harness.runtime.virtual_runtime import VirtualLoop
+from harness.transfer_queue import LocalQueue, QueueSpec, TransferQueue
+from harness.transfer_queue.journal.service import JournaledService, save
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
+from harness.transfer_queue.sharded import ShardedQueue
+from harness.transfer_queue.storage.inline import LocalStorage
 from harness.transfer_queue.storage.protocol import Backend
 
 START_S = 60.0
+T = TypeVar("T")
+
+
+class Side(Protocol):
+    """A queue, and two connections to it."""
+
+    spec: QueueSpec
+    names_partitions: bool
+    """Whether each get has to name its partition."""
+    restarts: bool
+
+    def call(self, consumer: str, verb: str, /, *arguments: Any, **options: Any) -> Any:
+        """Call a verb of the TransferQueue protocol over this consumer's connection; return or raise what it does."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the queue describes, as one."""
+
+    def now(self) -> float:
+        """By the clock of leases; stands still where no lease runs out."""
+
+    def die(self, consumer: str) -> bool:
+        """End its connection without a word; the next call makes another. Whether connections can die here."""
+
+    def restart(self) -> None:
+        """End the queue and load it into a new one, which `call` then speaks to."""
+
+    def close(self) -> None: ...
 
 
 class LocalSide:
-    """Both consumers call the queue itself: there is no connection that could end."""
+    """Both consumers call the queue itself: there is no connection that could end. Its time is virtual."""
+
+    names_partitions = False
+    restarts = False
+    gets_stay = True
+    """Whether gets that find nothing stay pending: not where those of several queues answer in no common order."""
 
     def __init__(self, spec: QueueSpec) -> None:
-        self.runner = asyncio.Runner()
-        self.queue = LocalQueue(spec)
+        self.spec = spec
+        self.loop = VirtualLoop()
+        self.queue = self.make_queue()
+
+    def make_queue(self) -> TransferQueue:
+        return LocalQueue(self.spec)
 
     def call(self, consumer: str, verb: str, /, *arguments: Any, **options: Any) -> Any:
-        return self.runner.run(getattr(self.queue, verb)(*arguments, **options))
+        return self.loop.run_until_complete(getattr(self.queue, verb)(*arguments, **options))
+
+    def begin(self, verb: str, *arguments: Any) -> asyncio.Task[Any]:
+        """A call that may wait."""
+        return self.loop.create_task(getattr(self.queue, verb)(*arguments))
+
+    def run_until_idle(self) -> None:
+        for _ in range(4):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def sleep(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def wait_for(self, task: asyncio.Task[T]) -> T:
+        return self.loop.run_until_complete(task)
+
+    def describe(self) -> Mapping[str, Any]:
+        return self.call("x", "describe")
+
+    def now(self) -> float:
+        return self.loop.time()
 
     def die(self, consumer: str) -> bool:
         return False
 
-    def restart(self) -> bool:
-        return False
+    def restart(self) -> None:
+        raise NotImplementedError
 
     def close(self) -> None:
-        self.runner.close()
+        self.loop.close()
+
+
+class ShardedSide(LocalSide):
+    names_partitions = True
+    gets_stay = False
+
+    def make_queue(self) -> TransferQueue:
+        return ShardedQueue([LocalQueue(self.spec) for _ in range(3)])
+
+    def describe(self) -> Mapping[str, Any]:
+        shards = list(super().describe().values())
+        return {
+            "closed": all(shard["closed"] for shard in shards),
+            "open_leases": sum(shard["open_leases"] for shard in shards),
+            "live_rows": sum(shard["live_rows"] for shard in shards),
+            "partitions": {name: of for shard in shards for name, of in shard["partitions"].items()},
+        }
+
+
+class SavedSide(LocalSide):
+    """Its queue is saved and loaded."""
+
+    restarts = True
+
+    def restart(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.loop.run_until_complete(self.queue.save(folder))  # type: ignore[attr-defined]
+            self.loop.run_until_complete(self._load(folder))
+
+    async def _load(self, folder: str) -> None:
+        self.queue = LocalQueue.load(self.spec, folder)
+
+
+class JournaledSide(LocalSide):
+    """Every change is in its folder: it is not saved before it ends. Its leases do not run out, as they do not while
+    nothing is recorded."""
+
+    restarts = True
+
+    def __init__(self, spec: QueueSpec) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        super().__init__(spec)
+        self.loop.run_until_complete(self._begin())
+
+    async def _begin(self) -> None:
+        storage = LocalStorage()
+        self.queue = LocalQueue(self.spec, storage)
+        self._service = JournaledService(self.spec, storage, self._folder.name, storage=storage)
+        self.queue._service = self._service
+
+    def restart(self) -> None:
+        self._service.end()
+        self.loop.run_until_complete(self._begin())
+
+    def close(self) -> None:
+        self._service.end()
+        super().close()
+        self._folder.cleanup()
 
 
 class ServerThread:
     """A queue's server in a thread of this process: as good as one of its own, and there at once."""
 
-    def __init__(
-        self,
-        spec: QueueSpec,
-        backend: Backend,
-        address: str | None = None,
-        **options: Any,
-    ) -> None:
-        self._spec, self._backend, self._address, self._options = spec, backend, address, options
+    def __init__(self, spec: QueueSpec, backend: Backend, address: str | None = None, **options: Any) -> None:
+        self._make = lambda: QueueServer(spec, backend, address=address, **options)
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="transfer queue")
         self._thread.start()
@@ -57,9 +170,9 @@ class ServerThread:
     async def _serve(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         try:
-            self.server = QueueServer(self._spec, self._backend, address=self._address, **self._options)
-            async with self.server:
-                self.endpoint = Endpoint(self.server.address, self.server.token, self._backend, self._spec)
+            self.server = self._make()
+            async with self.server as server:
+                self.endpoint = Endpoint(server.address, server.token, server.backend, server.spec)
                 self._started.set()
                 await self._over.wait()
         finally:
@@ -105,28 +218,36 @@ class SyncConnection:
         self._queue.disconnect()
 
 
-KINDS = {"x": AsyncConnection, "y": SyncConnection}
-
-
 class SocketSide:
     """Consumer x has the asynchronous client, y the other. Nothing says goodbye: to disconnect is to die."""
 
+    names_partitions = False
+    restarts = False
+
     def __init__(self, spec: QueueSpec, backend: Backend, address: str | None = None) -> None:
+        self.spec, self._backend, self._address = spec, backend, address
         self.server = ServerThread(spec, backend, address)
         self.connections: dict[str, AsyncConnection | SyncConnection] = {}
 
     def call(self, consumer: str, verb: str, /, *arguments: Any, **options: Any) -> Any:
         if consumer not in self.connections:
-            self.connections[consumer] = KINDS[consumer](self.server.endpoint)
+            kind = AsyncConnection if consumer == "x" else SyncConnection
+            self.connections[consumer] = kind(self.server.endpoint)
         return self.connections[consumer].call(verb, *arguments, **options)
+
+    def describe(self) -> Mapping[str, Any]:
+        return self.call("x", "describe")
+
+    def now(self) -> float:
+        return 0.0
 
     def die(self, consumer: str) -> bool:
         if consumer in self.connections:
             self.connections.pop(consumer).end()
         return True
 
-    def restart(self) -> bool:
-        return False
+    def restart(self) -> None:
+        raise NotImplementedError
 
     def close(self) -> None:
         """The server first, so that what its clients hold is not lost before it ends."""
@@ -134,3 +255,17 @@ class SocketSide:
         for connection in self.connections.values():
             connection.end()
         self.connections.clear()
+
+
+class SavedSocketSide(SocketSide):
+    """It is saved, and loaded by another server; all connections end with the first."""
+
+    restarts = True
+
+    def restart(self) -> None:
+        for connection in self.connections.values():
+            connection.call("describe")  # what it said to have received has arrived
+        with tempfile.TemporaryDirectory() as folder:
+            self.server.run(save(self.server.server.service, folder))
+            self.close()
+            self.server = ServerThread(self.spec, self._backend, self._address, resume=folder)

@@ -140,7 +140,7 @@ def _ragged(
 
 def _lengths(offsets: np.ndarray, ends: list[int]) -> np.ndarray:
     """Of each row: from one offset to the next, but not from one run to the next."""
-    if len(ends) == 1:
+    if len(ends) <= 1:
         return offsets[1:] - offsets[:-1]
     return np.concatenate([offsets[a + 1 : b] - offsets[a : b - 1] for a, b in pairwise([0, *ends])])
 

@@ -1,26 +1,46 @@
-"""Every backend that needs no other server, against the model in plain Python: any order of calls, exactly once."""
+"""Every implementation that needs no other server, against the one model in plain Python: any order of calls, exactly
+once."""
 
 from __future__ import annotations
 
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
-from tests.support.queue_machine import SPEC, TASKS, run_machine
-from tests.support.queue_sides import LocalSide, SocketSide
+from tests.support.queue_machine import TASKS, TIMED, UNTIMED, run_machine
+from tests.support.queue_sides import JournaledSide, LocalSide, SavedSide, SavedSocketSide, ShardedSide, SocketSide
 
 SMALL = ShmBackend(inline_bytes=256, mapped_bytes=1024)
 """Of puts as small as the machine's, some travel inline, some are copied, and some are mapped."""
 
 
-def test_the_local_queue_behaves_as_its_model() -> None:
-    least = dict.fromkeys([*TASKS, "finished"], 5)
-    run_machine(lambda: LocalSide(SPEC), cases=60, steps=40, least=least)
+def test_the_queue_in_one_event_loop_behaves_as_its_model() -> None:
+    least = dict.fromkeys([*TASKS, "first", "limited", "dropped", "finished", "expired"], 20)
+    run_machine(lambda: LocalSide(TIMED), cases=100, steps=50, least=least)
+
+
+def test_several_queues_as_one_behave_as_the_model() -> None:
+    run_machine(lambda: ShardedSide(TIMED), cases=25, steps=40, least=dict.fromkeys([*TASKS, "dropped", "finished"], 2))
+
+
+def test_a_queue_that_was_saved_and_loaded_goes_on_as_its_model() -> None:
+    least = dict.fromkeys([*TASKS, "first", "finished", "expired", "restarts"], 2)
+    run_machine(lambda: SavedSide(TIMED), cases=40, steps=40, least=least)
+
+
+def test_a_queue_that_died_and_had_a_journal_goes_on_as_its_model() -> None:
+    least = dict.fromkeys([*TASKS, "first", "finished", "restarts"], 2)
+    run_machine(lambda: JournaledSide(UNTIMED), cases=40, steps=40, least=least)
 
 
 def test_the_queue_in_shared_memory_behaves_as_its_model() -> None:
     least = dict.fromkeys([*TASKS, "finished", "deaths"], 2)
-    run_machine(lambda: SocketSide(SPEC, SMALL), cases=25, steps=40, least=least)
+    run_machine(lambda: SocketSide(UNTIMED, SMALL), cases=25, steps=40, least=least)
 
 
 def test_the_queue_over_tcp_behaves_as_its_model() -> None:
     least = dict.fromkeys([*TASKS, "deaths"], 1)
-    run_machine(lambda: SocketSide(SPEC, InlineBackend(), "tcp:127.0.0.1:0"), cases=10, steps=30, least=least)
+    run_machine(lambda: SocketSide(UNTIMED, InlineBackend(), "tcp:127.0.0.1:0"), cases=10, steps=30, least=least)
+
+
+def test_a_server_that_was_saved_and_loaded_goes_on_as_its_model() -> None:
+    least = dict.fromkeys([*TASKS, "deaths", "restarts"], 1)
+    run_machine(lambda: SavedSocketSide(UNTIMED, SMALL), cases=10, steps=40, least=least)

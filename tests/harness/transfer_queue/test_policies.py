@@ -1,17 +1,26 @@
-"""In which order rows go out: each policy against a model that sorts everything on every request."""
+"""In which order rows go, how they are cut into shares, and what the control plane keeps and reports."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.control.policies import POLICIES
-from tests.support.local_queue import ids, queue
+from harness.transfer_queue import ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue.control.controller import Controller
+from harness.transfer_queue.control.leases import LOST_KEPT, Leases, Share
+from harness.transfer_queue.control.policies import POLICIES, SPLITS, balanced, contiguous
+from harness.transfer_queue.control.reporting import KEPT, Latency, queue_metrics
+from harness.transfer_queue.control.spec import GetRequest
+from harness.transfer_queue.rows.frames import Frame
+from tests.support.examples import examples
+from tests.support.local_queue import filled, ids, queue, rewards, virtual
 
 UNITS = 12
 
@@ -152,3 +161,165 @@ def test_a_task_that_cannot_be_weighed_is_refused_when_the_queue_is_made(task: d
     columns = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32"), "old": ColumnSpec("int64")}
     with pytest.raises(ValueError, match=message):
         QueueSpec(columns, {"train": TaskSpec(("tokens", "reward"), **task)})
+
+
+def heaviest(parts: list[np.ndarray], weights: np.ndarray) -> int:
+    return max(int(weights[part].sum()) for part in parts)
+
+
+def all_cuts(units: tuple[int, ...], sizes: list[int]) -> Iterator[list[np.ndarray]]:
+    if not sizes:
+        yield []
+        return
+    for part in combinations(units, sizes[0]):
+        rest = tuple(unit for unit in units if unit not in part)
+        for parts in all_cuts(rest, sizes[1:]):
+            yield [np.array(part, np.int64), *parts]
+
+
+def lengths_of(seed: int, count: int) -> np.ndarray:
+    """A long tail, capped: response lengths_of."""
+    return np.minimum(np.random.default_rng(seed).lognormal(6, 1, count), 8192).astype(np.int64)
+
+
+@settings(max_examples=examples(300))
+@given(weights=st.lists(st.integers(0, 1000), max_size=40), shares=st.integers(1, 9))
+def test_every_unit_is_in_one_share_and_shares_differ_by_no_more_than_the_heaviest(
+    weights: list[int], shares: int
+) -> None:
+    array = np.array(weights, np.int64)
+    parts = balanced(array, shares)
+    assert [part.size for part in parts] == [part.size for part in contiguous(array, shares)]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(weights)))
+    assert all((np.diff(part) > 0).all() for part in parts), "a share keeps the order of its units"
+    sums = [int(array[part].sum()) for part in parts]
+    assert max(sums) - min(sums) <= max(weights, default=0)
+
+
+@pytest.mark.parametrize(("count", "shares"), [(6, 2), (8, 2), (10, 2), (7, 3), (9, 3), (8, 4)])
+def test_it_comes_close_to_the_best_cut_there_is(count: int, shares: int) -> None:
+    ratios = []
+    for seed in range(20):
+        weights = lengths_of(seed, count)
+        sizes = [part.size for part in contiguous(weights, shares)]
+        best = min(heaviest(parts, weights) for parts in all_cuts(tuple(range(count)), sizes))
+        ratios.append(heaviest(balanced(weights, shares), weights) / best)
+    assert np.mean(ratios) <= 1.03 and max(ratios) <= 1.2, ratios
+
+
+@pytest.mark.parametrize(("count", "shares"), [(16, 2), (32, 4), (30, 4), (64, 8), (512, 8)])
+def test_the_slowest_rank_has_less_to_do_than_with_contiguous_shares(count: int, shares: int) -> None:
+    for seed in range(20):
+        weights = lengths_of(seed, count)
+        with_the_heaviest = weights.max() + np.sort(weights)[: count // shares - 1].sum()
+        parts = balanced(weights, shares)
+        assert heaviest(parts, weights) < heaviest(contiguous(weights, shares), weights)
+        assert heaviest(parts, weights) <= 1.1 * max(weights.sum() / shares, with_the_heaviest)
+
+
+@pytest.mark.parametrize("name", sorted(SPLITS))
+def test_fewer_units_than_ranks_leave_the_last_ranks_without(name: str) -> None:
+    parts = SPLITS[name](np.array([4, 7]), 3, np.array([1, 5]))
+    assert [part.size for part in parts] == [1, 1, 0]
+    assert sorted(np.concatenate(parts).tolist()) == [4, 7]
+
+
+ASK = GetRequest("score", 1, consumer="x")
+
+
+def share() -> Share:
+    return Share(0, "a", np.array([0]), 1)
+
+
+def test_a_late_acknowledgement_is_refused_however_many_leases_were_lost_since() -> None:
+    leases = Leases()
+    kept, lost = leases.issue(ASK, share(), None), leases.issue(ASK, share(), None)
+    leases.lose(lost)
+    for _ in range(LOST_KEPT + 10):
+        leases.lose(leases.issue(ASK, share(), None))
+    with pytest.raises(LeaseExpired):
+        leases.check_kept(lost.number)
+    leases.check_kept(kept.number)
+    leases.close(kept.number)
+    assert len(leases._lost) == len(leases._lost_order) == LOST_KEPT
+    acknowledged = leases.issue(ASK, share(), None)
+    leases.close(acknowledged.number)
+    leases.check_kept(acknowledged.number)
+
+
+def test_one_reader_that_holds_on_does_not_pile_up_the_leases_of_the_others() -> None:
+    leases = Leases()
+    held = leases.issue(ASK, share(), 1.0)
+    for at in range(1000):
+        leases.close(leases.issue(ASK, share(), 2.0 + at).number)
+    assert len(leases._due) < 100
+    assert leases.next_due() == 1.0 and leases.overdue(5000) == [held]
+
+
+def test_a_lease_without_end_is_never_due() -> None:
+    leases = Leases()
+    leases.issue(ASK, share(), float("inf"))
+    assert leases.next_due() is None and len(leases) == 1
+
+
+def test_latencies_are_those_of_the_latest_hand_outs() -> None:
+    latency = Latency()
+    assert latency.describe() == {"count": 0, "p50_s": 0, "p99_s": 0, "max_s": 0}
+    latency.add(np.full(10, 9.0))
+    assert latency.describe() == {"count": 10, "p50_s": 9, "p99_s": 9, "max_s": 9}
+    for _ in range(3):
+        latency.add(np.linspace(0, 1, KEPT // 2))
+    latency.add(np.linspace(0, 1, 3 * KEPT))
+    told = latency.describe()
+    assert told["count"] == 10 + 3 * (KEPT // 2) + 3 * KEPT and told["max_s"] == 1 and told["p50_s"] > 0.8
+
+
+@virtual
+async def test_describe_tells_how_long_rows_wait_and_how_long_they_waited() -> None:
+    q = queue(score=TaskSpec(("reward",), lease_s=100))
+    await q.create_partition("a", range(4))
+    await q.put("a", [0, 1], rewards([0, 1]))
+    await asyncio.sleep(2)
+    await q.put("a", [2], rewards([2]))
+    await asyncio.sleep(1)
+    assert (await q.describe())["tasks"]["score"]["oldest_s"] == pytest.approx(3, abs=1e-3)
+    batch = await q.get("score", 2)
+    told = (await q.describe())["tasks"]["score"]
+    assert told["oldest_s"] == pytest.approx(1, abs=1e-3)
+    assert told["handout"]["count"] == 2 and told["handout"]["p50_s"] == pytest.approx(3, abs=1e-3)
+    await asyncio.sleep(4)
+    assert batch is not None
+    await q.give_back(batch.lease)
+    assert (await q.describe())["tasks"]["score"]["oldest_s"] == pytest.approx(5, abs=1e-3), "row 2"
+    await q.get("score", 3)
+    told = (await q.describe())["tasks"]["score"]
+    assert (told["oldest_s"], told["ready"], told["depth_samples"]) == (0, 0, 1)
+    assert told["handout"]["max_s"] == pytest.approx(5, abs=1e-3), "what came back waited from then on"
+
+
+@virtual
+async def test_metrics_are_flat_names_of_what_is_described() -> None:
+    q = await filled(queue(score=TaskSpec(("reward",)), train=TaskSpec(("reward", "old"))), range(4))
+    await q.put("a", [1], {"old": Ragged.from_rows([np.zeros(3, np.float32)])})
+    waiting = asyncio.ensure_future(q.get("train", 2))
+    await asyncio.sleep(1.5)
+    await q.get("score", 3)
+    told = queue_metrics(await q.describe())
+    assert told["queue/depth_samples"] == 4 and told["queue/live_rows"] == 4 and told["queue/partitions"] == 1
+    assert told["queue/bytes/reward"] == 16 and told["queue/bytes/tokens"] == 0
+    assert told["queue/bytes"] == told["queue/bytes/reward"] + told["queue/bytes/old"]
+    assert (told["queue/score/ready"], told["queue/score/depth_samples"]) == (1, 1)
+    assert told["queue/score/oldest_s"] == pytest.approx(1.5, abs=1e-3)
+    assert told["queue/score/handout_p50_ms"] == pytest.approx(1500, abs=1)
+    assert (told["queue/train/handout_max_ms"], told["queue/train/waiting_gets"]) == (0, 1)
+    assert all(isinstance(value, float) for value in told.values())
+    waiting.cancel()
+
+
+def test_a_put_that_does_not_say_how_long_its_rows_are_is_refused() -> None:
+    q = queue(train=TaskSpec(("tokens",), weight="tokens", policy="longest_first"))
+    books = Controller(q.spec)
+    books.create("a", range(2), 1)
+    with pytest.raises(ValueError, match="a put of column 'tokens' must bring the lengths of its 2 rows"):
+        books.put("a", np.arange(2), Frame(2, {"tokens": 24}, (0, 0)), {"tokens": np.array([1])}, 0.0)
+    books.put("a", np.arange(2), Frame(2, {"tokens": 24}, (0, 0)), {"tokens": np.array([0, 0])}, 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import dataclasses
 import os
 import pickle
 import tomllib
@@ -24,7 +23,6 @@ from harness.transfer_queue import (
     Column,
     ColumnSpec,
     GetRequest,
-    LeaseExpired,
     LocalQueue,
     QueueSpec,
     Ragged,
@@ -40,8 +38,7 @@ from harness.workers.dataflow import ROLLOUT_COLUMNS, partition_name, queue_spec
 from tests.support.examples import examples
 from tests.support.local_queue import virtual
 from tests.support.project import ROOT
-from tests.support.queue_sides import LocalSide, SocketSide
-from tests.support.remote_queue import Stranger, endpoint_of, serving, until
+from tests.support.remote_queue import Stranger, serving, until
 
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")}
 TRAIN = QueueSpec(COLUMNS, {"train": TaskSpec(("reward",), lease_s=3600), "other": TaskSpec(("tokens",))})
@@ -127,47 +124,6 @@ async def test_a_waiting_reader_over_a_socket_blocks_neither_the_queue_nor_any_w
         assert [r.result() for r in readers if (await asyncio.wait([r])) and r is not first] == [None] * 63
 
 
-# -- what a writer is told
-
-
-@pytest.mark.parametrize("over", ["no socket", "a socket"])
-def test_a_put_with_a_conflicting_dtype_is_an_error_to_its_caller_and_marks_nothing_ready(over: str) -> None:
-    """TransferQueue 0.1.11 logged it in another process, and handed the rows out."""
-    side = LocalSide(TRAIN) if over == "no socket" else SocketSide(TRAIN, ShmBackend(inline_bytes=0))
-    try:
-        side.call("x", "create_partition", "a", range(2))
-        side.call("x", "put", "a", [0], rewards([0]))
-        with pytest.raises(ValueError, match="column 'reward' holds float32, not float64: cast it before the put"):
-            side.call("x", "put", "a", [1], tokens([1]) | {"reward": np.zeros(1)})
-        told = side.call("x", "describe")["partitions"]["a"]
-        assert told["written"] == {"tokens": 0, "reward": 1} and told["tasks"]["train"]["ready"] == 1
-        with pytest.raises(TimeoutError, match="1 of the 2 rows left are ready"):
-            side.call("x", "get", "train", 2, timeout_s=0)
-        side.call("x", "put", "a", [1], rewards([1]))
-        assert ids(side.call("x", "get", "train", 2)) == [0, 1]
-    finally:
-        side.close()
-
-
-@virtual
-async def test_what_is_beyond_the_caps_waits_and_a_timeout_names_the_slowest_task() -> None:
-    """TransferQueue 0.1.11 had no bound: whoever produced faster than others consumed filled the memory."""
-    queue = LocalQueue(dataclasses.replace(TRAIN, capacity_rows=4, capacity_bytes=16))
-    await queue.create_partition("a", range(4))
-    await queue.put("a", range(4), rewards(range(4)))
-    clock = asyncio.get_running_loop()
-    with pytest.raises(TimeoutError, match="in 5 s: the slowest task is 'train' with 4 rows to do, the oldest in 'a'"):
-        await queue.create_partition("b", range(4, 8), timeout_s=5)
-    with pytest.raises(TimeoutError, match="no room for a put of .* in 2 s: the slowest task is 'train'"):
-        await queue.put("a", [0], {"tokens": Ragged.from_rows([np.zeros(0, np.int64)])}, timeout_s=2)
-    assert clock.time() == 7
-    waits = asyncio.ensure_future(queue.create_partition("b", range(4, 8)))
-    await asyncio.sleep(0)
-    assert not waits.done()
-    await queue.clear("a")
-    await waits
-
-
 # -- the loader
 
 
@@ -202,28 +158,6 @@ def test_two_workers_of_a_data_loader_get_each_batch_once(start: str) -> None:
         assert sorted(batches) == [list(range(i, i + 4)) for i in range(0, 64, 4)]
         with process.sync() as queue:
             assert queue.describe()["partitions"]["a"]["tasks"]["train"]["done"] == 64
-
-
-# -- the dead
-
-
-def test_the_rows_of_a_dead_consumer_go_out_again_and_its_late_acknowledgement_is_refused() -> None:
-    """TransferQueue 0.1.11 knew no acknowledgement: what a consumer took and died with was lost."""
-    side = SocketSide(TRAIN, ShmBackend(inline_bytes=0))
-    try:
-        side.call("x", "create_partition", "a", range(4))
-        side.call("x", "put", "a", range(4), rewards(range(4)))
-        done, lost = (side.call("y", "get", "train", 2, consumer="y") for _ in range(2))
-        side.call("y", "acknowledge", done.lease)
-        side.die("y")
-        again = side.call("x", "get", "train", 2, timeout_s=60)
-        assert ids(again) == ids(lost) == [2, 3]
-        with pytest.raises(LeaseExpired, match=f"lease {lost.lease} is over and its rows go out again"):
-            side.call("y", "acknowledge", lost.lease)
-        side.call("x", "acknowledge", again.lease)
-        assert side.call("x", "get", "train", 2, partition="a") is None
-    finally:
-        side.close()
 
 
 # -- versions
@@ -295,20 +229,6 @@ def test_no_module_of_the_queue_imports_what_unpickles(file: Path) -> None:
     assert not unpickles & {name.partition(".")[0] for name in named}
     loads = [node for node in nodes if isinstance(node, ast.keyword) and node.arg == "allow_pickle"]
     assert not loads
-
-
-async def test_a_client_without_the_token_is_refused() -> None:
-    """TransferQueue 0.1.11 served whoever connected."""
-    async with serving(spec=TRAIN) as (server, queue):
-        stranger = type(queue)(endpoint_of(server, token=bytes(32)))
-        await queue.describe()
-
-        async def ask() -> None:
-            with pytest.raises(PermissionError, match="refuses a client without its token"):
-                await stranger.describe()
-
-        await ask()
-        assert (await queue.describe())["live_rows"] == 0
 
 
 # -- packaging

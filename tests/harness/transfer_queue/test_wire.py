@@ -1,9 +1,13 @@
-"""What travels between processes: frames, descriptors, messages, and the proof of the token."""
+"""Frames, messages and proofs on a stream; and bad input on every public surface: one clear error, nothing changed."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.transfer_queue import LeaseExpired, QueueClosed
+from harness.transfer_queue import Column, ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.sockets import (
     HEADER,
+    Framed,
     Outbox,
     Splitter,
     WireError,
@@ -28,6 +33,8 @@ from harness.transfer_queue.remote.sockets import (
     token_digest,
 )
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
+from harness.transfer_queue.storage.shm import ShmBackend
+from tests.support.queue_sides import AsyncConnection, LocalSide, ServerThread, SocketSide, SyncConnection
 
 
 def framed(call: int, body: bytes) -> bytes:
@@ -196,3 +203,258 @@ def test_an_address_is_of_one_of_two_forms(wrong: str) -> None:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+SPEC = QueueSpec(
+    {
+        "tokens": ColumnSpec("int64", ragged=True),
+        "reward": ColumnSpec("float32"),
+        "vector": ColumnSpec("float32", shape=(2,)),
+    },
+    {
+        "score": TaskSpec(("reward",), policy="ready", lease_s=3600),
+        "train": TaskSpec(("tokens", "reward"), ranks=2, whole_groups=True),
+    },
+    capacity_rows=64,
+    capacity_bytes=1 << 20,
+)
+ANSWER_S = 60.0
+Call = Callable[..., Any]
+"""call(verb, *arguments, **options)"""
+
+
+@pytest.fixture(params=["local", "async client", "sync client"])
+def call(request: pytest.FixtureRequest) -> Iterator[Call]:
+    """A queue with rows 0 to 7 in partition "a", groups of 2, of which row 0 has its reward; "gone" was cleared."""
+    side = LocalSide(SPEC) if request.param == "local" else SocketSide(SPEC, ShmBackend(inline_bytes=0))
+    consumer = "y" if request.param == "sync client" else "x"
+    with closing(side):
+
+        def call(verb: str, *arguments: Any, **options: Any) -> Any:
+            return side.call(consumer, verb, *arguments, **options)
+
+        call("create_partition", "gone", [90])
+        call("clear", "gone")
+        call("create_partition", "a", range(8), 2)
+        call("put", "a", [0], rewards(0))
+        yield call
+
+
+def rewards(*rows: int) -> dict[str, Column]:
+    return {"reward": np.array(rows, np.float32)}
+
+
+def tokens(*rows: int) -> dict[str, Column]:
+    return {"tokens": Ragged.from_rows([np.full(3, row) for row in rows], np.int64)}
+
+
+def goes_on(call: Call) -> None:
+    """A correct put and get, of rows that no bad input was to touch."""
+    call("put", "a", [6, 7], rewards(6, 7))
+    batch = call("get", "score", 8, minimum=1, partition="a", timeout_s=ANSWER_S)
+    assert batch.rows.tolist() == [0, 6, 7] and batch.dense("reward").tolist() == [0, 6, 7]
+    call("acknowledge", batch.lease)
+
+
+@pytest.mark.parametrize(
+    ("partition", "rows", "columns", "message"),
+    [
+        ("a", [1, 2], {"nonsense": np.zeros(2)}, "column 'nonsense' is unknown; the schema has"),
+        ("a", [1, 2], rewards(1, 2, 3), r"column 'reward' must be \[2\] for 2 rows, not \[3\]"),
+        ("a", [1, 2], tokens(1), "column 'tokens' has 1 rows for 2 row ids"),
+        ("a", [1, 2], {"reward": np.zeros(2, np.int64)}, "column 'reward' holds float32, not int64: cast it"),
+        ("a", [1, 2], {"tokens": np.zeros(2, np.int64)}, "column 'tokens' takes a Ragged, not a ndarray"),
+        ("a", [1, 2], {"vector": np.zeros((2, 3), np.float32)}, r"column 'vector' must be \[2, 2\] for 2 rows"),
+        ("a", [1, 2], rewards(1, 2) | {"vector": np.zeros((1, 2), np.float32)}, "column 'vector' must be"),
+        ("a", [1, 99], rewards(1, 99), "row 99 is not in partition 'a'"),
+        ("a", [1, 1], rewards(1, 1), "names a row twice"),
+        ("a", [1, 0], rewards(1, 0), "column 'reward' of row 0 in partition 'a' is already written"),
+        ("a", [0.5, 1.5], rewards(1, 2), "rows must be a list of integers"),
+        ("gone", [90], rewards(90), "partition 'gone' was cleared"),
+        ("nowhere", [1], rewards(1), "partition 'nowhere' is unknown"),
+        ("a", [1], {"tokens": Ragged.from_rows([np.zeros(1 << 18, np.int64)])}, "more than capacity_bytes=1048576"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_put_is_refused(call: Call, partition: str, rows: list[Any], columns: Any, message: str) -> None:
+    before = call("describe")["partitions"]["a"]["written"]
+    with pytest.raises(ValueError, match=message):
+        call("put", partition, rows, columns)
+    assert call("describe")["partitions"]["a"]["written"] == before
+    goes_on(call)
+
+
+@pytest.mark.parametrize(
+    ("task", "count", "options", "message"),
+    [
+        ("nothing", 2, {}, r"task 'nothing' is unknown; there are \['score', 'train'\]"),
+        ("score", 0, {}, "1 <= minimum <= count, not minimum=0, count=0"),
+        ("score", 2, {"minimum": 3}, "1 <= minimum <= count, not minimum=3, count=2"),
+        ("score", 2, {"rank": 1}, "rank 1 of task 'score' is outside its 1 ranks"),
+        ("train", 2, {"rank": -1}, "rank -1 of task 'train' is outside its 2 ranks"),
+        ("train", 3, {}, "task 'train' takes whole groups of 2 rows: count 3 is not a multiple"),
+        ("score", 2, {"first": ("nothing", ((1, 1),))}, "task 'nothing' is unknown"),
+        ("train", 2, {"first": ("score", ((1, 1),))}, "task 'train' has 2 ranks and cannot get what comes first"),
+    ],
+)
+def test_a_bad_get_is_refused(call: Call, task: str, count: int, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call("get", task, count, timeout_s=ANSWER_S, **options)
+    goes_on(call)
+
+
+def test_ranks_that_ask_for_different_counts_are_refused(call: Call) -> None:
+    call("put", "a", range(1, 6), rewards(*range(1, 6)))
+    call("put", "a", range(6), tokens(*range(6)))
+    assert call("get", "train", 2, rank=0, timeout_s=ANSWER_S).rows.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="rank 1 of task 'train' asks for 4 rows where another rank asked for 2"):
+        call("get", "train", 4, rank=1, timeout_s=ANSWER_S)
+    assert call("get", "train", 2, rank=1, timeout_s=ANSWER_S).rows.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "group_size", "message"),
+    [
+        ("a", [1], 1, "partition 'a' exists or was cleared: a name is used once"),
+        ("gone", [1], 1, "partition 'gone' exists or was cleared"),
+        ("b", [], 1, "partition 'b' needs one or more different rows"),
+        ("b", [1, 1], 1, "partition 'b' needs one or more different rows"),
+        ("b", range(3), 2, "partition 'b' has 3 rows, which are not whole groups of 2"),
+        ("b", range(65), 1, "partition 'b' has 65 rows, more than capacity_rows=64"),
+        ("b", [0.5], 1, "rows must be a list of integers"),
+    ],
+)
+def test_a_bad_partition_is_refused(call: Call, name: str, rows: Any, group_size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call("create_partition", name, rows, group_size)
+    goes_on(call)
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "message"),
+    [
+        ("acknowledge", (7,), "lease 7 was never given"),
+        ("give_back", (-1,), "lease -1 was never given"),
+        ("clear", ("nowhere",), "partition 'nowhere' is unknown"),
+        ("clear", ("gone",), "partition 'gone' was cleared"),
+        ("set_bound", ("nothing", "0", 1), "task 'nothing' is unknown"),
+        ("drop", ("train", "score", 1), "task 'train' has 2 ranks and cannot drop rows"),
+    ],
+)
+def test_a_bad_word_on_what_is_there_is_refused(call: Call, verb: str, arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(verb, *arguments)
+    goes_on(call)
+
+
+def test_a_late_acknowledgement_and_a_late_partition_are_refused(call: Call) -> None:
+    batch = call("get", "score", 1, consumer="dead", timeout_s=ANSWER_S)
+    call("release", "dead")
+    with pytest.raises(LeaseExpired, match=f"lease {batch.lease} is over"):
+        call("acknowledge", batch.lease)
+    goes_on(call)
+    call("close")
+    with pytest.raises(QueueClosed, match="partition 'late' comes after the queue was closed"):
+        call("create_partition", "late", [1])
+
+
+# -- what no client of ours would send
+
+
+@pytest.fixture
+def server() -> Iterator[ServerThread]:
+    """After whatever was said to it, it serves whoever behaves."""
+    with ServerThread(SPEC, ShmBackend()) as server:
+        yield server
+        connection = SyncConnection(server.endpoint)
+        connection.call("create_partition", "a", range(8), 2)
+        connection.call("put", "a", [0], rewards(0))
+        goes_on(connection.call)
+        connection.end()
+
+
+class Stranger:
+    """A bare connection. Every wait ends after ANSWER_S."""
+
+    def __init__(self, server: ServerThread, admitted: bool) -> None:
+        family, place = socket_address(server.endpoint.address)
+        self.sock = socket.socket(family)
+        self.sock.settimeout(ANSWER_S)
+        self.sock.connect(place)
+        self._splitter = Splitter()
+        self._heard: list[Framed] = []
+        challenge = self.hear()
+        assert isinstance(challenge, m.Challenge)
+        if admitted:
+            self.say(m.encode(m.Proof(token_digest(server.endpoint.token, challenge.nonce))))
+            assert isinstance(self.hear(), m.Welcome)
+
+    def say(self, body: bytes) -> None:
+        self.sock.sendall(header(1, body) + body)
+
+    def hear(self) -> m.AnyResponse | None:
+        """None: the server has hung up."""
+        while not self._heard:
+            data, descriptors = receive(self.sock)
+            assert not descriptors
+            if not data:
+                return None
+            self._heard += self._splitter.feed(data)
+        return m.decode_answer(self._heard.pop(0).body)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+@pytest.mark.parametrize("connect", [AsyncConnection, SyncConnection])
+def test_a_client_without_the_token_is_refused(server: ServerThread, connect: Any) -> None:
+    connection = connect(dataclasses.replace(server.endpoint, token=new_token()))
+    with pytest.raises(PermissionError, match="the transfer queue refuses a client without its token"):
+        connection.call("describe")
+    connection.end()
+
+
+@pytest.mark.parametrize("body", [m.encode(m.Describe()), b"", b"\x00" * 32, m.encode(m.Proof(b""))])
+def test_whoever_does_not_prove_to_have_the_token_is_shown_out(server: ServerThread, body: bytes) -> None:
+    with closing(Stranger(server, admitted=False)) as stranger:
+        stranger.say(body)
+        answer = stranger.hear()
+        assert isinstance(answer, m.Failed) and answer.kind == "PermissionError"
+        assert stranger.hear() is None
+
+
+def test_a_frame_that_ends_in_the_middle_takes_nobody_down(server: ServerThread) -> None:
+    for cut in (1, HEADER.size, HEADER.size + 3):
+        with closing(Stranger(server, admitted=True)) as stranger:
+            body = m.encode(m.Describe())
+            stranger.sock.sendall((header(1, body + bytes(8)) + body)[:cut])
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_came(server: ServerThread) -> None:
+    with closing(Stranger(server, admitted=True)) as stranger:
+        stranger.sock.sendall(HEADER.pack(1 << 30, 0, 1))
+        answer = stranger.hear()
+        assert isinstance(answer, m.Failed) and "a message of 1073741824 bytes was announced" in answer.text
+        assert stranger.hear() is None
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"\xc1", "MessagePack"),
+        (m.encode(["Get", 1, 2]), ""),
+        (m.encode(["Nonsense"]), "Nonsense"),
+        (m.encode(m.Put("a", bytes(7), (0, {}, b""), {}, None)), "7 bytes are not int64 numbers"),
+        (m.encode(m.Put("a", bytes(8), (2, {}, b""), {}, None)), "a frame of 2 rows came for 1 row ids"),
+        (m.encode(m.Put("a", bytes(8), (1, {"reward": 5}, bytes(5)), {}, None)), "5 bytes cannot hold 1 rows"),
+        (m.encode(m.Put("a", bytes(8), (1, {"reward": 4}, bytes(3)), {}, None)), "4 bytes came with 3"),
+        (m.encode(m.Put("a", bytes(8), (1, {"reward": 4}, (7, 0)), {}, None)), "has no segment 7 in partition 'a'"),
+        (m.encode(m.OpenSegment("a", 0)), "a segment comes with its descriptor, not with 0"),
+    ],
+    ids=str,
+)
+def test_a_message_that_says_nonsense_is_refused(server: ServerThread, body: bytes, message: str) -> None:
+    with closing(Stranger(server, admitted=True)) as stranger:
+        stranger.say(body)
+        answer = stranger.hear()
+        assert isinstance(answer, m.Failed) and message in answer.text, answer
