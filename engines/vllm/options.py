@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from harness.config import ConfigError
 from harness.config.fields import Count, Fraction, Positive, Switch
 
 
@@ -33,9 +32,9 @@ DEFAULTS = Options()
 
 
 def check_environment() -> None:
-    """Raises ConfigError where vLLM is not installed."""
+    """Raises ModuleNotFoundError where vLLM is not installed."""
     if find_spec("vllm") is None:
-        raise ConfigError(
-            "engine.name=vllm needs vllm, which this Python lacks; `make bench ENGINE=vllm` installs it in an "
-            "environment of its own, and runs there"
+        raise ModuleNotFoundError(
+            "it needs vllm, which this Python lacks; `make bench ENGINE=vllm` installs it in an environment of its "
+            "own, and runs there"
         )

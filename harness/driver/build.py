@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from engines.simulated.passes import Device, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import AlgorithmConfig, CostConfig, JobConfig, ModelConfig
-from harness.config.checks.engine import engine_class, engine_options
+from harness.config.checks.plugins import engine_class, engine_options
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, TrainEngine

@@ -17,7 +17,7 @@ from engines.torch.model import build_model
 from engines.vllm import options as vllm
 from engines.vllm.process import _arguments
 from harness.config import ConfigError, ModelConfig
-from harness.config.checks.engine import check_environment, engine_options
+from harness.config.checks.plugins import check_environment, engine_options
 from harness.config.compose import EXPERIMENTS, compose_job, plain, read_settings
 from harness.config.job import COMMON_TO_ENGINES
 
@@ -64,7 +64,7 @@ def test_an_engine_without_its_packages_is_refused_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(vllm, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^engine\.name=vllm needs vllm, .*`make bench ENGINE=vllm` installs it"):
+    with pytest.raises(ConfigError, match=r"^engine\.name=vllm: it needs vllm, .*`make bench ENGINE=vllm` installs it"):
         check_environment(compose_job(["engine=vllm"]))
     monkeypatch.delenv(sglang.URL, raising=False)
     monkeypatch.setenv(sglang.PYTHON, str(tmp_path / "python"))

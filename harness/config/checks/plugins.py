@@ -1,16 +1,52 @@
-"""Whether the code that settings name by import path can be what it is to be."""
+"""The code that settings name: the rollout engine with its options and its environment, and whether what they name by
+import path can be what it is to be."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from inspect import isfunction
 from typing import Any
 
+from engines import ENGINES, OPTIONS
 from harness.config import ConfigError, JobConfig
-from harness.config.plugins import is_path, load, named_by
+from harness.config.plugins import is_path, load, make, named_by
 from harness.protocols import RolloutEngine
 from harness.tasks import make_task
 from harness.transfer_queue.control.policies import Policy
 from schedules import Schedule
+
+
+def engine_class(name: str) -> Any:
+    """The class of a `harness.protocols.RolloutEngine`; loads the engine's packages."""
+    return load(ENGINES.get(name, name), "engine")
+
+
+def engine_options(config: JobConfig) -> Any | None:
+    """An instance of the engine's `Options`; None where it has none. Raises ConfigError for an option that it lacks, or
+    a value of another type."""
+    name, given = config.engine.name, config.engine.options
+    options = getattr(_described(name), "Options", None)
+    if options is None and given:
+        raise ConfigError(f"engine.{next(iter(given))} is no option of {name}; it has none")
+    return None if options is None else make(options, given, "engine", name)
+
+
+def check_environment(config: JobConfig) -> None:
+    """Raises ConfigError where the engine says, by any error, that it cannot start here."""
+    name = config.engine.name
+    try:
+        getattr(_described(name), "check_environment", lambda: None)()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"engine.name={name}: {str(error).partition(chr(10))[0]}") from error
+
+
+def _described(name: str) -> Any:
+    """What has the engine's `Options` and `check_environment`: a module that loads nothing, or its class."""
+    if is_path(name):
+        return engine_class(name)
+    return import_module(OPTIONS[name]) if name in OPTIONS else None
 
 
 def check_plugins(config: JobConfig, schedule: Schedule) -> None:
