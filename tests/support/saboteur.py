@@ -36,7 +36,7 @@ def sabotaged(moments: Moments) -> type[Session]:
             engines: Any = self.assembly.coordinator.fleet.working
             self.asking = set()
             self.processes = {engine.name: await engine._actor.answer.remote() for engine in engines}
-            left, doing, told_where = list(moments), self.recorder.doing, self.told_where
+            left, doing, publish_address = list(moments), self.recorder.doing, self.publish_address
 
             def heard(role: str, what: str) -> None:
                 doing(role, what)
@@ -47,11 +47,11 @@ def sabotaged(moments: Moments) -> type[Session]:
             @contextmanager
             def served(url: str, token: str) -> Iterator[None]:
                 self.service = url, token
-                with told_where(url, token):
+                with publish_address(url, token):
                     yield
 
             self.recorder.doing = heard  # type: ignore[method-assign]
-            self.told_where = served
+            self.publish_address = served
 
         def happen(self, what: str, engine: str) -> None:
             if what == "dies":
