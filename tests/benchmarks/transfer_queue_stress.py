@@ -59,7 +59,7 @@ class Stress:
         crew = Crew(self._queue.endpoint, self.ledger)
         self._create()
         self._finish(crew)
-        await_waiting(self._queue, crew)  # everybody is connected
+        await_waiting(self._queue, crew)  # all are connected
         before = footprint(self.pid)
         began = time.monotonic()
         self._disturb(crew, began + seconds, kill_every_s)
@@ -163,13 +163,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kill-every", type=float, default=1.0, metavar="SECONDS", help="on average")
     parser.add_argument("--seed", type=int, default=0)
-    told = parser.parse_args(arguments)
+    described = parser.parse_args(arguments)
     before = shm_files()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
         with QueueProcess.start(SPEC) as process:
-            stress = Stress(process, told.seed)
-            outcome = stress.run(told.seconds, told.kill_every)
+            stress = Stress(process, described.seed)
+            outcome = stress.run(described.seconds, described.kill_every)
         with QueueProcess.start(SPEC) as process:
             outcome.faults += kill_the_server(process, stress.name)
         outcome.faults += [f"{file} was left in the temporary folder" for file in os.listdir(folder)]

@@ -174,8 +174,8 @@ class Ledger:
             (self.done if what == "done" else self.late).add(lease)
 
     def faults(self, rows: int) -> list[str]:
-        """Whether each of rows 0, 1, ... was done once for each task. Of whoever was killed between having its work
-        acknowledged and saying so, only that it meant to is known."""
+        """Whether each of rows 0, 1, ... was done once for each task. Of a process that was killed between having its
+        work acknowledged and saying so, only that it meant to is known."""
         times = {task: Counter[int]() for task in TASKS}
         unsaid = {task: set[int]() for task in TASKS}
         for lease, (task, its) in self.rows.items():
@@ -204,12 +204,12 @@ class Crew:
             self._start(place)
 
     def _start(self, place: int) -> None:
-        mine, theirs = self._context.Pipe(duplex=False)
+        mine, other_end = self._context.Pipe(duplex=False)
         self._started += 1
-        arguments = (self._endpoint, f"{place}.{self._started}", CREW[place], place % 2 == 1, theirs)
+        arguments = (self._endpoint, f"{place}.{self._started}", CREW[place], place % 2 == 1, other_end)
         process = self._context.Process(target=member, args=arguments)
         process.start()
-        theirs.close()
+        other_end.close()
         self._members[place] = (process, mine)
 
     def kill(self, place: int) -> None:

@@ -63,6 +63,6 @@ def shm_files() -> set[str]:
 
 
 def orphans(files: Iterable[str]) -> list[str]:
-    """Those of these files that are there and that no living process holds: somebody left them behind."""
+    """Those of these files that are there and that no living process holds: a process left them behind."""
     held = set().union(*(_held(pid) for pid in _processes()))
     return sorted(file for file in files if file not in held and Path(file).exists())

@@ -32,7 +32,7 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def master() -> Iterator[str]:
     port = free_port()
-    told = [
+    described = [
         f"--rpc_port={port}",
         "--rpc_address=127.0.0.1",
         "--metrics_host=127.0.0.1",
@@ -40,7 +40,7 @@ def master() -> Iterator[str]:
     ]
     program = Path(sys.executable).parent / "mooncake_master"
     with subprocess.Popen(
-        [program, *told], stderr=subprocess.DEVNULL, env=os.environ | {"MC_FORCE_TCP": "1"}
+        [program, *described], stderr=subprocess.DEVNULL, env=os.environ | {"MC_FORCE_TCP": "1"}
     ) as process:
         until = time.monotonic() + START_S
         while process.poll() is None and time.monotonic() < until:

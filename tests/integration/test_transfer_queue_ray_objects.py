@@ -119,10 +119,10 @@ async def test_errors_arrive_as_what_they_are(queue: RemoteQueue) -> None:
         await queue.create_partition("train_1", [9])
 
 
-async def test_waiting_readers_keep_nobody_out(queue: RemoteQueue) -> None:
+async def test_waiting_readers_keep_no_writer_out(queue: RemoteQueue) -> None:
     await queue.create_partition("train_0", range(1024))
     waiting = [asyncio.ensure_future(queue.get("score", 2, consumer=str(i))) for i in range(512)]
-    await until(queue, lambda told: told["waiting_gets"]["score"] == 512)
+    await until(queue, lambda described: described["waiting_gets"]["score"] == 512)
     for start in range(0, 1024, 256):
         some = range(start, start + 256)
         await queue.put("train_0", some, {"tokens": tokens(some)})
@@ -133,7 +133,7 @@ async def test_waiting_readers_keep_nobody_out(queue: RemoteQueue) -> None:
 async def test_a_cancelled_get_takes_nothing(host: QueueActor, queue: RemoteQueue) -> None:
     await queue.create_partition("train_0", range(4))
     pending = asyncio.ensure_future(queue.get("score", 4))
-    await until(queue, lambda told: told["waiting_gets"]["score"] == 1)
+    await until(queue, lambda described: described["waiting_gets"]["score"] == 1)
     pending.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pending
@@ -157,7 +157,7 @@ async def test_what_a_consumer_started_under_a_bound_goes_first_or_is_dropped(qu
         await queue.set_bound("score", consumer, below)
         assert await queue.get("score", 4, minimum=1, consumer=consumer, timeout_s=60) is not None
     pending = asyncio.ensure_future(queue.get("train", 4, minimum=2, first=("score", ((4, 0),)), timeout_s=60))
-    await until(queue, lambda told: told["waiting_gets"]["train"] == 1)
+    await until(queue, lambda described: described["waiting_gets"]["train"] == 1)
     (line,) = await queue.waiting()
     assert line.startswith("consumer '0' of task 'train' waits for 2 rows, first for these 4 of partition 'train_0'")
     assert await queue.drop("train", "score", 2) == [0, 1]
@@ -201,7 +201,7 @@ async def test_the_rows_of_a_killed_consumer_go_out_again(queue: RemoteQueue) ->
     await queue.create_partition("train_0", range(4), group_size=4)
     await queue.put("train_0", range(4), {"reward": np.zeros(4, np.float32), "tokens": tokens(range(4))})
     dead = hold.remote(queue)
-    await until(queue, lambda told: told["open_leases"] == 1)
+    await until(queue, lambda described: described["open_leases"] == 1)
     ray.cancel(dead, force=True)
     with pytest.raises(ray.exceptions.TaskCancelledError):
         await dead
@@ -261,7 +261,7 @@ async def test_a_dead_unit_fails_puts_and_gets_by_its_name_and_the_queue_goes_on
 async def test_a_dead_queue_is_named() -> None:
     with QueueActor.start(SPEC) as host:
         pending = asyncio.ensure_future(host.queue.get("score", 4))
-        await until(host.queue, lambda told: told["waiting_gets"]["score"] == 1)
+        await until(host.queue, lambda described: described["waiting_gets"]["score"] == 1)
         ray.kill(host.actor)
         with pytest.raises(ConnectionError, match="transfer queue on tcp:.* is lost: its process has ended"):
             await pending

@@ -66,9 +66,9 @@ def test_a_reader_asks_for_its_columns_only_in_one_round_trip_a_server(servers: 
         client.config_resetstat()
         got = storage.read(assignment(*((frame, 0, 4) for frame in frames), names=("reward",)), SPECS)
         assert list(got) == ["reward"]
-        told = client.info("commandstats")
-        assert told["cmdstat_hmget"]["calls"] == told["cmdstat_expire"]["calls"] == 1
-        assert "cmdstat_hget" not in told and "cmdstat_hgetall" not in told
+        described = client.info("commandstats")
+        assert described["cmdstat_hmget"]["calls"] == described["cmdstat_expire"]["calls"] == 1
+        assert "cmdstat_hget" not in described and "cmdstat_hgetall" not in described
     store = backend.store("queue")
     store.close()  # also frees what was never dropped
     storage.close()
@@ -97,7 +97,7 @@ def test_a_drop_takes_what_a_dead_writer_left_and_nothing_of_other_partitions_or
 ) -> None:
     writer, other = backend.storage(Session("queue", 1)), backend.storage(Session("queue*", 1))
     for partition in ("train_0", "train_0", "train_1", "train_1"):
-        writer.write(partition, columns(range(4)))  # nobody was told of it
+        writer.write(partition, columns(range(4)))  # it was not announced
     other.write("train_0", columns(range(4)))
     writer.close()
     store, others = backend.store("queue"), backend.store("queue*")
@@ -254,5 +254,5 @@ async def test_a_get_that_cannot_be_read_gives_its_rows_back(
                 client.flushall()
         with pytest.raises(RuntimeError, match="has nothing of the 88 bytes of column 'tokens'"):
             await queue.get("train", 4, timeout_s=60)
-        told = await queue.describe()
-        assert told["open_leases"] == 0 and told["partitions"]["train_0"]["tasks"]["train"]["ready"] == 4
+        described = await queue.describe()
+        assert described["open_leases"] == 0 and described["partitions"]["train_0"]["tasks"]["train"]["ready"] == 4

@@ -62,7 +62,7 @@ class Queue:
         self.service.received(answer.lease)
         return answer.lease, answer.rows.tolist()
 
-    def told(self) -> Any:
+    def described(self) -> Any:
         return {name: value for name, value in self.service.describe().items() if name != "tasks"}
 
 

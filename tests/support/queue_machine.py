@@ -111,9 +111,9 @@ class QueueMachine(RuleBasedStateMachine):
         return self.side.call(by, verb, *arguments, **options)
 
     def check(self) -> None:
-        """The queue tells of itself what the model knows."""
+        """The queue describes itself as the model does."""
         self.expire()
-        assert_told(self.side.describe(), self.model.describe())
+        assert_described(self.side.describe(), self.model.describe())
 
     def expire(self) -> None:
         self.model.expire(self.side.now())
@@ -530,15 +530,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.check()
 
 
-def assert_told(told: Mapping[str, Any], known: Mapping[str, Any], at: str = "describe()") -> None:
-    """What is known is told so; more may be told."""
+def assert_described(described: Mapping[str, Any], known: Mapping[str, Any], at: str = "describe()") -> None:
+    """All that the model knows is described so; more may be."""
     for key, value in known.items():
         if isinstance(value, Mapping):
             if key == "partitions":
-                assert sorted(told[key]) == sorted(value), f"{at}[{key!r}]"
-            assert_told(told[key], value, f"{at}[{key!r}]")
+                assert sorted(described[key]) == sorted(value), f"{at}[{key!r}]"
+            assert_described(described[key], value, f"{at}[{key!r}]")
         else:
-            assert told[key] == value, f"{at}[{key!r}] is {told[key]}, the model says {value}"
+            assert described[key] == value, f"{at}[{key!r}] is {described[key]}, the model says {value}"
 
 
 def run_machine(make: Callable[[], Side], cases: int, steps: int, least: Mapping[str, int]) -> None:

@@ -150,7 +150,7 @@ class Model:
     # -- reading
 
     def request(self, get: GetRequest) -> Share | str:
-        """What the get is answered: it is taken, but in nobody's hands before `hand_over`."""
+        """What the get is answered: it is taken, but in no consumer's hands before `hand_over`."""
         mine = self._to_collect(get)
         if not mine:
             self._form(get)

@@ -83,8 +83,8 @@ def main() -> None:
     if max(busy) > BUSY:
         print(f"WARNING: other work kept up to {max(busy):.1f} of {os.cpu_count()} cores busy: all of this is rough")
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    told = {"rounds": rounds, "busy_cores": busy, "limits": machine, "control_us": control, "breakdown_us": parts}
-    given.output.write_text(json.dumps(told | {"quick": given.quick}, indent=1))
+    described = {"rounds": rounds, "busy_cores": busy, "limits": machine, "control_us": control, "breakdown_us": parts}
+    given.output.write_text(json.dumps(described | {"quick": given.quick}, indent=1))
     print(f"figures: {given.output}")
 
 

@@ -117,10 +117,12 @@ class Crew:
         context = multiprocessing.get_context("spawn")
         self._members = []
         for number in range(size):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, name, address), name=f"worker {number}", daemon=True)
+            mine, other_end = context.Pipe()
+            process = context.Process(
+                target=_work, args=(other_end, name, address), name=f"worker {number}", daemon=True
+            )
             process.start()
-            theirs.close()
+            other_end.close()
             self._members.append((process, mine))
 
     def do(self, jobs: Sequence[Job]) -> list[Done]:

@@ -40,10 +40,10 @@ def copy_bytes_per_s(size: int, copies: int) -> float:
 
 def round_trip_s(pair: Callable[[], tuple[socket.socket, socket.socket]], trips: int = 5000) -> float:
     """64 bytes to another process and back, both waiting in blocking calls: the median."""
-    mine, theirs = pair()
-    process = _context().Process(target=_echo, args=(theirs,))
+    mine, other_end = pair()
+    process = _context().Process(target=_echo, args=(other_end,))
     process.start()
-    theirs.close()
+    other_end.close()
     with mine:
         took = []
         for _ in range(trips):
@@ -62,10 +62,10 @@ def unix_pair() -> tuple[socket.socket, socket.socket]:
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         mine = socket.create_connection(listener.getsockname())
-        theirs, _ = listener.accept()
-    for end in (mine, theirs):
+        other_end, _ = listener.accept()
+    for end in (mine, other_end):
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return mine, theirs
+    return mine, other_end
 
 
 def handed_over_per_s(size: int, messages: int) -> float:
@@ -73,11 +73,11 @@ def handed_over_per_s(size: int, messages: int) -> float:
 
     def once() -> float:
         shared = SharedMemory(create=True, size=size * SLOTS)
-        mine, theirs = unix_pair()
-        process = _context().Process(target=_write, args=(shared.name, size, messages, theirs))
+        mine, other_end = unix_pair()
+        process = _context().Process(target=_write, args=(shared.name, size, messages, other_end))
         try:
             process.start()
-            theirs.close()
+            other_end.close()
             with mine:
                 return messages / _read(shared, size, messages, mine)
         finally:
@@ -104,27 +104,27 @@ def _read(shared: SharedMemory, size: int, messages: int, mine: socket.socket) -
     return time.perf_counter() - began
 
 
-def _write(name: str, size: int, messages: int, theirs: socket.socket) -> None:
+def _write(name: str, size: int, messages: int, other_end: socket.socket) -> None:
     shared = SharedMemory(name=name)
     slots, own = np.ndarray((SLOTS, size), np.uint8, shared.buf), np.ones(size, np.uint8)
     free = 0
-    with theirs:
+    with other_end:
         for message in range(messages):
             while not free:
-                free += len(theirs.recv(SLOTS))
+                free += len(other_end.recv(SLOTS))
             np.copyto(slots[message % SLOTS], own)
-            theirs.sendall(b"x")
+            other_end.sendall(b"x")
             free -= 1
-        while theirs.recv(SLOTS):  # until the reader has all
+        while other_end.recv(SLOTS):  # until the reader has all
             pass
     del slots
     shared.close()
 
 
-def _echo(theirs: socket.socket) -> None:
-    with theirs:
-        while data := theirs.recv(64):
-            theirs.sendall(data)
+def _echo(other_end: socket.socket) -> None:
+    with other_end:
+        while data := other_end.recv(64):
+            other_end.sendall(data)
 
 
 def _median(once: Callable[[], float]) -> float:

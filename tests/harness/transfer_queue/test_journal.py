@@ -42,7 +42,7 @@ async def test_open_leases_have_the_seconds_left_that_they_had_and_late_ones_are
     with pytest.raises(LeaseExpired, match="lease 0 is over"):
         loaded.service.acknowledge(0)
     loaded.service.acknowledge(1)
-    assert loaded.told()["partitions"]["a"]["tasks"]["train"]["done"] == 2
+    assert loaded.described()["partitions"]["a"]["tasks"]["train"]["done"] == 2
 
 
 async def test_what_consumers_that_are_no_more_hold_is_named_and_can_be_released(tmp_path: Path) -> None:
@@ -59,7 +59,9 @@ async def test_what_consumers_that_are_no_more_hold_is_named_and_can_be_released
     assert loaded.get("train") == (2, [0, 1])
 
 
-async def test_a_handout_that_nobody_received_goes_out_again_and_one_that_was_received_does_not(tmp_path: Path) -> None:
+async def test_an_assignment_that_was_not_received_goes_out_again_and_one_that_was_received_does_not(
+    tmp_path: Path,
+) -> None:
     with journaled(tmp_path) as queue:
         await queue.service.create_partition("a", range(4))
         queue.put([0, 1, 2, 3])
@@ -82,8 +84,8 @@ async def test_a_local_queue_is_saved_and_loaded(tmp_path: Path) -> None:
     batch = await loaded.get("train", 1)
     assert batch is not None and batch.rows.tolist() == [2] and batch.ragged("tokens").values.tolist() == [2, 3]
     assert [lease.number for lease in loaded.open_leases()] == [0, 1]
-    told, before = await loaded.describe(), await queue.describe()
-    assert (told["bytes"], told["column_bytes"]) == (before["bytes"], before["column_bytes"])
+    described, before = await loaded.describe(), await queue.describe()
+    assert (described["bytes"], described["column_bytes"]) == (before["bytes"], before["column_bytes"])
 
 
 # -- in use
@@ -114,7 +116,7 @@ async def test_puts_gets_and_clears_go_on_while_a_queue_is_saved(tmp_path: Path)
     await save(service, tmp_path, work)
     assert steps > 1 and not storage.kept("a") and storage.kept("c")
     loaded = Queue.loaded(tmp_path)
-    assert list(loaded.told()["partitions"]) == ["a", "b"]
+    assert list(loaded.described()["partitions"]) == ["a", "b"]
     assert loaded.get("train") == (0, [0, 1]) and loaded.get("train") == (1, [10, 11])
 
 
@@ -180,12 +182,12 @@ async def test_a_save_that_fails_leaves_what_was_saved_before(tmp_path: Path) ->
         with pytest.raises(OSError, match="no space"):
             await queue.service.save(fail)
         queue.put([2])
-        told = queue.told()
-    assert Queue.loaded(tmp_path).told() == told
+        described = queue.described()
+    assert Queue.loaded(tmp_path).described() == described
     with journaled(tmp_path) as queue:
         await queue.save()
     assert sorted(os.listdir(tmp_path)) == ["CURRENT", "journal-3.log", "snapshot-3.msgpack"]
-    assert Queue.loaded(tmp_path).told() == told
+    assert Queue.loaded(tmp_path).described() == described
 
 
 async def test_a_folder_belongs_to_one_queue(tmp_path: Path) -> None:
@@ -201,25 +203,25 @@ async def written(folder: Path) -> tuple[Path, list[tuple[int, Any]]]:
     """A journal, and what was told when it had each of these sizes."""
     with journaled(folder) as queue:
         path = folder / "journal-0.log"
-        told = [(path.stat().st_size, queue.told())]
+        described = [(path.stat().st_size, queue.described())]
         await queue.service.create_partition("a", range(4))
-        told.append((path.stat().st_size, queue.told()))
+        described.append((path.stat().st_size, queue.described()))
         for rows in ([1, 0], [3]):
             queue.put(rows)
-            told.append((path.stat().st_size, queue.told()))
+            described.append((path.stat().st_size, queue.described()))
             queue.service.try_get(GetRequest("train", 2, minimum=1, consumer="x"))
-            told.append((path.stat().st_size, queue.told()))
-    return path, told
+            described.append((path.stat().st_size, queue.described()))
+    return path, described
 
 
 async def test_a_torn_tail_is_left_out_wherever_it_was_torn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, told = await written(tmp_path)
+    path, described = await written(tmp_path)
     whole = path.read_bytes()
     starts = [record.start for record in read_records(path)]
-    for size in range(told[0][0], len(whole)):
+    for size in range(described[0][0], len(whole)):
         path.write_bytes(whole[:size])
         caplog.clear()
-        assert Queue.loaded(tmp_path).told() == [state for at, state in told if at <= size][-1]
+        assert Queue.loaded(tmp_path).described() == [state for at, state in described if at <= size][-1]
         assert ("the process that wrote it died" in caplog.text) == (size not in starts)
 
 

@@ -63,7 +63,7 @@ class Mortal:
         return self._write(file, pieces)
 
 
-async def live(queue: Queue, told: list[Any]) -> None:
+async def live(queue: Queue, described: list[Any]) -> None:
     """Calls and saves; what is told after each call that was answered."""
 
     async def create(name: str, start: int) -> None:
@@ -87,18 +87,18 @@ async def live(queue: Queue, told: list[Any]) -> None:
         answer = call()
         if asyncio.iscoroutine(answer):
             await answer
-        told.append(queue.told())
+        described.append(queue.described())
 
 
 async def test_whenever_it_dies_what_was_answered_can_be_loaded(tmp_path: Path) -> None:
-    told: list[Any] = []
+    described: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         mortal = Mortal(patch, None)
         with journaled(tmp_path / "whole") as queue:
-            empty = queue.told()
-            await live(queue, told)
+            empty = queue.described()
+            await live(queue, described)
     assert mortal.steps > 40
-    states = [empty, *told]
+    states = [empty, *described]
     for death in range(mortal.steps):
         folder, answered = tmp_path / str(death), list[Any]()
         queue_that_dies: Queue | None = None
@@ -108,11 +108,11 @@ async def test_whenever_it_dies_what_was_answered_can_be_loaded(tmp_path: Path) 
             await live(queue_that_dies, answered)
         if queue_that_dies is not None:
             queue_that_dies.end()  # as its process would
-        assert Queue.loaded(folder).told() in states[len(answered) : len(answered) + 2], death
+        assert Queue.loaded(folder).described() in states[len(answered) : len(answered) + 2], death
         with journaled(folder) as resumed:
             await resumed.service.create_partition("c", range(20, 21))
-            goes_on = resumed.told()
-        assert Queue.loaded(folder).told() == goes_on
+            goes_on = resumed.described()
+        assert Queue.loaded(folder).described() == goes_on
 
 
 async def test_a_write_that_fails_fails_the_call_and_all_after_it(
@@ -121,7 +121,7 @@ async def test_a_write_that_fails_fails_the_call_and_all_after_it(
     with journaled(tmp_path) as queue:
         await queue.service.create_partition("a", range(4))
         queue.put([0])
-        told = queue.told()
+        described = queue.described()
         write = os.writev
 
         def full(file: int, pieces: list[Any]) -> int:
@@ -137,7 +137,7 @@ async def test_a_write_that_fails_fails_the_call_and_all_after_it(
                 call()
         with pytest.raises(OSError, match="takes no more"):
             await queue.save()
-    assert Queue.loaded(tmp_path).told() == told
+    assert Queue.loaded(tmp_path).described() == described
 
 
 KILLED = """
@@ -178,7 +178,7 @@ def kill_amid_answers(folder: Path) -> int:
 async def test_what_a_killed_process_had_answered_goes_on(tmp_path: Path) -> None:
     answered = kill_amid_answers(tmp_path)
     loaded = Queue.loaded(tmp_path)
-    done = loaded.told()["partitions"]["a"]
+    done = loaded.described()["partitions"]["a"]
     handed = (answered + 1) // 2
     assert done["written"]["reward"] in range(answered + 1, answered + 4)
     assert done["tasks"]["train"]["handed_out"] in (2 * handed, 2 * handed + 2)
@@ -246,11 +246,11 @@ def test_what_a_killed_queue_had_answered_goes_on_in_another_process(tmp_path: P
     with QueueProcess.start(SPEC, backend, journal=str(tmp_path)) as second, second.sync() as queue:
         go_on(queue)
         queue.acknowledge(4)
-        told = queue.describe()["partitions"]
+        described = queue.describe()["partitions"]
         queue.save()
         assert len(list(tmp_path.iterdir())) == 3
     with QueueProcess.start(SPEC, backend, journal=str(tmp_path)) as third, third.sync() as queue:
-        assert queue.describe()["partitions"] == told
+        assert queue.describe()["partitions"] == described
 
 
 @BACKENDS

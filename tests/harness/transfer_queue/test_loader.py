@@ -171,7 +171,7 @@ def test_workers_replay_their_windows(process: QueueProcess, workers: int) -> No
         assert queue.clear_finished() == [f"c{workers}"]
 
 
-def test_whoever_stops_reading_gives_back_what_it_was_at(process: QueueProcess) -> None:
+def test_a_reader_that_stops_gives_back_what_it_was_at(process: QueueProcess) -> None:
     with process.sync() as queue:
         fill(queue, "d", range(6))
         for batch in StreamingDataLoader(process.queue, GetRequest("train", 2, partition="d", timeout_s=60)):

@@ -549,8 +549,8 @@ async def test_clearing_frees_the_payload_and_ends_the_gets_of_the_partition() -
     await q.clear("b")
     await q.clear("a")
     assert await waiting is None and await q.get("score", 1, partition="a") is None
-    told = await q.describe()
-    assert (told["bytes"], told["live_rows"], told["partitions"]) == (0, 0, {})
+    described = await q.describe()
+    assert (described["bytes"], described["live_rows"], described["partitions"]) == (0, 0, {})
     with pytest.raises(ValueError, match="a name is used once"):
         await q.create_partition("a", [1])
 
@@ -597,8 +597,8 @@ async def test_describe_says_what_is_ready_done_and_missing() -> None:
     await q.put("a", range(4), rewards(range(4)))
     await q.put("a", [3], {"tokens": Ragged.from_rows([np.array([1, 2])])})
     batch = await q.get("score", 3)
-    told = await q.describe()
-    a = told["partitions"]["a"]
+    described = await q.describe()
+    a = described["partitions"]["a"]
     assert a["tasks"] == {
         "score": {"ready": 1, "handed_out": 3, "done": 0, "dropped": 0, "depth": 3, "missing": {"reward": 2}},
         "train": {
@@ -611,7 +611,7 @@ async def test_describe_says_what_is_ready_done_and_missing() -> None:
         },
     }
     assert a["written"] == {"tokens": 1, "reward": 4, "old": 0}
-    assert (told["depth_samples"], told["open_leases"], told["bytes"]) == (4, 1, 4 * 4 + 2 * 8 + 8)
+    assert (described["depth_samples"], described["open_leases"], described["bytes"]) == (4, 1, 4 * 4 + 2 * 8 + 8)
     assert batch is not None
     await q.acknowledge(batch.lease)
     await q.get("train", 1)

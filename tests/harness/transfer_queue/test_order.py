@@ -19,7 +19,7 @@ def tokens(rows: list[int]) -> dict[str, Column]:
 
 
 async def waits(task: asyncio.Task[Any]) -> bool:
-    """Whether it still waits once everybody has had a turn."""
+    """Whether it still waits once every task has had a turn."""
     for _ in range(5):
         await asyncio.sleep(0)
     return not task.done()
@@ -367,7 +367,7 @@ async def test_what_a_task_was_handed_cannot_be_dropped_any_more() -> None:
 
 @pytest.mark.parametrize("policy", ["fifo", "ready", "completion"])
 @virtual
-async def test_nobody_waits_for_the_turn_of_dropped_rows(policy: str) -> None:
+async def test_no_get_waits_for_the_turn_of_dropped_rows(policy: str) -> None:
     q = await started(train=TaskSpec(("reward",), policy=policy, whole_groups=True))
     get = await soon(q.get("train", 6, partition="a"))
     await q.put("a", range(2, 8), rewards(range(2, 8)))
@@ -388,8 +388,8 @@ async def test_a_drop_that_exhausts_a_partition_answers_those_who_wait_for_it() 
 async def test_describe_counts_dropped_rows() -> None:
     q = await started()
     await q.drop("train", "roll", 4)
-    told = (await q.describe())["partitions"]["a"]["tasks"]["train"]
-    assert told == {"ready": 0, "handed_out": 0, "done": 0, "dropped": 4, "depth": 4, "missing": {"reward": 8}}
+    described = (await q.describe())["partitions"]["a"]["tasks"]["train"]
+    assert described == {"ready": 0, "handed_out": 0, "done": 0, "dropped": 4, "depth": 4, "missing": {"reward": 8}}
 
 
 @virtual
@@ -481,7 +481,7 @@ async def test_a_partition_is_kept_while_its_last_reader_may_still_be_cancelled(
 
 
 @virtual
-async def test_everybody_who_waits_is_named_with_what_is_missing() -> None:
+async def test_every_call_that_waits_is_named_with_what_is_missing() -> None:
     q = await filled(queue(4, score=TaskSpec(("reward",)), train=TaskSpec(("reward", "tokens"))), range(4))
     assert await q.waiting() == []
     await q.get("score", 4)

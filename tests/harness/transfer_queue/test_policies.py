@@ -117,7 +117,7 @@ async def test_longest_first_hands_out_the_heaviest_rows_and_of_equal_ones_the_f
     assert [ids(await q.get("train", 2)) for _ in range(3)] == [[1, 3], [4, 0], [2]]
 
 
-async def test_a_group_weighs_the_sum_of_its_rows_whoever_wrote_them() -> None:
+async def test_a_group_weighs_the_sum_of_its_rows_whichever_writer_wrote_them() -> None:
     q = queue(train=TaskSpec(("tokens", "reward"), policy="longest_first", weight="tokens", whole_groups=True))
     await q.create_partition("a", range(6), group_size=2)
     await q.put("a", [5, 0, 2], {"tokens": lengths(1, 4, 6)})
@@ -270,8 +270,10 @@ def test_latencies_are_those_of_the_latest_hand_outs() -> None:
     for _ in range(3):
         latency.add(np.linspace(0, 1, KEPT // 2))
     latency.add(np.linspace(0, 1, 3 * KEPT))
-    told = latency.describe()
-    assert told["count"] == 10 + 3 * (KEPT // 2) + 3 * KEPT and told["max_s"] == 1 and told["p50_s"] > 0.8
+    described = latency.describe()
+    assert (
+        described["count"] == 10 + 3 * (KEPT // 2) + 3 * KEPT and described["max_s"] == 1 and described["p50_s"] > 0.8
+    )
 
 
 @virtual
@@ -284,17 +286,17 @@ async def test_describe_tells_how_long_rows_wait_and_how_long_they_waited() -> N
     await asyncio.sleep(1)
     assert (await q.describe())["tasks"]["score"]["oldest_s"] == pytest.approx(3, abs=1e-3)
     batch = await q.get("score", 2)
-    told = (await q.describe())["tasks"]["score"]
-    assert told["oldest_s"] == pytest.approx(1, abs=1e-3)
-    assert told["handout"]["count"] == 2 and told["handout"]["p50_s"] == pytest.approx(3, abs=1e-3)
+    described = (await q.describe())["tasks"]["score"]
+    assert described["oldest_s"] == pytest.approx(1, abs=1e-3)
+    assert described["handout"]["count"] == 2 and described["handout"]["p50_s"] == pytest.approx(3, abs=1e-3)
     await asyncio.sleep(4)
     assert batch is not None
     await q.give_back(batch.lease)
     assert (await q.describe())["tasks"]["score"]["oldest_s"] == pytest.approx(5, abs=1e-3), "row 2"
     await q.get("score", 3)
-    told = (await q.describe())["tasks"]["score"]
-    assert (told["oldest_s"], told["ready"], told["depth_samples"]) == (0, 0, 1)
-    assert told["handout"]["max_s"] == pytest.approx(5, abs=1e-3), "what came back waited from then on"
+    described = (await q.describe())["tasks"]["score"]
+    assert (described["oldest_s"], described["ready"], described["depth_samples"]) == (0, 0, 1)
+    assert described["handout"]["max_s"] == pytest.approx(5, abs=1e-3), "what came back waited from then on"
 
 
 @virtual
@@ -304,22 +306,26 @@ async def test_metrics_are_flat_names_of_what_is_described() -> None:
     waiting = asyncio.ensure_future(q.get("train", 2))
     await asyncio.sleep(1.5)
     await q.get("score", 3)
-    told = queue_metrics(await q.describe())
-    assert told["queue/depth_samples"] == 4 and told["queue/live_rows"] == 4 and told["queue/partitions"] == 1
-    assert told["queue/bytes/reward"] == 16 and told["queue/bytes/tokens"] == 0
-    assert told["queue/bytes"] == told["queue/bytes/reward"] + told["queue/bytes/old"]
-    assert (told["queue/score/ready"], told["queue/score/depth_samples"]) == (1, 1)
-    assert told["queue/score/oldest_s"] == pytest.approx(1.5, abs=1e-3)
-    assert told["queue/score/handout_p50_ms"] == pytest.approx(1500, abs=1)
-    assert (told["queue/train/handout_max_ms"], told["queue/train/waiting_gets"]) == (0, 1)
-    assert all(isinstance(value, float) for value in told.values())
+    described = queue_metrics(await q.describe())
+    assert (
+        described["queue/depth_samples"] == 4
+        and described["queue/live_rows"] == 4
+        and described["queue/partitions"] == 1
+    )
+    assert described["queue/bytes/reward"] == 16 and described["queue/bytes/tokens"] == 0
+    assert described["queue/bytes"] == described["queue/bytes/reward"] + described["queue/bytes/old"]
+    assert (described["queue/score/ready"], described["queue/score/depth_samples"]) == (1, 1)
+    assert described["queue/score/oldest_s"] == pytest.approx(1.5, abs=1e-3)
+    assert described["queue/score/handout_p50_ms"] == pytest.approx(1500, abs=1)
+    assert (described["queue/train/handout_max_ms"], described["queue/train/waiting_gets"]) == (0, 1)
+    assert all(isinstance(value, float) for value in described.values())
     waiting.cancel()
 
 
 def test_a_put_that_does_not_say_how_long_its_rows_are_is_refused() -> None:
     q = queue(train=TaskSpec(("tokens",), weight="tokens", policy="longest_first"))
-    books = Controller(q.spec)
-    books.create("a", range(2), 1)
+    controller = Controller(q.spec)
+    controller.create("a", range(2), 1)
     with pytest.raises(ValueError, match="a put of column 'tokens' must bring the lengths of its 2 rows"):
-        books.put("a", np.arange(2), Frame(2, {"tokens": 24}, (0, 0)), {"tokens": np.array([1])}, 0.0)
-    books.put("a", np.arange(2), Frame(2, {"tokens": 24}, (0, 0)), {"tokens": np.array([0, 0])}, 0.0)
+        controller.put("a", np.arange(2), Frame(2, {"tokens": 24}, (0, 0)), {"tokens": np.array([1])}, 0.0)
+    controller.put("a", np.arange(2), Frame(2, {"tokens": 24}, (0, 0)), {"tokens": np.array([0, 0])}, 0.0)

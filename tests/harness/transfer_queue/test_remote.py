@@ -98,7 +98,7 @@ async def test_every_verb_reaches_the_control_plane() -> None:
             await queue.create_partition("b", [1])
 
 
-async def test_a_parked_get_is_answered_by_a_put_and_holds_nobody_up() -> None:
+async def test_a_pending_get_is_answered_by_a_put_and_holds_up_no_other_call() -> None:
     async with serving() as (_, queue):
         await queue.create_partition("a", range(4))
         gets = [asyncio.create_task(queue.get("score", 1, consumer=str(i))) for i in range(4)]
@@ -166,9 +166,9 @@ def in_a_fork(work: Callable[[], Any]) -> int:
         finally:
             os._exit(1)
     os.close(writer)
-    told = os.read(reader, 4)
+    described = os.read(reader, 4)
     os.close(reader)
-    assert told == b"done", "the child failed"
+    assert described == b"done", "the child failed"
     return pid
 
 
@@ -332,8 +332,8 @@ def test_the_server_ends_when_its_parent_is_killed() -> None:
 
 def test_the_server_imports_neither_torch_nor_ray() -> None:
     code = "import sys, harness.transfer_queue.remote.process; print({'torch', 'ray'} & set(sys.modules))"
-    told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=120, check=True)
-    assert told.stdout == b"set()\n"
+    described = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=120, check=True)
+    assert described.stdout == b"set()\n"
 
 
 def test_a_process_that_cannot_start_says_so() -> None:

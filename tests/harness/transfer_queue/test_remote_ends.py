@@ -108,7 +108,7 @@ async def test_a_server_that_does_not_answer_is_named_with_what_was_asked() -> N
         await queue.disconnect()
 
 
-async def test_a_handout_that_no_message_takes_goes_back() -> None:
+async def test_an_assignment_that_no_message_takes_goes_back() -> None:
     async with serving(InlineBackend(), limit=100_000) as (_, queue):
         await queue.create_partition("a", range(40))
         for start in (0, 20):
@@ -228,7 +228,7 @@ async def test_a_client_without_the_token_is_refused(token: bytes) -> None:
         assert await queue.waiting() == []
 
 
-async def test_whoever_does_not_prove_anything_is_refused_and_disconnected() -> None:
+async def test_a_client_that_does_not_prove_anything_is_refused_and_disconnected() -> None:
     async with serving() as (server, queue), Stranger.at(server, known=False) as stranger:
         await stranger.hear()
         answer = await stranger.asks(m.Describe())
@@ -238,7 +238,7 @@ async def test_whoever_does_not_prove_anything_is_refused_and_disconnected() -> 
         assert await queue.waiting() == []
 
 
-async def test_somebody_unknown_cannot_send_much() -> None:
+async def test_a_client_without_proof_cannot_send_much() -> None:
     async with serving() as (server, _), Stranger.at(server, known=False) as stranger:
         await stranger.hear()
         answer = await stranger.asks(m.Proof(bytes(2000)))
@@ -337,9 +337,9 @@ async def test_shared_memory_does_not_go_over_tcp() -> None:
         QueueServer(SPEC, ShmBackend(), address="tcp:127.0.0.1:0")
 
 
-async def test_nobody_listening_is_a_clear_error() -> None:
-    queue = RemoteQueue(Endpoint("unix:nobody-is-here", b"", ShmBackend(), SPEC))
-    with pytest.raises(ConnectionError, match="no transfer queue listens on unix:nobody-is-here"):
+async def test_that_no_queue_listens_is_a_clear_error() -> None:
+    queue = RemoteQueue(Endpoint("unix:no-queue-here", b"", ShmBackend(), SPEC))
+    with pytest.raises(ConnectionError, match="no transfer queue listens on unix:no-queue-here"):
         await queue.describe()
-    with pytest.raises(ConnectionError, match="no transfer queue listens on unix:nobody-is-here"):
+    with pytest.raises(ConnectionError, match="no transfer queue listens on unix:no-queue-here"):
         SyncQueue(queue.endpoint).describe()

@@ -72,8 +72,8 @@ def test_a_batch_becomes_tensors_without_a_copy() -> None:
 
 def test_the_package_imports_neither_torch_nor_ray() -> None:
     code = "import sys, harness.transfer_queue; print([m for m in ('torch', 'ray') if m in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    described = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert described.stdout.strip() == "[]"
 
 
 SPECS = {"r": ColumnSpec("int64", ragged=True), "d": ColumnSpec("float32", shape=(2,))}
@@ -123,7 +123,7 @@ def test_rows_are_gathered_over_frames_in_the_order_asked_for() -> None:
     check(assemble(assignment(frames, runs), buffers, SPECS), [3, 0, 2, 1])
 
 
-def test_a_handout_of_no_rows_has_empty_columns() -> None:
+def test_an_assignment_of_no_rows_has_empty_columns() -> None:
     frame = LocalStorage().write("p", {"r": RAGGED, "d": DENSE})
     read = LocalStorage().read(assignment([frame], ()), SPECS)
     assert len(read["r"]) == 0 and read["d"].shape == (0, 2)  # type: ignore[union-attr]
@@ -147,7 +147,7 @@ def test_the_local_storage_gives_every_reader_arrays_of_its_own() -> None:
         read["d"][:] = -1  # type: ignore[index]
 
 
-async def test_a_keeper_gives_the_buffers_of_a_frame() -> None:
+async def test_a_store_gives_the_buffers_of_a_frame() -> None:
     storage = LocalStorage()
     frame = storage.write("p", {"r": RAGGED, "d": DENSE})
     fetched = await storage.fetch("p", frame)

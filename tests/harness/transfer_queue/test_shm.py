@@ -51,8 +51,8 @@ def pair(inline_bytes: int = 0, mapped_bytes: int = 1 << 20) -> Iterator[tuple[S
     assert descriptors() == before
 
 
-def write(storage: ShmStorage, store: ShmStore, partition: str, told: dict[str, Column]) -> Frame:
-    frame = storage.write(partition, told)
+def write(storage: ShmStorage, store: ShmStore, partition: str, described: dict[str, Column]) -> Frame:
+    frame = storage.write(partition, described)
     segment = storage.unannounced(partition)
     if segment is not None:
         store.open(1, partition, segment.unit, segment.descriptor)
@@ -99,23 +99,23 @@ def test_any_rows_of_any_columns_are_read_as_they_were_written(
     inline_bytes: int, mapped_bytes: int, sizes: list[int], names: set[str], data: st.DataObject
 ) -> None:
     with pair(inline_bytes, mapped_bytes) as (storage, store):
-        told = [columns(rows, seed) for seed, rows in enumerate(sizes)]
-        frames = [write(storage, store, "p", one) for one in told]
+        described = [columns(rows, seed) for seed, rows in enumerate(sizes)]
+        frames = [write(storage, store, "p", one) for one in described]
         runs = []
         for f, rows in enumerate(sizes):
             start = data.draw(st.integers(0, rows - 1))
             runs.append((f, start, data.draw(st.integers(start + 1, rows))))
         got = read(storage, store, frames, [Part(tuple(sorted(names)), tuple(runs))])
         for name in names:
-            assert same(got[name], joined([part_of(told[f][name], start, stop) for f, start, stop in runs]))
+            assert same(got[name], joined([part_of(described[f][name], start, stop) for f, start, stop in runs]))
 
 
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 30])
 def test_arrays_are_the_readers_own_aligned_and_outlive_the_partition(inline_bytes: int, mapped_bytes: int) -> None:
     with pair(inline_bytes, mapped_bytes) as (storage, store):
-        told = columns(50, 0)
-        frame = write(storage, store, "p", told)
+        described = columns(50, 0)
+        frame = write(storage, store, "p", described)
         first, second = (read(storage, store, [frame], [Part(tuple(SPECS), ((0, 0, 50),))]) for _ in range(2))
         store.drop("p")
         storage.forget("p")
@@ -123,15 +123,15 @@ def test_arrays_are_the_readers_own_aligned_and_outlive_the_partition(inline_byt
             values = column.values if isinstance(column, Ragged) else column
             assert values.flags.writeable and values.flags.aligned
             values[:] = 0
-            assert same(second[name], told[name])
+            assert same(second[name], described[name])
         del first, second, column, values
 
 
 def test_a_writer_may_go_on_changing_its_arrays() -> None:
     with pair() as (storage, store):
-        told = {"reward": np.ones(2000, np.float32)}
-        frame = write(storage, store, "p", told)
-        told["reward"][:] = 7
+        described = {"reward": np.ones(2000, np.float32)}
+        frame = write(storage, store, "p", described)
+        described["reward"][:] = 7
         assert (read(storage, store, [frame], [Part(("reward",), ((0, 0, 2000),))])["reward"] == 1).all()
 
 
@@ -152,10 +152,10 @@ def test_what_one_system_call_cannot_write_the_next_ones_do(most: int, monkeypat
 
     monkeypatch.setattr(os, "pwritev", some)
     with pair() as (storage, store):
-        told = columns(5, 0) | {"mask": Ragged(np.empty(0, np.uint8), np.zeros(5, np.int64))}
-        frame = write(storage, store, "p", told)
-        got = read(storage, store, [frame], [Part(tuple(told), ((0, 0, 5),))])
-        assert all(same(got[name], told[name]) for name in told)
+        described = columns(5, 0) | {"mask": Ragged(np.empty(0, np.uint8), np.zeros(5, np.int64))}
+        frame = write(storage, store, "p", described)
+        got = read(storage, store, [frame], [Part(tuple(described), ((0, 0, 5),))])
+        assert all(same(got[name], described[name]) for name in described)
 
 
 def test_the_memory_of_a_refused_frame_is_used_again() -> None:
@@ -168,9 +168,9 @@ def test_the_memory_of_a_refused_frame_is_used_again() -> None:
 
 async def test_a_snapshot_gets_the_buffers_of_a_frame() -> None:
     with pair() as (storage, store):
-        told = columns(5, 0)
-        buffers = await store.fetch("p", write(storage, store, "p", told))
-        reward = told["reward"]
+        described = columns(5, 0)
+        buffers = await store.fetch("p", write(storage, store, "p", described))
+        reward = described["reward"]
         assert isinstance(reward, np.ndarray) and buffers["reward"].tobytes() == reward.tobytes()
 
 
@@ -215,12 +215,12 @@ def test_a_frame_outside_its_own_segment_is_refused() -> None:
 
 def test_dropping_a_partition_tells_who_has_segments_of_it() -> None:
     with pair() as (storage, store):
-        told: list[tuple[str, set[int]]] = []
-        store.dropped = lambda partition, writers: told.append((partition, writers))
+        described: list[tuple[str, set[int]]] = []
+        store.dropped = lambda partition, writers: described.append((partition, writers))
         write(storage, store, "p", columns(5, 0))
         store.drop("p")
         store.drop("q")
-        assert told == [("p", {1})]
+        assert described == [("p", {1})]
 
 
 def test_neighbouring_columns_are_read_in_one_go() -> None:

@@ -77,16 +77,16 @@ def test_a_frame_without_the_descriptors_it_announces_is_refused() -> None:
 
 @pytest.mark.parametrize("count", [1, 250, 251, 600])
 def test_any_number_of_descriptors_arrives_with_its_frame(count: int) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, open(os.devnull) as file:
+    sender, receiver = socket.socketpair()
+    with sender, receiver, open(os.devnull) as file:
         before = descriptors()
-        ours.setblocking(False)
-        outbox = Outbox(ours)
+        sender.setblocking(False)
+        outbox = Outbox(sender)
         outbox.send(header(7, b"body of it", [0] * count) + b"body of it", [file.fileno()] * count)
         assert not outbox
         splitter, got = Splitter(), []
         while not got:
-            got = splitter.feed(*receive(theirs))
+            got = splitter.feed(*receive(receiver))
         assert (got[0].call, got[0].body, len(got[0].descriptors)) == (7, b"body of it", count)
         for descriptor in got[0].descriptors:
             os.close(descriptor)
@@ -100,11 +100,11 @@ def test_portions_are_the_whole_in_order() -> None:
 
 
 def test_what_a_socket_does_not_take_is_kept_with_copies_of_its_descriptors() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
+    sender, receiver = socket.socketpair()
+    with sender, receiver:
         before = descriptors()
-        ours.setblocking(False)
-        outbox, splitter = Outbox(ours), Splitter()
+        sender.setblocking(False)
+        outbox, splitter = Outbox(sender), Splitter()
         body = bytes(1 << 20)
         for call in range(3):
             passed = os.open(os.devnull, os.O_RDONLY)
@@ -112,7 +112,7 @@ def test_what_a_socket_does_not_take_is_kept_with_copies_of_its_descriptors() ->
             os.close(passed)
         got = []
         while len(got) < 3:
-            got += splitter.feed(*receive(theirs))
+            got += splitter.feed(*receive(receiver))
             outbox.flush()
         assert [(frame.call, len(frame.body), len(frame.descriptors)) for frame in got] == [
             (call, len(body), 1) for call in range(3)
@@ -160,7 +160,7 @@ def test_row_ids_that_are_no_whole_numbers_are_refused() -> None:
         m.to_rows(bytes(9))
 
 
-def test_a_handout_arrives_as_it_was_with_descriptors_for_their_indices() -> None:
+def test_an_assignment_arrives_as_it_was_with_descriptors_for_their_indices() -> None:
     frames = (Frame(2, {"a": 16}, (0, 64)), Frame(1, {"a": 8}, bytes(8)))
     sent = BatchAssignment(3, "p", np.array([5, 6]), frames, (Part(("a",), ((0, 1, 2), (1, 0, 1))),))
     message = m.decode_answer(m.encode(m.assigned(sent, sent.frames, False)))
@@ -358,12 +358,12 @@ def test_a_late_acknowledgement_and_a_late_partition_are_refused(call: Call) -> 
         call("create_partition", "late", [1])
 
 
-# -- what no client of ours would send
+# -- what no well-behaved client would send
 
 
 @pytest.fixture
 def server() -> Iterator[ServerThread]:
-    """After whatever was said to it, it serves whoever behaves."""
+    """After whatever was said to it, it serves clients that behave."""
     with ServerThread(SPEC, ShmBackend()) as server:
         yield server
         connection = SyncConnection(server.endpoint)
@@ -415,7 +415,7 @@ def test_a_client_without_the_token_is_refused(server: ServerThread, connect: An
 
 
 @pytest.mark.parametrize("body", [m.encode(m.Describe()), b"", b"\x00" * 32, m.encode(m.Proof(b""))])
-def test_whoever_does_not_prove_to_have_the_token_is_shown_out(server: ServerThread, body: bytes) -> None:
+def test_a_client_that_does_not_prove_the_token_is_disconnected(server: ServerThread, body: bytes) -> None:
     with closing(Stranger(server, admitted=False)) as stranger:
         stranger.say(body)
         answer = stranger.hear()
@@ -423,7 +423,7 @@ def test_whoever_does_not_prove_to_have_the_token_is_shown_out(server: ServerThr
         assert stranger.hear() is None
 
 
-def test_a_frame_that_ends_in_the_middle_takes_nobody_down(server: ServerThread) -> None:
+def test_a_frame_that_ends_in_the_middle_takes_nothing_else_down(server: ServerThread) -> None:
     for cut in (1, HEADER.size, HEADER.size + 3):
         with closing(Stranger(server, admitted=True)) as stranger:
             body = m.encode(m.Describe())
