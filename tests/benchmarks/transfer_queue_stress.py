@@ -23,8 +23,8 @@ import numpy as np
 
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from tests.benchmarks.transfer_queue_stress_crew import CREW, GROUP, ROWS, SPEC, TASKS, Crew, Ledger, made_of
 from tests.benchmarks.transfer_queue_stress_traces import Footprint, footprint, memory_holders, orphans, shm_files
+from tests.benchmarks.transfer_queue_stress_workers import GROUP, PLACES, ROWS, SPEC, TASKS, Ledger, Workers, made_of
 
 FINISH_S = 120.0
 ALLOWED_RSS = 16 << 20
@@ -56,36 +56,36 @@ class Stress:
 
     def run(self, seconds: float, kill_every_s: float) -> Outcome:
         self._queue.describe()
-        crew = Crew(self._queue.endpoint, self.ledger)
+        workers = Workers(self._queue.endpoint, self.ledger)
         self._create()
-        self._finish(crew)
-        await_waiting(self._queue, crew)  # all are connected
+        self._finish(workers)
+        await_waiting(self._queue, workers)  # all are connected
         before = footprint(self.pid)
         began = time.monotonic()
-        self._disturb(crew, began + seconds, kill_every_s)
-        self._finish(crew)
+        self._disturb(workers, began + seconds, kill_every_s)
+        self._finish(workers)
         self.outcome.seconds = time.monotonic() - began
-        await_waiting(self._queue, crew)
+        await_waiting(self._queue, workers)
         self._compare(before)
         self._queue.close()
-        crew.join()
+        workers.join()
         self.outcome.rows = self._partitions * ROWS
         self.outcome.faults += self.ledger.failed + self.ledger.faults(self.outcome.rows)
         self.outcome.faults += memory_holders(self.name)
         self._queue.disconnect()
         return self.outcome
 
-    def _disturb(self, crew: Crew, until: float, every_s: float) -> None:
+    def _disturb(self, workers: Workers, until: float, every_s: float) -> None:
         due = time.monotonic() + every_s
         while time.monotonic() < until:
             self._create()
-            crew.listen(0.02)
+            workers.listen(0.02)
             now = footprint(self.pid)
             self.outcome.most = max(self.outcome.most, now, key=lambda seen: seen.rss + seen.shared)
             if time.monotonic() >= due:
                 # of five, one is a producer's process
-                place = self._random.choice(range(4) if self.outcome.kills % 5 == 1 else range(4, len(CREW)))
-                crew.kill(place)
+                place = self._random.choice(range(4) if self.outcome.kills % 5 == 1 else range(4, len(PLACES)))
+                workers.kill(place)
                 self.outcome.kills += 1
                 due = time.monotonic() + self._random.uniform(0.5, 1.5) * every_s
 
@@ -99,11 +99,11 @@ class Stress:
         self._partitions += 1
         self._queue.put(name, rows, {"prompt": rows})
 
-    def _finish(self, crew: Crew) -> None:
+    def _finish(self, workers: Workers) -> None:
         """Until all that there is was done and cleared."""
         until = time.monotonic() + FINISH_S
         while self._queue.describe()["partitions"]:
-            crew.listen(0.02)
+            workers.listen(0.02)
             self._queue.clear_finished()
             if time.monotonic() > until:
                 waiting = "\n".join(self._queue.waiting()[:9])
@@ -124,29 +124,29 @@ class Stress:
 
 
 def kill_the_server(process: QueueProcess, name: str) -> list[str]:
-    """With rows in it that a client wrote, and with a crew that waits: what is left then."""
+    """With rows in it that a client wrote, and with a workers that waits: what is left then."""
     ledger, queue = Ledger(), process.sync()
-    crew = Crew(queue.endpoint, ledger)
+    workers = Workers(queue.endpoint, ledger)
     rows = np.arange(ROWS)
     queue.create_partition(f"{name}.last", rows, GROUP)
     queue.put(f"{name}.last", rows, made_of("rollout", rows))  # no prompts: producers wait, and half of the consumers
-    await_waiting(queue, crew)
+    await_waiting(queue, workers)
     process.process.kill()
-    crew.join()
+    workers.join()
     faults = [] if memory_holders(f"{name}.last") else ["this client let go of what it wrote before it knew"]
     faults += _still_answers(queue)
-    readers = sum(map(len, CREW))
+    readers = sum(map(len, PLACES))
     lost = [why for why in ledger.failed if why.startswith("ConnectionError('the connection to the transfer queue")]
     if len(lost) != readers or len(ledger.failed) != readers:
         faults.append(f"of {readers} readers {len(lost)} were told that the server was lost: {ledger.failed[:9]}")
     return faults + memory_holders(name)
 
 
-def await_waiting(queue: SyncQueue, crew: Crew) -> None:
+def await_waiting(queue: SyncQueue, workers: Workers) -> None:
     """Until every reader is connected and has nothing to do."""
     until = time.monotonic() + FINISH_S
-    while queue.describe()["waiting_gets"] != {task: sum(tasks.count(task) for tasks in CREW) for task in TASKS}:
-        crew.listen(0.02)
+    while queue.describe()["waiting_gets"] != {task: sum(tasks.count(task) for tasks in PLACES) for task in TASKS}:
+        workers.listen(0.02)
         if time.monotonic() > until:
             raise TimeoutError(f"not every reader waits after {FINISH_S:.0f} s: {queue.describe()['waiting_gets']}")
 

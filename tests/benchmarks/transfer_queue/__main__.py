@@ -1,10 +1,10 @@
-"""Ours and the peer in turn, on the same workload: prints ratios, the aims, and what this machine can do at most.
+"""Cadence and the peer in turn, on the same workload: prints ratios, the aims, and what this machine can do at most.
 
     OMP_NUM_THREADS=1 python -m tests.benchmarks.transfer_queue --peer .venv-peer/bin/python [--quick] [--rounds 3]
 
-peer: the interpreter of an environment with PyPI `TransferQueue` 0.1.11 (`make perf` makes it); without it, ours alone.
-Each round starts every contestant anew, one after the other, so that nothing of the others runs meanwhile. Figures also
-go to results/perf/transfer_queue.json.
+peer: the interpreter of an environment with PyPI `TransferQueue` 0.1.11 (`make perf` makes it); without it, Cadence
+alone. Each round starts every contestant anew, one after the other, so that nothing of the others runs meanwhile.
+Figures also go to results/perf/transfer_queue.json.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run_side(python: str, name: str, cases: tuple[str, ...], quick: bool) -> dic
 
 def run_rounds(given: argparse.Namespace) -> tuple[list[dict[str, Any]], list[float]]:
     """Figures by round, contestant and case; cores that were busy before each of them began."""
-    contestants = [(SHM, sys.executable), *((f"ours:{name}", sys.executable) for name in given.backends)]
+    contestants = [(SHM, sys.executable), *((f"cadence:{name}", sys.executable) for name in given.backends)]
     if given.peer:
         contestants.insert(1, (PEER, given.peer))
     rounds, busy = [], []

@@ -26,9 +26,9 @@ from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.storage.protocol import Session
 from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, ShmStore
+from tests.benchmarks.transfer_queue.cadence import CadenceSide, spec_of
 from tests.benchmarks.transfer_queue.cases import MICRO_BATCH
 from tests.benchmarks.transfer_queue.limits import round_trip_s, unix_pair
-from tests.benchmarks.transfer_queue.ours import Ours, spec_of
 from tests.benchmarks.transfer_queue.workload import READING, make_samples
 
 CALLS = 200
@@ -133,8 +133,8 @@ def _over(decode: Callable[[bytes], T], message: m.Message) -> T:
 
 def whole_calls(watch: Stopwatch) -> None:
     """From the call to its answer, to a queue in another process."""
-    ours, todo = Ours("shm"), batches()
-    address = ours.start({FLOW: READING})
+    cadence, todo = CadenceSide("shm"), batches()
+    address = cadence.start({FLOW: READING})
     queue = SyncQueue(address[FLOW])
     try:
         queue.create_partition("p", np.arange(len(todo) * MICRO_BATCH))
@@ -144,7 +144,7 @@ def whole_calls(watch: Stopwatch) -> None:
             watch.begin("get")(WHOLE, _whole_get, queue)
     finally:
         queue.disconnect()
-        ours.stop()
+        cadence.stop()
 
 
 def _whole_get(queue: SyncQueue) -> None:

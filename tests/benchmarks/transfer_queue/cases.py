@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.transfer_queue.contract import Client, Contestant
-from tests.benchmarks.transfer_queue.crew import Consume, Crew, Done, Job, Produce
 from tests.benchmarks.transfer_queue.machine import cpu_s
+from tests.benchmarks.transfer_queue.workers import Consume, Done, Job, Produce, Workers
 from tests.benchmarks.transfer_queue.workload import READING, TRAINING
 
 WORKERS = 5  # a producer and four tasks
@@ -39,10 +39,10 @@ FULL, QUICK = Size(1024, 240, 1.0), Size(256, 80, 0.2)
 
 
 class Bench:
-    """One contestant's queues and crew, and what is measured on them."""
+    """One contestant's queues and workers, and what is measured on them."""
 
-    def __init__(self, side: Contestant, crew: Crew, clients: Mapping[str, Client], size: Size) -> None:
-        self._side, self._crew, self._clients, self._size = side, crew, clients, size
+    def __init__(self, side: Contestant, workers: Workers, clients: Mapping[str, Client], size: Size) -> None:
+        self._side, self._workers, self._clients, self._size = side, workers, clients, size
         self._names = count()
 
     def warm(self) -> None:
@@ -63,7 +63,7 @@ class Bench:
 
     def _put(self, samples: int, group: int) -> Figures:
         partition = self._create("reading", samples)
-        (done,) = self._crew.do([Produce("reading", partition, samples, group)])
+        (done,) = self._workers.do([Produce("reading", partition, samples, group)])
         self._clients["reading"].clear(partition)
         return {"samples_per_s": [samples / (done.ended - done.began)], "call_ms": [_median_ms(done)]}
 
@@ -73,8 +73,8 @@ class Bench:
 
     def _get(self, samples: int, count: int, consumers: int) -> Figures:
         partition = self._create("reading", samples)
-        self._crew.do([Produce("reading", partition, samples, 128)])
-        done = self._crew.do([Consume("reading", partition, samples, count, t) for t in list(READING)[:consumers]])
+        self._workers.do([Produce("reading", partition, samples, 128)])
+        done = self._workers.do([Consume("reading", partition, samples, count, t) for t in list(READING)[:consumers]])
         began = time.monotonic()
         self._clients["reading"].clear(partition)
         cleared = time.monotonic() - began
@@ -101,7 +101,7 @@ class Bench:
     def _train(self, samples: int, count: int, rate: float | None) -> list[Done]:
         partition = self._create("training", samples)
         jobs: list[Job] = [Consume("training", partition, samples, count, task) for task in TRAINING]
-        done = self._crew.do([*jobs, Produce("training", partition, samples, GROUP, rate)])
+        done = self._workers.do([*jobs, Produce("training", partition, samples, GROUP, rate)])
         self._clients["training"].clear(partition)
         return done
 
@@ -129,7 +129,7 @@ class Bench:
     def measure_delay(self) -> Figures:
         """put -> in the hands of one consumer, without any other task."""
         partition = self._create("reading", self._size.paced)
-        consume, _ = self._crew.do(
+        consume, _ = self._workers.do(
             [
                 Consume("reading", partition, self._size.paced, GROUP, "read_0"),
                 Produce("reading", partition, self._size.paced, GROUP, RATE),

@@ -65,15 +65,15 @@ class Contestant(Protocol):
 
 
 def contestant(name: str) -> Contestant:
-    """By name: `peer`, or a backend of ours, as in `ours:shm`."""
+    """By name: `peer`, or a backend of Cadence, as in `cadence:shm`."""
     if name == "peer":
         from tests.benchmarks.transfer_queue.peer import Peer
 
         return Peer()
-    if name == "ours:ray":
-        from tests.benchmarks.transfer_queue.ray_ours import OursOnRay
+    if name == "cadence:ray":
+        from tests.benchmarks.transfer_queue.ray_cadence import OursOnRay
 
         return OursOnRay()
-    from tests.benchmarks.transfer_queue.ours import Ours
+    from tests.benchmarks.transfer_queue.cadence import CadenceSide
 
-    return Ours(name.removeprefix("ours:"))
+    return CadenceSide(name.removeprefix("cadence:"))

@@ -1,4 +1,4 @@
-"""From the figures of all rounds to a table: ours, the peer's, their ratio, the aim, and whether it was reached."""
+"""From the figures of all rounds to a table: cadence, the peer's, their ratio, the aim, and whether it was reached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tests.benchmarks.transfer_queue.cases import MICRO_BATCH, RATE, STORED_ROWS, Figures
 
-PEER, SHM = "peer", "ours:shm"
+PEER, SHM = "peer", "cadence:shm"
 SAME = 0.1  # of a figure: what counts as noise where two figures should be equal
 
 Round = Mapping[str, Mapping[str, Figures]]
@@ -22,12 +22,12 @@ Round = Mapping[str, Mapping[str, Figures]]
 
 @dataclass(frozen=True)
 class Row:
-    """One line. ours, peer: a figure of each round (None where it was not measured); aim: of the ratio, or of ours if
-    the unit is ms."""
+    """One line. cadence, peer: a figure of each round (None where it was not measured); aim: of the ratio, or of
+    cadence if the unit is ms."""
 
     title: str
     unit: str
-    ours: list[float]
+    cadence: list[float]
     peer: list[float]
     more_is_better: bool = True
     least_ratio: float | None = None
@@ -35,22 +35,22 @@ class Row:
 
     @property
     def ratios(self) -> list[float]:
-        """Of each round: how many times better ours is."""
-        pairs = zip(self.ours, self.peer, strict=True) if self.peer else ()
-        return [ours / peer if self.more_is_better else peer / ours for ours, peer in pairs]
+        """Of each round: how many times better Cadence is."""
+        pairs = zip(self.cadence, self.peer, strict=True) if self.peer else ()
+        return [cadence / peer if self.more_is_better else peer / cadence for cadence, peer in pairs]
 
     @property
     def verdict(self) -> str:
         if self.least_ratio is not None and self.peer:
             return _verdict(statistics.median(self.ratios) >= self.least_ratio)
         if self.most_ms is not None:
-            return _verdict(statistics.median(self.ours) <= self.most_ms)
+            return _verdict(statistics.median(self.cadence) <= self.most_ms)
         return ""
 
     def cells(self) -> list[str]:
         aim = f">= {self.least_ratio:g}x" if self.least_ratio else f"<= {self.most_ms:g} ms" if self.most_ms else ""
         ratio = _spread(self.ratios, "x") if self.peer else ""
-        return [f"{self.title}, {self.unit}", _spread(self.ours), _spread(self.peer), ratio, aim, self.verdict]
+        return [f"{self.title}, {self.unit}", _spread(self.cadence), _spread(self.peer), ratio, aim, self.verdict]
 
 
 def rows(rounds: Sequence[Round]) -> Iterator[Row]:
@@ -59,8 +59,8 @@ def rows(rounds: Sequence[Round]) -> Iterator[Row]:
 
     def row(contestant: str, case: str, figure: str, title: str, unit: str, **aim: Any) -> Row:
         quantile = aim.pop("quantile", 0.5)
-        ours, peer = (_by_round(rounds, name, case, figure, quantile) for name in (contestant, PEER))
-        return Row(title, unit, ours, peer, more_is_better=figure == "samples_per_s", **aim)
+        cadence, peer = (_by_round(rounds, name, case, figure, quantile) for name in (contestant, PEER))
+        return Row(title, unit, cadence, peer, more_is_better=figure == "samples_per_s", **aim)
 
     for case in [case for case in measured_order(rounds[0]) if case in measured]:
         kind, *numbers = case.split()
@@ -88,9 +88,9 @@ def rows(rounds: Sequence[Round]) -> Iterator[Row]:
     if "get 64 1" in measured:
         yield row(SHM, "get 64 1", "clear_ms", "clear of a full partition", "ms")
     for name in [name for name in rounds[0] if name not in (SHM, PEER)]:
-        aim = {"least_ratio": 5.0} if name == "ours:ray" else {}
+        aim = {"least_ratio": 5.0} if name == "cadence:ray" else {}
         for case in rounds[0][name]:
-            title = f"{name.removeprefix('ours:')} backend: {_plain(case)}"
+            title = f"{name.removeprefix('cadence:')} backend: {_plain(case)}"
             figure = "samples_per_s" if "samples_per_s" in rounds[0][name][case] else "delay_ms"
             unit = "samples/s" if figure == "samples_per_s" else "ms"
             yield row(name, case, figure, title, unit, **(aim if case == "stream" else {}))
@@ -101,7 +101,7 @@ def measured_order(first: Round) -> list[str]:
 
 
 def print_table(rounds: Sequence[Round], control: Mapping[str, Mapping[int, list[float]]]) -> None:
-    table = Table("", "ours", "peer", "ratio", "aim", "", title="TransferQueue: median (lowest to highest round)")
+    table = Table("", "cadence", "peer", "ratio", "aim", "", title="TransferQueue: median (lowest to highest round)")
     for row in rows(rounds):
         table.add_row(*row.cells())
     for verb, by_rows in control.items():

@@ -12,7 +12,7 @@ import json
 
 from tests.benchmarks.transfer_queue.cases import CASES, FULL, QUICK, WORKERS, Bench, Figures
 from tests.benchmarks.transfer_queue.contract import contestant
-from tests.benchmarks.transfer_queue.crew import Crew
+from tests.benchmarks.transfer_queue.workers import Workers
 from tests.benchmarks.transfer_queue.workload import FLOWS
 
 
@@ -20,16 +20,16 @@ def run(name: str, cases: list[str], quick: bool) -> dict[str, Figures]:
     side = contestant(name)
     address = side.start(FLOWS)
     try:
-        crew = Crew(name, address, WORKERS)
+        workers = Workers(name, address, WORKERS)
         clients = {flow: side.connect(address, flow) for flow in FLOWS}
         try:
-            bench = Bench(side, crew, clients, QUICK if quick else FULL)
+            bench = Bench(side, workers, clients, QUICK if quick else FULL)
             bench.warm()
             return {case: bench.run(case) for case in cases}
         finally:
             for client in clients.values():
                 client.close()
-            crew.close()
+            workers.close()
     finally:
         side.stop()
 

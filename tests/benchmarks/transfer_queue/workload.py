@@ -1,6 +1,6 @@
 """What is moved: samples of different lengths, and the four tasks of GRPO that read and write their columns.
 
-Runs in the peer's environment too: NumPy and the standard library only, like `contract`, `crew`, `cases` and `side`.
+Runs in the peer's environment too: NumPy and the standard library only, like `contract`, `workers`, `cases` and `side`.
 """
 
 from __future__ import annotations

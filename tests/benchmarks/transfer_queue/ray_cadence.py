@@ -1,4 +1,4 @@
-"""Ours across a Ray cluster: queue and storage are actors, and writers and readers connect to its Ray."""
+"""Cadence across a Ray cluster: queue and storage are actors, and writers and readers connect to its Ray."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import ray
 from ray import cloudpickle
 
 from harness.transfer_queue.ray_host import QueueActor
+from tests.benchmarks.transfer_queue.cadence import CadenceClient, spec_of
 from tests.benchmarks.transfer_queue.machine import titled
-from tests.benchmarks.transfer_queue.ours import OurClient, spec_of
 from tests.benchmarks.transfer_queue.workload import Tasks
 
 RAY = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -23,10 +23,10 @@ class OursOnRay:
         self._actors = {flow: QueueActor.start(spec_of(tasks)) for flow, tasks in flows.items()}
         return context.address_info["address"], cloudpickle.dumps({f: a.sync() for f, a in self._actors.items()})
 
-    def connect(self, address: Address, flow: str) -> OurClient:
+    def connect(self, address: Address, flow: str) -> CadenceClient:
         if not ray.is_initialized():
             ray.init(address[0], **RAY)
-        return OurClient(cloudpickle.loads(address[1])[flow])
+        return CadenceClient(cloudpickle.loads(address[1])[flow])
 
     def services(self) -> list[int]:
         return titled("ray::QueueHost", "ray::FrameHost")

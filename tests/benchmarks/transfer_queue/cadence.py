@@ -1,4 +1,5 @@
-"""Ours, by backend: a queue process for each flow, and the synchronous client in the processes that write and read."""
+"""Cadence, by backend: a queue process for each flow, and the synchronous client in the processes that write and
+read."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ Started = tuple[Backend, list[int]]
 """A backend, and the processes that it needs besides the queue's."""
 
 
-class Ours:
+class CadenceSide:
     def __init__(self, backend: str) -> None:
         if backend not in BACKENDS:
             raise ValueError(f"backend {backend!r} is unknown; there are {sorted(BACKENDS)}")
@@ -44,8 +45,8 @@ class Ours:
             found[flow] = process.queue.endpoint
         return found
 
-    def connect(self, address: Mapping[str, Endpoint], flow: str) -> OurClient:
-        return OurClient(SyncQueue(address[flow]))
+    def connect(self, address: Mapping[str, Endpoint], flow: str) -> CadenceClient:
+        return CadenceClient(SyncQueue(address[flow]))
 
     def services(self) -> list[int]:
         return self._services
@@ -54,7 +55,7 @@ class Ours:
         self._running.close()
 
 
-class OurClient:
+class CadenceClient:
     def __init__(self, queue: SyncQueue) -> None:
         self._queue = queue
 

@@ -110,7 +110,7 @@ def check(taken: Taken) -> None:
             raise AssertionError(f"column {name!r} of samples {ids.tolist()} is not what was put")
 
 
-class Crew:
+class Workers:
     """`size` processes that do jobs side by side; one that fails ends the run with its traceback."""
 
     def __init__(self, name: str, address: Any, size: int) -> None:

@@ -35,7 +35,7 @@ TASKS = {
 WRITTEN = {"old_log_prob": "old_log_probs", "ref_log_prob": "ref_log_probs", "advantages": "advantages"}
 PRODUCING = ("rollout",) * 4
 CONSUMING = tuple(task for task in TASKS if task != "rollout") * 2
-CREW = [PRODUCING] * 4 + [CONSUMING] * 8
+PLACES = [PRODUCING] * 4 + [CONSUMING] * 8
 """What the readers of each process do: 16 produce, 64 consume."""
 SPEC = QueueSpec(
     {
@@ -153,7 +153,7 @@ def member(endpoint: Endpoint, name: str, tasks: tuple[str, ...], threads: bool,
             report("failed", "", -1, [repr(error)])
 
 
-# -- the crew, and what it says
+# -- the workers, and what it says
 
 
 @dataclass
@@ -192,21 +192,21 @@ class Ledger:
         return faults
 
 
-class Crew:
-    """Processes of CREW; forked, so that a killed one is replaced at once."""
+class Workers:
+    """Processes of PLACES; forked, so that a killed one is replaced at once."""
 
     def __init__(self, endpoint: Endpoint, ledger: Ledger) -> None:
         self._endpoint, self._ledger = endpoint, ledger
         self._context = multiprocessing.get_context("fork")
         self._members: dict[int, tuple[Any, Connection]] = {}
         self._started = 0
-        for place in range(len(CREW)):
+        for place in range(len(PLACES)):
             self._start(place)
 
     def _start(self, place: int) -> None:
         mine, other_end = self._context.Pipe(duplex=False)
         self._started += 1
-        arguments = (self._endpoint, f"{place}.{self._started}", CREW[place], place % 2 == 1, other_end)
+        arguments = (self._endpoint, f"{place}.{self._started}", PLACES[place], place % 2 == 1, other_end)
         process = self._context.Process(target=member, args=arguments)
         process.start()
         other_end.close()
