@@ -218,5 +218,6 @@ def lognormal(mean: float, sigma: float, cap: int, common: float = 0.0) -> Lengt
     most = mean
     while capped_mean(most, sigma, cap) < mean:
         most *= 2
-    uncapped = brentq(lambda value: capped_mean(value, sigma, cap) - mean, mean, most, xtol=1e-12 * mean)
-    return LengthsConfig(kind="lognormal", mean=uncapped, sigma=sigma, common=common, cap=cap)
+    if most > mean:  # the cap takes something off
+        most = brentq(lambda value: capped_mean(value, sigma, cap) - mean, mean, most, xtol=1e-12 * mean)
+    return LengthsConfig(kind="lognormal", mean=most, sigma=sigma, common=common, cap=cap)
