@@ -156,7 +156,7 @@ def cell_name(config: JobConfig) -> str:
 
 
 def plugins_of(config: JobConfig) -> list[Plugin]:
-    """All that a job has of its user's. Raises ConfigError where one cannot be imported."""
+    """The code of the user's that a job uses. Raises ConfigError where one cannot be imported."""
     named = {
         "schedule": config.schedule.name,
         "schedule.order": make_schedule(config).order,

@@ -58,7 +58,7 @@ Seeds = Annotated[int | tuple[int, ...], BeforeValidator(_seeds)]
 
 
 COST_KINDS = ("given", "roofline")
-"""Of settings of costs, told apart by their `kind`. No setting has such a name."""
+"""Of settings of costs, distinguished by their `kind`. No setting has such a name."""
 
 
 class ConfigError(ValueError):
@@ -75,8 +75,8 @@ def first_line(error: ValidationError, prefix: str = "") -> str:
     if problem["type"] == "value_error" and not where:
         return str(context["error"])
     advice = _ADVICE.get(problem["type"])
-    told = f": {problem['msg'][0].lower()}{problem['msg'][1:]}" if advice is None else f" {advice.format(**context)}"
-    return f"{prefix}{where}={_as_typed(problem['input'])}{told}"
+    detail = f": {problem['msg'][0].lower()}{problem['msg'][1:]}" if advice is None else f" {advice.format(**context)}"
+    return f"{prefix}{where}={_as_typed(problem['input'])}{detail}"
 
 
 _ADVICE = {

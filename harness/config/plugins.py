@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a run used of its user's: which setting named it, the file that defines it, and the digest of that file."""
+    """Code of the user's that a run used: the setting that named it, the file that defines it, and its digest."""
 
     setting: str
     path: str
@@ -77,8 +77,8 @@ def load(path: str, setting: str) -> Any:
                 f"{setting}={path}: there is no module {error.name} in {', '.join(import_folders())}; "
                 "put the folder that holds it on PYTHONPATH"
             ) from error
-        told = str(error).partition("\n")[0]
-        raise ConfigError(f"{setting}={path}: {module_name} fails to import: {type(error).__name__}: {told}") from error
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"{setting}={path}: {module_name} fails to import: {type(error).__name__}: {why}") from error
     if not hasattr(module, name):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
         raise ConfigError(f"{setting}={path}: {module_name} has no {name}; it defines {', '.join(own) or 'nothing'}")

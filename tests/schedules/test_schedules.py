@@ -330,8 +330,8 @@ def test_a_staleness_that_is_no_bound_is_refused(staleness: float) -> None:
 
 
 def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
-    told = {name: (s.transport, s.eta, s.order) for name, s in ((name, made()) for name, made in SCHEDULES.items())}
-    assert told == {
+    said = {name: (s.transport, s.eta, s.order) for name, s in ((name, made()) for name, made in SCHEDULES.items())}
+    assert said == {
         "colocate_sync": ("ipc", 0.0, "fifo"),
         "separated_sync": ("collective", 0.0, "fifo"),
         "one_step_off": ("collective", 1.0, "fifo"),

@@ -65,7 +65,7 @@ def check_run(run: Finished) -> None:
 
 
 def check_every_sample_once(run: Finished) -> None:
-    """Trained once or dropped for a reason, groups whole, every batch full, nothing left in flight, closed books."""
+    """Trained once or dropped for a reason, groups whole, every batch full, nothing left in flight, a closed ledger."""
     assert [sample.sample_id for sample in run.samples] == list(range(len(run.samples)))
     per_iteration = Counter(sample.trained_iteration for sample in run.trained)
     assert per_iteration == {i: run.batch * run.group for i in range(run.config.iterations)}

@@ -75,7 +75,7 @@ def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "said"),
     [
         ("many", "schedule.max_staleness=many is no number"),
         ("null", "schedule.max_staleness=null is no number"),
@@ -84,8 +84,8 @@ def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
         ("inf", "schedule.max_staleness=inf is out of bounds"),
     ],
 )
-def test_an_option_of_a_schedule_is_checked_by_its_class(value: str, told: str) -> None:
-    assert refused(f"schedule.max_staleness={value}").startswith(told)
+def test_an_option_of_a_schedule_is_checked_by_its_class(value: str, said: str) -> None:
+    assert refused(f"schedule.max_staleness={value}").startswith(said)
 
 
 @pytest.mark.parametrize("override", ["iterations", "=5", "iterations=[1", "iterations=5=6", "--help", "", "+=1"])

@@ -1,4 +1,4 @@
-"""Types and ranges of settings: what is wrong is told in one line, as it was typed."""
+"""Types and ranges of settings: what is wrong is said in one line, as it was typed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "told"),
+    ("setting", "value", "said"),
     [
         ("iterations", "abc", "iterations=abc is no whole number"),
         ("iterations", 1.5, "iterations=1.5 is no whole number"),
@@ -101,10 +101,10 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
         ("seeds", True, "seeds=true gives no seeds"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_to_use(tree: dict[str, Any], setting: str, value: object, told: str) -> None:
+def test_a_wrong_value_is_named_with_what_to_use(tree: dict[str, Any], setting: str, value: object, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         job_config(changed(tree, setting, value))
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
 
 

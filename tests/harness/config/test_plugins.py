@@ -159,7 +159,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "said"),
     [
         (["schedule=my_lab.schedules:Nope"], "my_lab.schedules has no Nope; it defines Pairs"),
         (["schedule=my_lab.nope:Pairs"], "there is no module my_lab.nope in "),
@@ -189,7 +189,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["model=my_lab.models:Mine"], "model=my_lab.models:Mine is unknown; choose one of"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_one_line_before_anything_starts(lab: Path, arguments: list[str], told: str) -> None:
+def test_what_cannot_be_used_is_one_line_before_anything_starts(lab: Path, arguments: list[str], said: str) -> None:
     (lab / "my_lab/broken.py").write_text("1 / 0\n")
     (lab / "my_lab/odd.py").write_text(
         "from dataclasses import dataclass\nfrom schedules import Schedule\n\n\n"
@@ -201,7 +201,7 @@ def test_what_cannot_be_used_is_one_line_before_anything_starts(lab: Path, argum
     )
     with pytest.raises(ConfigError) as caught:
         door("backend=virtual", *arguments)
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 # -- whole runs
