@@ -14,7 +14,6 @@ from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 
 SHORT = f"{SMALL} iterations=5 algorithm.batch_groups=4 algorithm.group_size=4 algorithm.micro_batch_groups=2"
-COMPLETION = f"{SHORT} schedule=fully_async schedule.order=completion task=expand engine.slots=8"
 DRAINED = (
     "schedule=fully_async schedule.max_staleness=0.5 schedule.partial=false algorithm.correction=tis "
     "algorithm.kl_coef=0.01 task=expand model.warm_start=false iterations=6 smoke=true"
@@ -25,8 +24,10 @@ RUNS = {
     "k_step_off": f"{SHORT} schedule=k_step_off",
     "delayed_update": f"{SHORT} schedule=delayed_update",
     "half_step": f"{SHORT} schedule=half_step cluster.devices=3 schedule.split.rollout=2",
-    "completion_wait": f"{COMPLETION} schedule.max_staleness=1",
-    "completion_drop": f"{COMPLETION} schedule.max_staleness=0.5 schedule.on_stale=drop",
+    "completion_drop": (
+        f"{SHORT} schedule=fully_async schedule.order=completion schedule.max_staleness=0.5 schedule.on_stale=drop "
+        "task=expand engine.slots=8"
+    ),
     "drained": DRAINED,
 }
 FIXED = {"one_step_off": 1, "k_step_off": 3, "delayed_update": 1}
