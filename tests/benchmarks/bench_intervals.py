@@ -1,10 +1,13 @@
 """How often intervals of few runs hold the truth, by simulation: the tables of docs/statistics.md.
 
-python -m tests.benchmarks.bench_intervals
+    python -m tests.benchmarks.bench_intervals [--repeats 20000]
+
+Bootstraps are repeated a tenth as often.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
 from statistics import NormalDist
@@ -16,8 +19,6 @@ from harness.comparison.statistics.differences import holm
 from harness.comparison.statistics.estimates import iqm_interval, pair_share_bounds, t_bounds
 
 SEEDS = (2, 3, 4, 5, 10)
-REPEATS = 20_000
-SLOW_REPEATS = 2_000
 DRAWS = 1_000
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -57,35 +58,35 @@ def _resampled(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return values[np.arange(repeats)[:, None, None], chosen]
 
 
-def means() -> None:
+def means(repeats: int) -> None:
     """Coverage of the mean by t, percentile and studentized bootstrap."""
     print("| distribution | " + " | ".join(f"{n} seeds" for n in SEEDS) + " |")
     for name, (draw, truth) in DISTRIBUTIONS.items():
         cells = []
         for count in SEEDS:
             rng = np.random.default_rng(count)
-            values = draw(rng, (REPEATS, count))
+            values = draw(rng, (repeats, count))
             _, low, high = t_bounds(values)
             rates = [_rate(low, high, truth)]
             for method in (percentile, studentized) if count > 2 else (percentile,):
-                rates.append(_rate(*method(values[:SLOW_REPEATS], rng), truth))
+                rates.append(_rate(*method(values[: repeats // 10], rng), truth))
             cells.append(" / ".join(f"{rate:.3f}" for rate in rates))
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
-def interquartile() -> None:
+def interquartile(repeats: int) -> None:
     """Coverage of the bootstrapped IQM of normal scores, whose true value is 0."""
     print("\n| strata | 5 seeds | 10 seeds | 20 seeds |")
     for strata in (1, 5):
         rates = []
         for count in (5, 10, 20):
             rng = np.random.default_rng(count)
-            found = [iqm_interval(rng.standard_normal((strata, count)), draws=DRAWS) for _ in range(SLOW_REPEATS)]
+            found = [iqm_interval(rng.standard_normal((strata, count)), draws=DRAWS) for _ in range(repeats)]
             rates.append(float(np.mean([not its.excludes(0.0) for its in found])))
         print(f"| {strata} | " + " | ".join(f"{rate:.3f}" for rate in rates) + " |")
 
 
-def improvement() -> None:
+def improvement(repeats: int) -> None:
     """Coverage of the probability of improvement: Newcombe's interval / percentile bootstrap."""
     print("\n| truth | 3 and 3 seeds | 5 and 5 | 10 and 10 |")
     for truth in (0.5, 0.7, 0.9, 0.98):
@@ -93,29 +94,29 @@ def improvement() -> None:
         for count in (3, 5, 10):
             rng = np.random.default_rng(count)
             shift = NormalDist().inv_cdf(truth) * math.sqrt(2)
-            values = shift + rng.standard_normal((SLOW_REPEATS, count))
-            baseline = rng.standard_normal((SLOW_REPEATS, count))
+            values = shift + rng.standard_normal((repeats, count))
+            baseline = rng.standard_normal((repeats, count))
             low, high = pair_share_bounds(_wins(values, baseline), count, count)
-            picks = [rng.integers(0, count, (SLOW_REPEATS, 400, count)) for _ in range(2)]
-            rows = np.arange(SLOW_REPEATS)[:, None, None]
+            picks = [rng.integers(0, count, (repeats, 400, count)) for _ in range(2)]
+            rows = np.arange(repeats)[:, None, None]
             drawn = _wins(values[rows, picks[0]], baseline[rows, picks[1]])
             boot = np.quantile(drawn, [0.025, 0.975], axis=1)
             cells.append(f"{_rate(low, high, truth):.3f} / {_rate(boot[0], boot[1], truth):.3f}")
         print(f"| {truth} | " + " | ".join(cells) + " |")
 
 
-def families() -> None:
+def families(repeats: int) -> None:
     """How often anything is called different where nothing is: cells that share a baseline."""
     print("\n| cells besides the baseline | each by itself | Holm |")
     for others in (1, 3, 7):
         rng = np.random.default_rng(others)
         wrong = np.zeros(2)
-        for _ in range(SLOW_REPEATS):
+        for _ in range(repeats):
             cells = rng.standard_normal((others + 1, 5)) + rng.standard_normal(5)  # what a seed does to all
             pairs = cells[1:] - cells[0]
             p = stats.ttest_1samp(pairs, 0.0, axis=1).pvalue
             wrong += np.array([min(p) < 0.05, min(holm(p)) < 0.05])
-        print(f"| {others} | {wrong[0] / SLOW_REPEATS:.3f} | {wrong[1] / SLOW_REPEATS:.3f} |")
+        print(f"| {others} | {wrong[0] / repeats:.3f} | {wrong[1] / repeats:.3f} |")
 
 
 def _wins(values: np.ndarray, baseline: np.ndarray) -> np.ndarray:
@@ -126,8 +127,15 @@ def _rate(low: np.ndarray, high: np.ndarray, truth: float) -> float:
     return float(np.mean((low <= truth) & (truth <= high)))
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=20_000)
+    repeats = parser.parse_args().repeats
+    means(repeats)
+    interquartile(repeats // 10)
+    improvement(repeats // 10)
+    families(repeats // 10)
+
+
 if __name__ == "__main__":
-    means()
-    interquartile()
-    improvement()
-    families()
+    main()

@@ -1,12 +1,14 @@
 """Padded against packed micro-batches, with and without keeping activations: seconds of a forward and backward.
 
-python -m tests.benchmarks.bench_layouts [cpu|cuda]: CPU, the tiny model on one thread; CUDA, the shape of qwen0.5b in
-bfloat16 in micro-batches of 8 samples. Lengths are those of `reverse`, or drawn with a long tail.
+    python -m tests.benchmarks.bench_layouts [--device cpu|cuda] [--rounds 12]
+
+CPU: the tiny model on one thread. CUDA: the shape of qwen0.5b in bfloat16, in micro-batches of 8 samples. Lengths are
+those of `reverse`, or drawn with a long tail.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 
 import numpy as np
@@ -22,7 +24,6 @@ from harness.transfer_queue import Ragged
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 512)
 QWEN = ModelConfig("qwen0.5b", 896, 24, 14, 2, 64, 4864, 151936, True, 8192, dtype="bfloat16")
 ALGORITHM = AlgorithmConfig("bench", 4, 4, 1, learning_rate=1e-4, kl_coef=0.0)
-ROUNDS = 12
 
 
 def batch_of(vocabulary: int, prompt: int, lengths: np.ndarray) -> TrainBatch:
@@ -50,10 +51,10 @@ def cases(device: torch.device) -> tuple[ModelConfig, dict[str, TrainBatch]]:
     return TINY, {"even": batch_of(32, 5, even), "long tail": batch_of(32, 5, tail)}
 
 
-def seconds(engine: FSDPEngine, batch: TrainBatch, device: torch.device) -> float:
-    """The median of ROUNDS, the first ones left out."""
+def seconds(engine: FSDPEngine, batch: TrainBatch, device: torch.device, rounds: int) -> float:
+    """The median of so many rounds, the first two left out."""
     taken = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         start = time.perf_counter()
         _run(engine.accumulate(batch))
         if device.type == "cuda":
@@ -71,8 +72,12 @@ def _run(coroutine: object) -> None:
     raise AssertionError("it waits")
 
 
-def main(kind: str) -> None:
-    device = torch.device(kind)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=12)
+    given = parser.parse_args()
+    device = torch.device(given.device)
     torch.set_num_threads(1)
     mesh = init_world(HashStore(), 0, 1, device, timeout_s=60)
     model, batches = cases(device)
@@ -84,7 +89,7 @@ def main(kind: str) -> None:
             for name, batch in batches.items():
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats()
-                took = seconds(engine, batch, device)
+                took = seconds(engine, batch, device, given.rounds)
                 tokens = len(batch.responses.values) + len(batch.prompts.values)
                 peak = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if device.type == "cuda" else ""
                 kept = "recomputed" if recompute else "kept"
@@ -94,4 +99,4 @@ def main(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    main()

@@ -1,6 +1,6 @@
 """Weights of a 500M-parameter model (bfloat16, 1 GB) from one process to another, held against the bare act.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.bench_weight_sync [--rounds 7] [--bucket-mib 64] [--verify]
+    python -m tests.benchmarks.bench_weight_sync [--rounds 7] [--bucket-mib 64] [--layers 24] [--verify]
 
 Bandwidth: each round times the bare act and the transport in turn, from when both sides are ready to when both are
 done; ratios are of one round, and their median is reported. The bare act is one broadcast of the same bytes from one
@@ -38,7 +38,7 @@ from harness.weight_sync.plan import TransferPlan, plan_transfer
 from harness.weight_sync.process_group import HOST, Rendezvous, open_rendezvous
 from tests.benchmarks.lost_tokens import table
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FF, VOCABULARY = 896, 24, 14, 2, 64, 4864, 151_936
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FF, VOCABULARY = 896, 14, 2, 64, 4864, 151_936
 TRANSPORTS = ("collective", "ipc", "host_staged")
 TIMEOUT_S = 120.0
 
@@ -46,10 +46,10 @@ Offer = CollectiveOffer | HostStagedOffer | SharedOffer
 Weights = dict[str, torch.Tensor]
 
 
-def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Of qwen0.5b, tied embeddings."""
     yield "embed_tokens", (VOCABULARY, HIDDEN)
-    for layer in range(LAYERS):
+    for layer in range(layers):
         yield f"{layer}.q", (HEADS * HEAD_DIM, HIDDEN)
         yield f"{layer}.k", (KV_HEADS * HEAD_DIM, HIDDEN)
         yield f"{layer}.v", (KV_HEADS * HEAD_DIM, HIDDEN)
@@ -62,8 +62,8 @@ def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "norm", (HIDDEN,)
 
 
-def make_weights() -> Weights:
-    return {name: torch.full(shape, 1.5, dtype=torch.bfloat16) for name, shape in shapes()}
+def make_weights(layers: int) -> Weights:
+    return {name: torch.full(shape, 1.5, dtype=torch.bfloat16) for name, shape in shapes(layers)}
 
 
 @dataclass
@@ -122,10 +122,10 @@ def forget_peak() -> int:
     return peak_bytes()
 
 
-def receive(offer: Offer, bench: Rendezvous, transport: str, rounds: int, reports: Connection) -> None:
+def receive(offer: Offer, bench: Rendezvous, transport: str, rounds: int, layers: int, reports: Connection) -> None:
     torch.set_num_threads(1)
     side = Side(offer.plan, bench, None)
-    parameters = make_weights()
+    parameters = make_weights(layers)
     before = forget_peak()
     end: Any = offer.receiver(0, HOST)
 
@@ -159,8 +159,8 @@ def swap(end: Any, version: int, parameters: Weights) -> Round:
     return Round(middle - start, time.perf_counter() - middle)
 
 
-def run(transport: str, rounds: int, bucket_bytes: int, checked: bool) -> None:
-    parameters = make_weights()
+def run(transport: str, rounds: int, bucket_bytes: int, layers: int, checked: bool) -> None:
+    parameters = make_weights(layers)
     plan = plan_transfer(parameters.items(), bucket_bytes, checked)
     rendezvous, store = open_rendezvous("127.0.0.1", 1, TIMEOUT_S)
     bench, bench_store = open_rendezvous("127.0.0.1", 1, TIMEOUT_S)
@@ -168,7 +168,7 @@ def run(transport: str, rounds: int, bucket_bytes: int, checked: bool) -> None:
     offer: Any = offers[transport](plan, rendezvous)
     reader, writer = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("spawn")
-    receiver = context.Process(target=receive, args=(offer, bench, transport, rounds, writer), daemon=True)
+    receiver = context.Process(target=receive, args=(offer, bench, transport, rounds, layers, writer), daemon=True)
     receiver.start()
     side = Side(plan, bench, bench_store)
     before = forget_peak()
@@ -237,12 +237,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--bucket-mib", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--verify", action="store_true", help="with a digest of every tensor")
     parser.add_argument("--only", choices=TRANSPORTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     for transport in [options.only] if options.only else TRANSPORTS:
-        run(transport, options.rounds, options.bucket_mib << 20, options.verify)
+        run(transport, options.rounds, options.bucket_mib << 20, options.layers, options.verify)
     print()
     print(table())
 

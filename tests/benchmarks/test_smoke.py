@@ -1,0 +1,58 @@
+"""Every benchmark runs to its end on as little as it can, so that none breaks unnoticed. Its figures mean nothing here.
+
+The stress of the queue is a test by itself (tests/integration/test_transfer_queue_processes.py).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.fabricated_cells import Made, make_run
+from tests.support.project import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SHORT = "model.warm_start=false iterations=3 warmup_iterations=1 algorithm.batch_groups=4 algorithm.group_size=4"
+ARGUMENTS = {
+    "bench_convergence": [*SHORT.split(), "--schedules", "one_step_off", "--seeds", "0"],
+    "bench_intervals": ["--repeats", "200"],
+    "bench_layouts": ["--rounds", "3"],
+    "bench_paced": ["--schedules", "one_step_off", "iterations=2", "warmup_iterations=1"],
+    "bench_prediction": ["--rounds", "1", "--iterations", "4", "--schedules", "fully_async"],
+    "bench_rollout": ["--rounds", "1"],
+    "bench_simulation": ["iterations=2"],
+    "bench_weight_sync": ["--rounds", "1", "--layers", "1", "--verify"],
+    "transfer_queue": ["--quick", "--cases", "stream"],
+}
+KNOWN_BROKEN = {"bench_overhead"}
+
+
+def run(name: str, results: Path, *arguments: str) -> str:
+    environment = os.environ | {"CADENCE_RESULTS": str(results), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
+    output = ["--output", str(tmp_path / "figures.json")] if name == "transfer_queue" else []
+    assert run(name, tmp_path, *ARGUMENTS[name], *output)
+
+
+def test_engines_are_compared_over_finished_runs(tmp_path: Path) -> None:
+    for engine in ("torch", "vllm"):
+        for seed in (0, 1):
+            make_run(tmp_path, engine, Made(settings=(f"engine={engine}",)), seed, manifest={"engine": engine})
+    assert "| `vllm` |" in run("bench_engines", tmp_path, "--experiment", "made_up")
+
+
+def test_every_benchmark_is_tried() -> None:
+    there = {path.stem for path in (ROOT / "tests/benchmarks").glob("bench_*.py")} | {"transfer_queue"}
+    assert there == set(ARGUMENTS) | {"bench_engines"} | KNOWN_BROKEN
