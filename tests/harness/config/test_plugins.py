@@ -222,20 +222,27 @@ def test_it_runs_on_the_virtual_clock(lab: Path, settings: tuple[str, ...], monk
 
 
 @pytest.mark.slow
-def test_it_runs_for_real_and_workers_find_it(tmp_path: Path) -> None:
-    make_lab(tmp_path)
-    command = [SCHEDULE, *REWARD, *LOSS, *SMALL, "cluster.oversubscribe=true", "save_weights=false"]
+def test_it_runs_for_real_and_workers_find_it(lab: Path) -> None:
+    command = [
+        SCHEDULE,
+        *REWARD,
+        *LOSS,
+        *SMALL,
+        "cluster.oversubscribe=true",
+        "model.warm_start=false",
+        "save_weights=false",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "harness", "bench", *command],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CADENCE_RESULTS": str(tmp_path / "results")},
+        cwd=lab,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CADENCE_RESULTS": str(lab / "results")},
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    (marker,) = tmp_path.glob("results/bench/*/seed=0/DONE")
+    (marker,) = lab.glob("results/bench/*/seed=0/DONE")
     check_run(read_run(marker.parent))
     rewards = [line["reward/mean"] for line in load_metrics(marker.parent)]
     assert all(np.isfinite(rewards)) and min(rewards) < 0.9
