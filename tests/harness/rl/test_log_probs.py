@@ -161,3 +161,10 @@ def test_forward_and_backward_never_hold_more_than_a_chunk_of_logits(
         log_probs = head_log_probs(hidden, weight, tokens)[0] if chunked else plain(hidden, weight, tokens, 1.0)[0]
         gradients(log_probs, hidden, weight)
     assert largest.elements == (chunk if chunked else rows * vocabulary)
+
+
+def test_tokens_that_cannot_be_drawn_add_nothing_to_the_entropy() -> None:
+    weight = torch.zeros(8, 1)
+    weight[5:] = -torch.inf
+    _, entropies = head_log_probs(torch.ones(1, 1), weight, torch.tensor([0]))
+    torch.testing.assert_close(entropies, torch.tensor([5.0]).log())
