@@ -17,13 +17,16 @@ from tests.support.project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SHORT = "model.warm_start=false iterations=3 warmup_iterations=1 algorithm.batch_groups=4 algorithm.group_size=4"
+SHORT = [
+    *("model.warm_start=false", "iterations=3", "warmup_iterations=1"),
+    *("algorithm.batch_groups=4", "algorithm.group_size=4", "algorithm.micro_batch_groups=4"),
+]
 ARGUMENTS = {
-    "bench_convergence": [*SHORT.split(), "--schedules", "one_step_off", "--seeds", "0"],
+    "bench_convergence": [*SHORT, "--schedules", "one_step_off", "--seeds", "0"],
     "bench_intervals": ["--repeats", "200"],
     "bench_layouts": ["--rounds", "3"],
     "bench_paced": ["--schedules", "one_step_off", "iterations=2", "warmup_iterations=1"],
-    "bench_prediction": ["--rounds", "1", "--iterations", "4", "--schedules", "fully_async"],
+    "bench_prediction": ["--rounds", "1", "--iterations", "8", "--schedules", "fully_async"],
     "bench_rollout": ["--rounds", "1"],
     "bench_simulation": ["iterations=2"],
     "bench_weight_sync": ["--rounds", "1", "--layers", "1", "--verify"],
