@@ -20,7 +20,7 @@ pytestmark = [
 
 
 def test_the_queue_in_redis_behaves_as_its_model_and_leaves_nothing_there() -> None:
-    least = dict.fromkeys([*TASKS, "deaths"], 2)
+    least = dict.fromkeys(TASKS, 2) | {"deaths": 1}
     with redis_server() as one, redis_server() as other:
         backend = RedisBackend((one.url, other.url), inline_bytes=256)
         run_machine(lambda: SocketSide(UNTIMED, backend), cases=12, steps=40, least=least)
