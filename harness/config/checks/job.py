@@ -11,6 +11,7 @@ import psutil
 from engines import ENGINES
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.checks.plugins import check_environment, check_plugins, engine_options
+from harness.config.communicators import check_communicators, communicators
 from harness.config.machine import Machine
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 from harness.config.plugins import is_path
@@ -57,6 +58,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     _check_model(config.model)
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     check_layout(config, schedule, placement)
+    _check_communicators(config, schedule, placement)
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
     check_environment(config)
@@ -83,6 +85,16 @@ def _simulated(
     _check_pools(schedule, placement)
     check_memory(config, placement)
     return JobPlan(placement, gpu=False, backend=backend, why=why)
+
+
+def _check_communicators(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+    found = communicators(
+        placement,
+        transport=schedule.transport,
+        training_tensor_parallel=config.training.tensor_parallel,
+        engine_tensor_parallel=config.engine.tensor_parallel,
+    )
+    check_communicators(found, placement, schedule.transport)
 
 
 def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) -> None:

@@ -177,10 +177,24 @@ def test_a_simulation_asks_nothing_of_the_machine() -> None:
         assert (found.backend, found.placement.total, found.why) == (backend, 512, "")
 
 
-def test_a_device_that_streaming_roles_share_with_rollout_is_not_simulated() -> None:
-    with pytest.raises(ConfigError, match="rollout the devices of actor, actor_fwd, reference, which work at the same"):
-        plan("backend=virtual", "schedule.split.rollout=actor")
+def test_weights_are_not_sent_between_two_roles_of_a_device() -> None:
+    """On whatever backend, and whether over NCCL or not."""
+    for backend in ("real", "virtual"):
+        for settings, told in (
+            (["rollout=actor"], r"puts actor\[0\] and rollout\[0\] on device 0.*split.rollout=50%, or use a colo"),
+            (["actor_fwd=rollout"], r"puts rollout\[0\] and actor_fwd\[0\] on device 0.*split.actor_fwd=actor, or"),
+        ):
+            with pytest.raises(ConfigError, match=told):
+                plan(f"backend={backend}", *(f"schedule.split.{setting}" for setting in settings))
+        with pytest.raises(ConfigError, match=r"rollout device \d, which the actor does not have"):
+            plan(f"backend={backend}", "schedule=colocate_sync", "schedule.split.rollout=1", "schedule.split.actor=1")
     plan("backend=virtual", "schedule=colocate_sync")
+    plan("schedule.split.reference=rollout")
+
+
+def test_a_device_that_streaming_roles_share_with_rollout_is_not_simulated() -> None:
+    with pytest.raises(ConfigError, match="rollout the devices of reference, which work at the same"):
+        plan("backend=virtual", "schedule.split.reference=rollout")
 
 
 def test_staggered_engines_must_be_several() -> None:

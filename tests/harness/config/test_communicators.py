@@ -1,0 +1,164 @@
+"""No communicator of any job that is accepted has two ranks on one device; what is refused names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+from harness.config import ConfigError, JobConfig
+from harness.config.checks.job import device_roles, plan_job
+from harness.config.communicators import Communicator, check_communicators, communicators, receives_weights
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
+from harness.config.placement import Placement, resolve_split
+from schedules import SCHEDULES
+
+NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)
+
+
+def of(
+    placement: Placement, transport: str = "collective", training: int = 1, engine: int = 1
+) -> dict[str, Communicator]:
+    found = communicators(
+        placement, transport=transport, training_tensor_parallel=training, engine_tensor_parallel=engine
+    )
+    assert len({communicator.name for communicator in found}) == len(found)
+    return {communicator.name: communicator for communicator in found}
+
+
+def names(communicator: Communicator) -> list[str]:
+    return [f"{member}@{member.device}" for member in communicator.members]
+
+
+def test_weights_go_from_the_first_rank_to_engines_and_to_scorers_with_devices_of_their_own() -> None:
+    apart = Placement({"rollout": (0, 1), "actor": (2, 3), "actor_fwd": (4,), "reference": (5,)})
+    found = of(apart)
+    assert set(found) == {"training world", "weights"} and found["weights"].over == "device"
+    assert names(found["training world"]) == ["actor[0]@2", "actor[1]@3"]
+    assert names(found["weights"]) == ["actor[0]@2", "rollout[0]@0", "rollout[1]@1", "actor_fwd[0]@4"]
+    assert receives_weights(found.values(), "actor_fwd", 0) and not receives_weights(found.values(), "reference", 0)
+    assert not receives_weights(found.values(), "actor", 0)
+
+    beside = Placement({"rollout": (0, 1), "actor": (2, 3), "actor_fwd": (2, 3), "reference": (2, 3)})
+    assert names(of(beside)["weights"]) == ["actor[0]@2", "rollout[0]@0", "rollout[1]@1"]
+
+
+def test_weights_through_host_memory_go_over_the_host_and_those_of_colocated_roles_over_nothing() -> None:
+    apart = Placement({"rollout": (0,), "actor": (1,)})
+    assert of(apart, "host_staged")["weights"].over == "host"
+    shared = Placement({"rollout": (0, 1), "actor": (0, 1), "actor_fwd": (0, 1)})
+    for transport in ("ipc", "local"):
+        assert set(of(shared, transport)) == {"training world"}
+    assert of(Placement({"rollout": (0,), "actor": (0,)}), "local") == {}, "one rank sends nothing"
+
+
+def test_ranks_that_share_layers_and_engines_of_several_devices_have_communicators_of_their_own() -> None:
+    found = of(Placement({"rollout": (0, 1, 2, 3), "actor": (4, 5, 6, 7)}), training=2, engine=2)
+    assert {name: names(communicator) for name, communicator in found.items()} == {
+        "training world": ["actor[0]@4", "actor[1]@5", "actor[2]@6", "actor[3]@7"],
+        "data-parallel group 0": ["actor[0]@4", "actor[2]@6"],
+        "data-parallel group 1": ["actor[1]@5", "actor[3]@7"],
+        "tensor-parallel group 0": ["actor[0]@4", "actor[1]@5"],
+        "tensor-parallel group 1": ["actor[2]@6", "actor[3]@7"],
+        "micro-batches of group 0": ["actor[0]@4", "actor[1]@5"],
+        "micro-batches of group 1": ["actor[2]@6", "actor[3]@7"],
+        "engine 0": ["rollout[0]@0", "rollout[0]@1"],
+        "engine 1": ["rollout[1]@2", "rollout[1]@3"],
+        "weights": ["actor[0]@4", "rollout[0]@0", "rollout[1]@2"],
+    }
+    assert {name for name, communicator in found.items() if communicator.over == "host"} == {
+        "micro-batches of group 0",
+        "micro-batches of group 1",
+    }
+
+
+SPLITS: list[Mapping[str, int | str]] = [
+    {},
+    {"actor_fwd": 1},
+    {"reference": 1},
+    {"actor_fwd": 1, "reference": "actor_fwd"},
+    {"actor_fwd": 2, "reference": "actor_fwd", "rollout": 4},
+    {"reference": "rollout"},
+    {"actor_fwd": "rollout"},
+    {"rollout": "actor"},
+    {"rollout": "actor", "actor_fwd": 1},
+]
+ONLY_REAL: list[Mapping[str, int | str]] = [{"reference": "rollout"}]
+"""What a simulation refuses for another reason."""
+
+
+@cache
+def base(schedule: str) -> JobConfig:
+    big = ["model=qwen1.5b", "model.heads=16", "model.kv_heads=4", "cost=tiny_cpu", "algorithm.reference=true"]
+    batch = ["algorithm.micro_batch_groups=1", "algorithm.batch_groups=240"]
+    return compose_job([f"schedule={schedule}", "backend=virtual", *big, *batch])
+
+
+def jobs(schedule: str, devices: int) -> Iterator[tuple[JobConfig, Mapping[str, int | str]]]:
+    config = base(schedule)
+    for split, training, engine in product(SPLITS, (1, 2, 4), (1, 2, 4)):
+        made = {role: split.get(role, share) for role, share in config.schedule.split.items()}
+        yield (
+            replace(
+                config,
+                cluster=replace(config.cluster, devices=devices),
+                schedule=replace(config.schedule, split=made),
+                training=replace(config.training, tensor_parallel=training),
+                engine=replace(config.engine, tensor_parallel=engine),
+            ),
+            split,
+        )
+
+
+def door(config: JobConfig) -> str:
+    """What a job is refused with; empty where it is accepted."""
+    try:
+        plan_job(config, make_schedule(config), NO_MACHINE)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_every_job_that_is_accepted_has_one_rank_of_a_communicator_on_a_device(schedule: str, devices: int) -> None:
+    """On one node of 16 devices, or on two of 8: devices are numbered through all nodes."""
+    transport = SCHEDULES[schedule].transport
+    accepted = 0
+    for config, split in jobs(schedule, devices):
+        training, engine = config.training.tensor_parallel, config.engine.tensor_parallel
+        refusal = door(config)
+        if "divide" in refusal or "needs" in refusal:
+            continue  # the split, engines or ranks do not come out whole
+        placement = resolve_split(config.schedule.split, devices, device_roles(config))
+        found = of(placement, transport, training, engine)
+        twice = [name for name, each in found.items() if len({m.device for m in each.members}) < len(each.members)]
+        if twice:
+            assert twice == ["weights"] and "are ranks of the communicator 'weights'" in refusal, (split, refusal)
+            continue
+        assert "communicator" not in refusal
+        if refusal:
+            assert split in ONLY_REAL or "stay on their device" in refusal, (split, refusal)
+            continue
+        accepted += 1
+        for each in found.values():
+            for per_node in (8, 16):
+                assert len({divmod(m.device, per_node) for m in each.members}) == len(each.members) > 1
+            assert all(m.device in placement.devices[m.role] for m in each.members)
+            assert each.name == "weights" or len({m.role for m in each.members}) == 1
+    assert accepted or devices <= SCHEDULES[schedule](**{}).least_engines
+
+
+def test_two_ranks_on_a_device_are_named_with_the_way_out() -> None:
+    placement = Placement({"rollout": (0, 1), "actor": (2,), "actor_fwd": (0, 1)})
+    with pytest.raises(ConfigError) as caught:
+        check_communicators(of(placement).values(), placement, "collective")
+    assert str(caught.value) == (
+        "schedule.split puts rollout[0] and actor_fwd[0] on device 0, and both are ranks of the communicator "
+        "'weights', which can have one on a device; set schedule.split.actor_fwd=actor, or give it a number of devices "
+        "of its own"
+    )
