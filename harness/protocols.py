@@ -118,11 +118,15 @@ class RolloutEngine(Protocol):
     async def close(self) -> None: ...
 
 
-class LogProbEngine(Protocol):
+class Scorer(Protocol):
     """A policy that scores tokens and samples none."""
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Log-probability of every response token, at the sampling temperature: float32, lengths of `responses`."""
+
+
+class LogProbEngine(Scorer, Protocol):
+    """A scorer with weights of its own."""
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """As `RolloutEngine.load_weights`."""

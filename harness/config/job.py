@@ -134,6 +134,7 @@ class TrainingConfig:
     name: Name = "fsdp"
     layout: Layout = "padded"  # for training and for scoring
     recompute_activations: Switch = False  # keep no activations inside of layers; costs another forward pass
+    reference_offload: Switch = False  # the reference beside the actor rests in host memory; costs a copy a layer
     tensor_parallel: Count = 1  # ranks that share each layer, and each micro-batch
     pipeline_parallel: Count = 1  # parts that the layers are cut into; simulated training only
     expert_parallel: Count = 1  # data-parallel ranks over which experts are spread; simulated training only

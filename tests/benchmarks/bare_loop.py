@@ -19,20 +19,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
-from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from transformers import Qwen3ForCausalLM
 
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from engines.torch.scoring import TorchLogProb
-from harness.config import AlgorithmConfig, JobConfig
+from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.driver.initial_weights import initial_model
 from harness.protocols import Completion, Request, Sampling, TrainBatch
@@ -45,13 +40,6 @@ from harness.transfer_queue import Ragged
 RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))  # where the warm start is kept
 
 
-def plain_engine(model: Qwen3ForCausalLM, algorithm: AlgorithmConfig) -> FSDPEngine:
-    """The trainer with its sharding left out: plain parameters, no process group."""
-    alone = cast(DeviceMesh, SimpleNamespace(size=lambda: 1))
-    with patch("engines.torch.fsdp.fully_shard"):
-        return FSDPEngine(model, algorithm, mesh=alone, device=torch.device("cpu"))
-
-
 class BareLoop:
     """`seconds[phase]` has a value per iteration; so has `rewards`."""
 
@@ -60,7 +48,7 @@ class BareLoop:
         self.task: Task = make_task(config)
         shape, algorithm = initial_model(config.model, self.task, RESULTS), config.algorithm
         self.model, cpu = build_model(shape), torch.device("cpu")
-        self.trainer = plain_engine(self.model, algorithm)
+        self.trainer = FSDPEngine(self.model, algorithm, mesh=None, device=cpu)
         self.reference = TorchLogProb(build_model(shape), temperature=algorithm.temperature, device=cpu)
         self.old = TorchLogProb(self.model, temperature=algorithm.temperature, device=cpu)
         self.rollout = TorchRollout(

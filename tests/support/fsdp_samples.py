@@ -10,10 +10,10 @@ import torch
 from torch.distributed import HashStore, Store, destroy_process_group
 from torch.distributed.tensor import DTensor
 
-from engines.torch.fsdp import FSDPEngine, init_world
+from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
 from engines.torch.model import build_model
 from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
-from harness.protocols import TrainBatch
+from harness.protocols import Scorer, TrainBatch
 from harness.rl.losses import policy_loss
 from harness.transfer_queue import Ragged
 
@@ -90,6 +90,11 @@ class World:
         self, algorithm: AlgorithmConfig, training: TrainingConfig | None = None, model: ModelConfig = SMALL
     ) -> FSDPEngine:
         return FSDPEngine(build_model(model), algorithm, mesh=self.mesh, device=CPU, training=training)
+
+    def reference(self, model: ModelConfig = SMALL, training: TrainingConfig | None = None, seed: int = 0) -> Scorer:
+        return sharded_reference(
+            build_model(model, seed=seed), mesh=self.mesh, device=CPU, temperature=1.0, training=training
+        )
 
 
 def computed(coroutine: Coroutine[Any, Any, Any]) -> Any:
