@@ -32,10 +32,9 @@ _SHARED = (
     "cluster.oversubscribe=true",
     "schedule.split.rollout=2",
     "schedule.split.actor=1",
-    "algorithm.reference=false",
 )
 """Rewards are wanted, which only real runs have; times are not, so devices may share cores. Two engines and one trainer
-are the least that all its schedules run on. Nothing reads the reference where the loss has no KL. Recomputed
+are the least that all its schedules run on. Recomputed
 log-probs stay on for all: decoupled needs them, and fair is what is equal."""
 
 

@@ -106,7 +106,7 @@ class AlgorithmConfig:
     mis_low: Below1 = 0.5  # tokens whose ratio is outside of [mis_low, mis_high] are left out
     mis_high: Above1 = 5.0
     kl_coef: NotNegative = 0.0
-    reference: Switch = True  # run the reference model, for policy/kl_ref and the KL term
+    reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
     advantage: Annotated[str, one_of("group")] = "group"  # how the rewards of a group are compared
     options: dict[str, Any] = field(default_factory=dict)  # of a correction and an advantage of the user's own
@@ -115,6 +115,11 @@ class AlgorithmConfig:
     def batch_samples(self) -> int:
         """Samples trained in one iteration."""
         return self.batch_groups * self.group_size
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the reference model runs: the loss reads it, or somebody asked for policy/kl_ref."""
+        return self.reference or self.kl_coef > 0
 
     @property
     def train_on_old_log_probs(self) -> bool:

@@ -21,6 +21,9 @@ from harness.studies.planner.plan import Plan, explore_all, origin, plan_jobs
 
 MODELS = ("qwen7b", "qwen32b")
 
+JOB = ("algorithm.reference=true",)
+"""Settings of every job: reference and old log-probs are both scored."""
+
 SIZES = (32, 64, 128, 256, 512, 1024)
 
 STALENESS = "schedule.max_staleness"
@@ -86,7 +89,7 @@ def run_study(progress: Callable[[str], None]) -> ScalingStudy:
         job
         for model in MODELS
         for size in reversed(SIZES)  # the longest first: the last to end should be short
-        for job in plan_jobs([f"model={model}", f"cluster.devices={size}"])[0]
+        for job in plan_jobs([f"model={model}", f"cluster.devices={size}", *JOB])[0]
     ]
     explorations = explore_all(jobs, frozenset({STALENESS}), EFFORT, progress=progress)
     choices = [choice for exploration in explorations for choice in Plan([exploration]).best_of_each]

@@ -114,7 +114,6 @@ def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
             f"algorithm.batch_groups={GROUPS}",
             f"algorithm.group_size={GROUP}",
             "algorithm.micro_batch_groups=1",
-            "algorithm.reference=false",
             "algorithm.recompute_log_probs=false",
         ]
     )

@@ -86,7 +86,9 @@ class BareLoop:
             for at in range(0, len(problems), size)
         ]
         with self.timed("reference"):
-            reference = [await self.reference.log_probs(b.prompts, b.responses) for b in batches if algorithm.reference]
+            reference = [
+                await self.reference.log_probs(b.prompts, b.responses) for b in batches if algorithm.has_reference
+            ]
         with self.timed("old_log_prob"):
             old = [await self.old.log_probs(b.prompts, b.responses) for b in batches if algorithm.recompute_log_probs]
         with self.timed("update_actor"):

@@ -48,7 +48,6 @@ COMMON = (
     "cluster.devices=3",
     "cluster.oversubscribe=true",
     "algorithm.micro_batch_groups=8",
-    "algorithm.reference=false",
     "algorithm.recompute_log_probs=false",
 )
 APART = ("schedule.split.rollout=2", "schedule.split.actor=1")

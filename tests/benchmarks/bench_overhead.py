@@ -126,7 +126,13 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("settings", nargs="*", help="more settings of the job, such as algorithm.reference=false")
     given = parser.parse_args()
-    settings = ["schedule=colocate_sync", "cluster.devices=1", f"iterations={given.iterations}", *given.settings]
+    settings = [
+        "schedule=colocate_sync",
+        "cluster.devices=1",
+        f"iterations={given.iterations}",
+        "algorithm.reference=true",
+    ]
+    settings += given.settings
     algorithm = compose_job(settings).algorithm
     samples = algorithm.batch_groups * algorithm.group_size
     harness, bare = Side(), Side()

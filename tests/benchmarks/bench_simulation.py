@@ -23,6 +23,7 @@ JOB = (
     "schedule.split.actor=256",
     "schedule.split.actor_fwd=128",
     "schedule.split.reference=128",
+    "algorithm.reference=true",
     "algorithm.batch_groups=512",
     "algorithm.group_size=16",
     "algorithm.micro_batch_groups=1",

@@ -118,7 +118,7 @@ def test_values_are_written_as_on_the_command_line(name: str, value: object, wri
 def test_a_real_run_from_a_cell_learns_nothing_in_two_iterations_and_leaves_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bare = {"model.warm_start": False, "algorithm.reference": False, "cluster.oversubscribe": True}
+    bare = {"model.warm_start": False, "cluster.oversubscribe": True}
     made = run_in_a_cell(results=tmp_path, backend="real", iterations=2, smoke=True, **bare)
     assert len(made.metrics) == 2 and made.metrics["reward/mean"].between(0, 1).all()
     assert made.samples.reward.notna().all() and made.ledger.trained.to_list() == [len(made.samples)]

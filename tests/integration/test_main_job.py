@@ -17,13 +17,19 @@ ROWS = 16 * 8
 
 @pytest.fixture(scope="module")
 def fully_async(results: Path) -> Path:
-    return bench(results, "main", "schedule=fully_async")
+    return bench(results, "main", "schedule=fully_async", "algorithm.reference=true")
 
 
 @pytest.fixture(scope="module")
 def colocate_sync(results: Path) -> Path:
     """On two devices: two rollout engines, a training world of two."""
-    return bench(results, "main_colocated", "schedule=colocate_sync", f"iterations={ITERATIONS['colocate_sync']}")
+    return bench(
+        results,
+        "main_colocated",
+        "schedule=colocate_sync",
+        "algorithm.reference=true",
+        f"iterations={ITERATIONS['colocate_sync']}",
+    )
 
 
 @pytest.fixture(params=["fully_async", "colocate_sync"])

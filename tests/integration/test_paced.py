@@ -26,7 +26,7 @@ def folder(results: Path) -> Path:
         results,
         "paced",
         *("schedule=half_step", "backend=paced", "cost=tiny_cpu", "cluster.devices=3", "schedule.split.rollout=2"),
-        *("iterations=3", "smoke=true", "algorithm.reference=false"),
+        *("iterations=3", "smoke=true"),
         *("algorithm.batch_groups=4", "algorithm.micro_batch_groups=2"),
         *("cost.weight_bytes=10000000", "cost.network_bytes_per_s=100000000"),
     )

@@ -27,7 +27,7 @@ class Run:
 
 @cache
 def base(schedule: str) -> JobConfig:
-    return compose_job([f"schedule={schedule}", "backend=virtual", "warmup_iterations=0"])
+    return compose_job([f"schedule={schedule}", "backend=virtual", "warmup_iterations=0", "algorithm.reference=true"])
 
 
 def play(config: JobConfig, seed: int = 0) -> Run:

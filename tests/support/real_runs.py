@@ -14,7 +14,7 @@ RUN_TIMEOUT_S = 280
 FIRST_TIMEOUT_S = 1500
 """Of a test that may be the first to ask for a row of runs, and waits for all of them."""
 
-BARE = "algorithm.reference=false algorithm.recompute_log_probs=false"
+BARE = "algorithm.recompute_log_probs=false"
 """Without the two roles that only measure: five processes instead of seven."""
 SMALL = f"backend=real cluster.oversubscribe=true model.warm_start=false smoke=true {BARE}"
 """From random weights, so that no warm start is needed; rewards are rare, not absent, and updates move the weights."""

@@ -45,7 +45,6 @@ _SMALL = (
     "algorithm.batch_groups=8",
     "algorithm.group_size=4",
     "algorithm.micro_batch_groups=4",
-    "algorithm.reference=false",
     "algorithm.recompute_log_probs=false",
     "algorithm.kl_coef=0",
 )

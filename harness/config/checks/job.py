@@ -38,9 +38,9 @@ class JobPlan:
 
 
 def device_roles(config: JobConfig) -> tuple[str, ...]:
-    """The device roles of this job: reference and actor_fwd only where the algorithm wants them."""
+    """The device roles of this job: reference and actor_fwd only where something reads them."""
     absent = set()
-    if not config.algorithm.reference:
+    if not config.algorithm.has_reference:
         absent.add("reference")
     if not config.algorithm.recompute_log_probs:
         absent.add("actor_fwd")
@@ -124,10 +124,6 @@ def _check_names(config: JobConfig) -> None:
     ):
         if value not in known and not is_path(value):
             raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(known)}")
-    if config.algorithm.kl_coef > 0 and not config.algorithm.reference:
-        raise ConfigError(
-            f"algorithm.kl_coef={config.algorithm.kl_coef} needs the reference role; set algorithm.reference=true"
-        )
     if config.algorithm.train_on_old_log_probs and not config.algorithm.recompute_log_probs:
         raise ConfigError(
             "algorithm.correction=decoupled needs the actor_fwd role, which scores samples under the proximal policy; "

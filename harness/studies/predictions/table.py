@@ -178,7 +178,6 @@ class TableSettings:
             [
                 f"schedule={row.mode}",
                 "backend=virtual",
-                "algorithm.reference=false",
                 *self.settings,
                 *self.engines.get(row.engine, []),
                 *self.modes.get(row.mode, []),

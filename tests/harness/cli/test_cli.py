@@ -58,7 +58,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["task=jsonl", "task.path=not/there"], "task.path=not/there: No such file or directory"),
         (
             ["backend=real", "model=qwen7b", "cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true"],
-            "model=qwen7b needs 156.0 GiB for its training state",
+            "model=qwen7b needs 141.8 GiB for its training state",
         ),
         (["experiment=a/b"], "experiment=a/b cannot name a folder"),
     ],

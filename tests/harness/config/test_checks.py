@@ -18,6 +18,7 @@ from harness.cost_model.shape import parameters
 
 GIB = 1 << 30
 CORES = Machine(cores=8, gpus=0, gpu_bytes=0)
+WITH_REFERENCE = "algorithm.reference=true"
 MANY_CORES = Machine(cores=64, gpus=0, gpu_bytes=0)
 
 
@@ -47,7 +48,6 @@ def test_the_main_job_runs_on_two_cores() -> None:
         "rollout": (0,),
         "actor": (1,),
         "actor_fwd": (1,),
-        "reference": (1,),
     }
 
 
@@ -58,7 +58,7 @@ def test_an_engine_whose_packages_are_missing_can_be_simulated(monkeypatch: pyte
 
 
 def test_roles_that_the_algorithm_does_not_want_have_no_place() -> None:
-    config = compose_job(["algorithm.reference=false", "algorithm.recompute_log_probs=false"])
+    config = compose_job(["algorithm.recompute_log_probs=false"])
     assert device_roles(config) == ("rollout", "actor")
     assert set(plan_job(config, make_schedule(config), CORES).placement.devices) == {"rollout", "actor"}
 
@@ -117,7 +117,7 @@ def test_gpus_that_are_not_there_cannot_be_asked_for() -> None:
 
 def test_a_large_model_without_gpus_says_what_it_needs(small_memory: None) -> None:
     """7.6e9 parameters: 16 bytes each for training, 2 each for the copies of rollout, reference and actor_fwd."""
-    assert refused("model=qwen7b") == (
+    assert refused("model=qwen7b", WITH_REFERENCE) == (
         "model=qwen7b needs 156.0 GiB for its training state and the copies of its weights, and there is no GPU and "
         "24.0 GiB of memory here; use more or larger GPUs, BACKEND=virtual to simulate it, or MODEL=tiny"
     )
@@ -125,7 +125,7 @@ def test_a_large_model_without_gpus_says_what_it_needs(small_memory: None) -> No
 
 def test_gpus_that_are_too_small_say_what_each_must_hold() -> None:
     """One training rank holds it all, beside two copies, however much memory the other GPUs have."""
-    told = refused("model=qwen7b", machine=Machine(64, 8, 80 * GIB))
+    told = refused("model=qwen7b", WITH_REFERENCE, machine=Machine(64, 8, 80 * GIB))
     assert told.startswith(
         "model=qwen7b needs 141.8 GiB on each GPU of actor+actor_fwd+reference, and a GPU here has 80.0 GiB; "
     )
@@ -141,13 +141,13 @@ def test_memory_on_a_device_is_shards_and_copies() -> None:
     config = compose_job(["model=qwen7b", "cluster.devices=8"])
     size = parameters(config.model)
     assert size == pytest.approx(7.6e9, rel=0.01)
-    needed = device_bytes(config, plan("cluster.devices=8", "algorithm.micro_batch_groups=1").placement)
+    needed = device_bytes(config, plan("cluster.devices=8", "algorithm.micro_batch_groups=1", WITH_REFERENCE).placement)
     assert needed == {device: 2 * size for device in range(4)} | {device: 4 * size + 4 * size for device in range(4, 8)}
 
 
 def test_a_rollout_that_takes_turns_is_not_counted_beside_the_others() -> None:
     config = compose_job(["model=qwen7b", "schedule=colocate_sync", "cluster.devices=1"])
-    placement = plan("schedule=colocate_sync", "cluster.devices=1").placement
+    placement = plan("schedule=colocate_sync", "cluster.devices=1", WITH_REFERENCE).placement
     assert device_bytes(config, placement) == {0: (16 + 2 + 2) * parameters(config.model)}
 
 
@@ -157,7 +157,7 @@ def test_memory_can_be_said_instead_of_asked() -> None:
 
 
 def test_what_the_machine_cannot_hold_is_simulated_and_says_why(small_memory: None) -> None:
-    found = plan("model=qwen7b", "cost=tiny_cpu")
+    found = plan("model=qwen7b", "cost=tiny_cpu", WITH_REFERENCE)
     assert found.backend == "virtual" and found.why.startswith("model=qwen7b needs 156.0 GiB")
     found = plan("schedule=colocate_sync", "cluster.devices=9", "algorithm.batch_groups=72")
     assert found.backend == "virtual" and found.why.startswith("the job needs 9 devices, this machine has 8 cores")
@@ -189,12 +189,12 @@ def test_weights_are_not_sent_between_two_roles_of_a_device() -> None:
         with pytest.raises(ConfigError, match=r"rollout device \d, which the actor does not have"):
             plan(f"backend={backend}", "schedule=colocate_sync", "schedule.split.rollout=1", "schedule.split.actor=1")
     plan("backend=virtual", "schedule=colocate_sync")
-    plan("schedule.split.reference=rollout")
+    plan("schedule.split.reference=rollout", WITH_REFERENCE)
 
 
 def test_a_device_that_streaming_roles_share_with_rollout_is_not_simulated() -> None:
     with pytest.raises(ConfigError, match="rollout the devices of reference, which work at the same"):
-        plan("backend=virtual", "schedule.split.reference=rollout")
+        plan("backend=virtual", "schedule.split.reference=rollout", WITH_REFERENCE)
 
 
 def test_staggered_engines_must_be_several() -> None:
@@ -218,9 +218,15 @@ def test_names_that_only_the_code_knows_are_checked() -> None:
     assert refused("task.name=chess") == "task.name=chess is unknown; choose one of reverse, copy, expand, jsonl"
 
 
-def test_a_penalty_needs_the_model_that_it_is_measured_against() -> None:
-    told = refused("algorithm.kl_coef=0.1", "algorithm.reference=false")
-    assert told == "algorithm.kl_coef=0.1 needs the reference role; set algorithm.reference=true"
+def test_the_reference_is_there_where_something_reads_it() -> None:
+    for settings, there in (
+        ((), False),
+        (("algorithm.kl_coef=0.1",), True),
+        (("algorithm.kl_coef=0.1", "algorithm.reference=false"), True),
+        (("algorithm.reference=true",), True),
+    ):
+        assert ("reference" in device_roles(compose_job(settings))) == there
+        assert ("reference" in plan(*settings).placement.devices) == there
 
 
 def test_a_proximal_policy_needs_the_role_that_scores_under_it() -> None:
@@ -295,11 +301,11 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
             "training.tensor_parallel=4 times training.pipeline_parallel=4 does not divide the 8 devices of actor; set",
         ),
         (
-            ["training.tensor_parallel=2", "schedule.split.reference=1"],
+            [WITH_REFERENCE, "training.tensor_parallel=2", "schedule.split.reference=1"],
             "training.tensor_parallel=2 does not divide the 7 training ranks; set it to 1",
         ),
         (
-            ["training.tensor_parallel=2", "schedule.split.reference=1", "schedule.split.actor=4"],
+            [WITH_REFERENCE, "training.tensor_parallel=2", "schedule.split.reference=1", "schedule.split.actor=4"],
             "training.tensor_parallel=2 times training.pipeline_parallel=1 does not divide the 1 device of reference",
         ),
         (
@@ -313,7 +319,7 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
         (["+model.experts=4"], "model.active_experts=0 cannot be chosen of model.experts=4; use 1 to 4"),
         (["+model.active_experts=4"], "model.active_experts=4 cannot be chosen of model.experts=0; set it to 0"),
         (
-            ["cost.lengths.cap=30000"],
+            [WITH_REFERENCE, "cost.lengths.cap=30000"],
             "model=qwen7b needs 177.1 GiB on each device of actor+actor_fwd+reference, 156.4 of them for the "
             "activations of the longest sample (30,512 tokens), and may use 67.1 GiB of device=h100; use "
             "training.recompute_activations=true, more devices for actor+actor_fwd+reference, or a device with more",

@@ -38,7 +38,12 @@ def base(schedule: str) -> JobConfig:
         [
             f"schedule={schedule}",
             *("backend=virtual", "model=qwen0.5b", "iterations=5", "warmup_iterations=1", "cluster.devices=64"),
-            *("algorithm.batch_groups=8", "algorithm.group_size=2", "algorithm.micro_batch_groups=1"),
+            *(
+                "algorithm.batch_groups=8",
+                "algorithm.group_size=2",
+                "algorithm.micro_batch_groups=1",
+                "algorithm.reference=true",
+            ),
             "device.per_node=64",  # whatever the number of devices, weights travel over links
         ]
     )

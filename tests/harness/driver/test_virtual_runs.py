@@ -287,5 +287,8 @@ def test_a_paced_run_says_so_before_it_starts(
 def test_roles_that_would_slow_each_other_down_are_not_simulated(
     backend: str, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["bench", *SMALL, f"backend={backend}", "schedule.split.reference=rollout"]) == 2
+    assert (
+        cli.main(["bench", *SMALL, f"backend={backend}", "schedule.split.reference=rollout", "algorithm.kl_coef=0.1"])
+        == 2
+    )
     assert "no simulation knows what that costs; give rollout devices of its own" in capsys.readouterr().err

@@ -78,7 +78,7 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
     monkeypatch.setattr("harness.studies.planner.explore._LEAST_SAMPLES", 1)  # two iterations tell them apart
     chosen = ["algorithm.micro_batch_groups=2", "training.recompute_activations=true", "training.pipeline_parallel=1"]
     fixed = [setting.partition("=")[0] for setting in chosen]
-    light = ["cost.lengths.sigma=0.1", "algorithm.reference=false", "cluster.devices=8"]
+    light = ["cost.lengths.sigma=0.1", "cluster.devices=8"]
     config = compose_job([f"schedule={name}", *SMALL, *light, *chosen])
     found = explore(config, fixed, 0, Effort(10**9, 10**9)).found
     assert found is not None and found.left is None and (found.pruned > 0 or name == "delayed_update")
