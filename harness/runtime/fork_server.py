@@ -1,0 +1,331 @@
+"""Processes that begin with everything imported: one process imports, once, and forks them.
+
+A fork is safe only while there is one thread and no CUDA context, so the server sees to that after its imports, and
+from then on does nothing but fork, pass on signals and report deaths. Its processes end with the one that asked for
+them, and with the server, however those end, and take with them what they started. Linux only.
+
+Not multiprocessing's fork server: that has one environment and one server a process, waits for the imports at the first
+start, and runs the caller's `__main__` once more in every child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import pickle
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+_PR_SET_PDEATHSIG = 1
+_END_S = 5.0
+_MESSAGE = 64 << 10  # bytes; what is longer travels in files in memory
+_DESCRIPTORS = 16
+
+
+class _Fork(msgspec.Struct, tag=True):
+    """Comes with descriptors: of the pickled work, of the pipe for reports, of the log if there is one, and those that
+    the work is called with."""
+
+    number: int
+    logged: bool
+    environment: dict[str, str]
+
+
+class _Signal(msgspec.Struct, tag=True):
+    number: int
+    signal: int
+
+
+_decode = msgspec.msgpack.Decoder(_Fork | _Signal).decode
+
+
+class ForkServer:
+    """preload: modules, or `module:function` to call after the import; environment: all of it; log: a file for what it
+    says, by default where this process says it. Returns before anything is imported."""
+
+    def __init__(self, preload: Sequence[str], environment: Mapping[str, str], log: Path | None = None) -> None:
+        self._log = log
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._numbers = iter(range(1, sys.maxsize))
+        with theirs, nullcontext() if log is None else open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "harness.runtime.fork_server", str(theirs.fileno()), *preload],
+                pass_fds=[theirs.fileno()],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def start(
+        self,
+        work: Callable[..., Any],
+        arguments: Sequence[Any],
+        descriptors: Sequence[int] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> ForkedProcess:
+        """work(*arguments, *descriptors) in a process of its own, as soon as everything is imported; returns at once.
+        work and arguments are pickled, descriptors are passed; log: a file for its output."""
+        number = next(self._numbers)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        passed = [os.memfd_create("work"), writer]
+        try:
+            with open(passed[0], "wb", closefd=False) as file:
+                pickle.dump((work, tuple(arguments)), file)
+            if log is not None:
+                passed.append(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+            request = _Fork(number, log is not None, dict(environment or {}))
+            self._send(request, [*passed, *descriptors])
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
+        return ForkedProcess(number, reader, self, log or self._log)
+
+    def signal(self, number: int, which: signal.Signals) -> None:
+        with suppress(OSError):  # the server is gone, and so are its processes
+            self._send(_Signal(number, which), [])
+
+    def close(self) -> None:
+        """End it, and all that it has forked."""
+        self._socket.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, message: _Fork | _Signal, descriptors: Sequence[int]) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: then the pipe for reports ends, too
+            socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
+
+
+@dataclass
+class ForkedProcess:
+    """log: where its output goes, if to a file."""
+
+    number: int
+    _reports: int
+    _server: ForkServer
+    log: Path | None
+    pid: int | None = None
+    """Once `wait` has read it."""
+    _status: str | None = None
+    _text: bytes = b""
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait(self, timeout_s: float) -> str | None:
+        """How it ended; None if it has not within so many seconds."""
+        until = time.monotonic() + timeout_s
+        while self._status is None:
+            left = until - time.monotonic()
+            poll = select.poll()
+            poll.register(self._reports, select.POLLIN)
+            if not poll.poll(None if left == float("inf") else max(0.0, 1000 * left)):
+                return None
+            self._read()
+        return self._status
+
+    def signal(self, which: signal.Signals) -> None:
+        """Nothing happens where it has ended."""
+        if self._status is None:
+            self._server.signal(self.number, which)
+
+    def close(self) -> None:
+        """Of no use any more."""
+        with self._reading:
+            self._status = self._status or "it was given up"
+            os.close(self._reports)
+
+    def _read(self) -> None:
+        with self._reading:
+            if self._status is not None or not select.select([self._reports], [], [], 0)[0]:
+                return  # another thread has read it
+            more = os.read(self._reports, 4096)
+            self._text += more
+            lines = self._text.decode().splitlines()
+            if lines and lines[0].isdigit():
+                self.pid = int(lines[0])
+            if len(lines) > 1 and self._text.endswith(b"\n"):
+                self._status = _description(int(lines[1]))
+            elif not more:
+                self._status = "the server that forks it has ended" + self._last_words()
+
+    def _last_words(self) -> str:
+        if self._server._log is None:
+            return ""
+        lines = self._server._log.read_text(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+
+
+def _description(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+# -- the server
+
+
+@dataclass
+class _Child:
+    pid: int
+    pidfd: int
+    number: int
+    reports: int
+
+
+class _Server:
+    def __init__(self, client: socket.socket) -> None:
+        self._client = client
+        self._children: dict[int, _Child] = {}  # by their number
+        self._selector = selectors.PollSelector()
+        self._selector.register(client, selectors.EVENT_READ, None)
+
+    def run(self) -> None:
+        """Until who asked for it has ended."""
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.data is not None:
+                        self._bury(key.data)
+                    elif not self._take():
+                        return
+        finally:
+            for child in self._children.values():
+                _kill_all_of(child.pid)
+
+    def _take(self) -> bool:
+        """Whether there is more to come."""
+        data, descriptors, _, _ = socket.recv_fds(self._client, _MESSAGE, _DESCRIPTORS)
+        if not data:
+            return False
+        request = _decode(data)
+        if isinstance(request, _Fork):
+            self._fork(request, descriptors)
+        elif request.number in self._children:
+            os.kill(self._children[request.number].pid, request.signal)
+        return True
+
+    def _fork(self, request: _Fork, descriptors: Sequence[int]) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become(request, descriptors, server, [self._client.detach(), *self._inherited()])
+        work, reports, *passed = descriptors
+        for descriptor in (work, *passed):
+            os.close(descriptor)
+        child = _Child(pid, os.pidfd_open(pid), request.number, reports)
+        self._children[request.number] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        _write(reports, f"{pid}\n")
+
+    def _inherited(self) -> Iterable[int]:
+        for child in self._children.values():
+            yield from (child.pidfd, child.reports)
+
+    def _bury(self, child: _Child) -> None:
+        """What it had started goes with it: its group is there until its end has been taken note of."""
+        os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
+        _kill_all_of(child.pid)
+        _, status = os.waitpid(child.pid, 0)
+        _write(child.reports, f"{status}\n")
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        os.close(child.reports)
+        del self._children[child.number]
+
+
+def _write(descriptor: int, text: str) -> None:
+    with suppress(BrokenPipeError):
+        os.write(descriptor, text.encode())
+
+
+def _kill_all_of(pid: int) -> None:
+    """Of its group; or it alone where it has not made that yet."""
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+
+
+def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: Iterable[int]) -> NoReturn:
+    """What was asked for, in the forked process."""
+    code = 1
+    try:
+        os.setsid()  # an interrupt from the keyboard is for the driver
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != server:  # it has ended in between
+            os._exit(1)
+        work, reports, *passed = descriptors
+        for descriptor in (*inherited, reports):
+            os.close(descriptor)
+        if request.logged:
+            log = passed.pop(0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process flushes nothing
+        faulthandler.enable()
+        os.environ.update(request.environment)
+        with open(work, "rb") as file:
+            file.seek(0)
+            called, arguments = pickle.load(file)
+        called(*arguments, *passed)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def check_forkable() -> None:
+    """Raises RuntimeError where a fork of this process is not safe."""
+    tasks = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+    if len(tasks) > 1:
+        raise RuntimeError(f"a fork is not safe, for what was imported runs threads: {', '.join(tasks)}")
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(entry.readlink()).startswith("/dev/nvidia-uvm"):
+                raise RuntimeError("a fork is not safe: what was imported has initialised CUDA")
+
+
+def _main(descriptor: int, preload: Sequence[str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in preload:
+        module, _, function = name.partition(":")
+        loaded = importlib.import_module(module)
+        if function:
+            getattr(loaded, function)()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    check_forkable()
+    gc.collect()
+    gc.freeze()  # collections in the children leave shared pages alone
+    _Server(socket.socket(fileno=descriptor)).run()
+
+
+if __name__ == "__main__":
+    # As the module of its name: what is pickled is found there.
+    importlib.import_module("harness.runtime.fork_server")._main(int(sys.argv[1]), sys.argv[2:])

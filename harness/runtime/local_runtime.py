@@ -1,0 +1,173 @@
+"""The runtime of one machine: workers are forked from a process that has imported what they need."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from harness.config.plugins import import_folders
+from harness.runtime import messages as m
+from harness.runtime.fork_server import ForkedProcess, ForkServer
+from harness.runtime.worker_client import ConnectionEnded, RemoteRole, WorkerConnection
+from harness.runtime.worker_server import Build, RoleName, handle_name, run_worker
+from harness.transfer_queue import QueueSpec, TransferQueue
+from harness.transfer_queue.remote.process import QueueProcess
+from harness.transfer_queue.remote.sockets import Address, listen, new_address, new_token
+
+_WORKER = "harness.runtime.worker_server"
+
+
+class LocalRuntime:
+    """Workers as processes of this machine. Use as a context manager: leaving it ends every process it started.
+
+    gpu: a worker with a device sees that one only; preload: modules (`module`, or `module:function` to call) that are
+    imported once for all workers: none may start a thread or touch a device; logs: a folder, for the output of each
+    worker in a file of its name; by default it goes where that of this process goes.
+    """
+
+    host = "127.0.0.1"
+    stop_s = 5.0
+    """That workers have to close their roles."""
+
+    def __init__(
+        self,
+        *,
+        gpu: bool,
+        start_timeout_s: float,
+        call_timeout_s: float | None,
+        logs: Path | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self.gpu, self.start_timeout_s, self.call_timeout_s = gpu, start_timeout_s, call_timeout_s
+        self.logs, self.preload = logs, preload
+        self._stack = ExitStack()
+        self._workers: dict[str, WorkerConnection] = {}
+        self._processes: list[ForkedProcess] = []
+
+    def __enter__(self) -> LocalRuntime:
+        """Importing begins; nothing waits for it."""
+        if self.logs is not None:
+            self.logs.mkdir(parents=True, exist_ok=True)
+        log = self.logs and self.logs / "fork_server.log"
+        self._server = ForkServer([_WORKER, *self.preload], os.environ | worker_environment(self.gpu), log)
+        self._stack.callback(self._server.close)
+        self._stack.callback(self._end_workers)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def start_queue(self, spec: QueueSpec) -> TransferQueue:
+        """The queue of this run, in a process of its own, which ends with the run."""
+        started = QueueProcess.start(spec, timeout_s=self.start_timeout_s, call_timeout_s=self.call_timeout_s or 60.0)
+        self._stack.callback(started.stop)
+        return started.queue
+
+    def start_worker(
+        self, worker: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+    ) -> list[RemoteRole[Any]]:
+        """Start a worker, in which `build(names of the roles)` makes its roles; returns at once. roles: with the class
+        whose methods a handle has. device: the place of its device among those that this process sees."""
+        pickled, token = pickle.dumps(build), new_token()
+        listener, address = listen(new_address())
+        with listener:
+            process = self._server.start(
+                run_worker,
+                (worker, list(roles), pickled, token),
+                [listener.fileno()],
+                environment=device_environment(device) if self.gpu else {},
+                log=self.logs and self.logs / f"{worker}.log",
+            )
+        self._processes.append(process)
+        names = [handle_name(role) for role in roles]
+        connection = WorkerConnection(
+            worker, _LocalProcess(address, process), token, roles=names, start_timeout_s=self.start_timeout_s
+        )
+        self._workers[worker] = connection
+        return [
+            RemoteRole(name, role_class, connection, self.call_timeout_s)
+            for name, role_class in zip(names, roles.values(), strict=True)
+        ]
+
+    async def start_clocks(self, origin: float) -> None:
+        """Time 0 of every worker that lives, a reading of time.monotonic."""
+        await start_clocks(self._workers.values(), origin)
+
+    def _end_workers(self) -> None:
+        try:
+            for process in self._processes:
+                process.signal(signal.SIGTERM)
+            until = time.monotonic() + self.stop_s
+            for process in self._processes:
+                if process.wait(max(0.0, until - time.monotonic())) is None:
+                    process.signal(signal.SIGKILL)
+            for process in self._processes:
+                process.wait(self.stop_s)
+        finally:
+            for process in self._processes:
+                process.close()
+
+
+async def start_clocks(workers: Iterable[WorkerConnection], origin: float) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for worker in workers:
+            tasks.create_task(_start_clock(worker, origin))
+
+
+async def _start_clock(worker: WorkerConnection, origin: float) -> None:
+    with suppress(ConnectionEnded):  # what it was for says so
+        await worker.ask(m.StartClock(origin))
+
+
+class _LocalProcess:
+    """A `WorkerProcess`."""
+
+    def __init__(self, address: Address, process: ForkedProcess) -> None:
+        self._address, self._process = address, process
+
+    async def address(self) -> Address:
+        return self._address
+
+    async def death(self, within_s: float) -> str | None:
+        how = await asyncio.to_thread(self._process.wait, within_s)
+        return how if how is None or self._process.log is None else f"{how}; its output is in {self._process.log}"
+
+    def kill(self) -> None:
+        self._process.signal(signal.SIGKILL)
+
+
+def device_environment(device: int | None) -> dict[str, str]:
+    """By which a process sees this one of the devices that this process sees; or none."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if device is None:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    return {"CUDA_VISIBLE_DEVICES": str(device) if seen is None else seen.split(",")[device].strip()}
+
+
+_MALLOC = {
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(512 << 20),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""glibc keeps freed memory: else every forward of a small model pays page faults for its activations again."""
+
+_FORKABLE = {
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU initialises nothing
+}
+
+
+def worker_environment(gpu: bool) -> dict[str, str]:
+    """What workers have in their environment beyond that of this process."""
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment["PYTHONPATH"] = os.pathsep.join(import_folders())  # where code of the user's is
+    if not gpu:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    return environment | _MALLOC | _FORKABLE

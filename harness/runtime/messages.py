@@ -1,0 +1,301 @@
+"""What the driver and its workers send each other: msgpack, decoded by the annotations of the roles' methods; no code
+travels.
+
+Beyond what msgspec knows (builtins, dataclasses, its own structs) arrays, tensors, dtypes of torch and paths travel.
+Exceptions arrive as themselves where both sides have the class, else as the nearest base that both have.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from inspect import Parameter, Signature, iscoroutinefunction, signature
+from pathlib import PurePath
+from typing import Annotated, Any, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+FRAME_LIMIT = 2**32 - 1
+"""Bytes of a message. A training report of 16,384 samples of 16,384 tokens fits, with 12 bytes a token."""
+
+
+class CannotTravel(TypeError):
+    """A value, or the type that an annotation asks for, that has no wire form."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """In the annotation of an argument or a result: what travels for it, `Annotated[WeightOffer, Wire(A | B)]`. Members
+    of a union of objects are msgspec structs with tags."""
+
+    type: Any
+
+
+# -- values
+
+
+def encode(value: Any) -> bytes:
+    """Raises CannotTravel."""
+    try:
+        return _encoder.encode(value)
+    except CannotTravel:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise CannotTravel(f"{type(value).__name__} cannot travel: {error}") from error
+
+
+def decode(data: bytes | memoryview | msgspec.Raw, wanted: Any) -> Any:
+    """What `encode` made, as the type that is wanted; arrays are the reader's own, writable. Raises CannotTravel for
+    such a type, ValueError where the data are something else."""
+    return _decoder(wanted)(data)
+
+
+@cache
+def _decoder(wanted: Any) -> Callable[[Any], Any]:
+    try:
+        return msgspec.msgpack.Decoder(wanted, dec_hook=_from_plain).decode
+    except (TypeError, NameError) as error:
+        raise CannotTravel(f"{wanted} cannot travel: {error}") from error
+
+
+Packed = tuple[str, tuple[int, ...], bytes]
+"""(dtype, shape, bytes) of an array or a tensor."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject or value.dtype.names is not None:
+            raise CannotTravel(f"an array of {value.dtype} cannot travel")
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, PurePath):
+        return str(value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if torch is not None and isinstance(value, torch.Tensor):
+        data = value.detach().cpu().contiguous().view(-1)
+        return _plain(value.dtype), tuple(value.shape), data.view(torch.uint8).numpy().tobytes()
+    raise CannotTravel(f"a {type(value).__module__}.{type(value).__qualname__} cannot travel")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def _from_plain(wanted: Any, plain: Any) -> Any:
+    wanted = get_origin(wanted) or wanted
+    if wanted is np.ndarray:
+        dtype, shape, data = msgspec.convert(plain, Packed)
+        array = np.empty(shape, np.dtype(dtype))
+        if array.nbytes != len(data):
+            raise ValueError(f"{len(data)} bytes are no {dtype} array of shape {shape}")
+        if data:
+            array[...] = np.frombuffer(data, array.dtype).reshape(shape)
+        return array
+    if isinstance(wanted, type) and issubclass(wanted, PurePath):
+        return wanted(msgspec.convert(plain, str))
+    torch = sys.modules.get("torch")
+    if torch is not None and wanted is torch.dtype:
+        return _torch_dtype(msgspec.convert(plain, str))
+    if torch is not None and wanted is torch.Tensor:
+        name, shape, data = msgspec.convert(plain, Packed)
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return flat.view(_torch_dtype(name)).view(shape)
+    raise CannotTravel(f"{wanted} cannot travel: annotate a type with fields, or what travels for it by Wire")
+
+
+def _torch_dtype(name: str) -> Any:
+    torch = sys.modules["torch"]
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch has no dtype {name!r}")
+    return dtype
+
+
+# -- methods
+
+
+@dataclass(frozen=True)
+class MethodTypes:
+    """What one coroutine method of a role takes, without `self`, and returns."""
+
+    signature: Signature
+    arguments: Any
+    answer: Any
+
+    def bind(self, positional: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments in order, defaults too. TypeError where they do not fit."""
+        bound = self.signature.bind(*positional, **named)
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def spread(self, arguments: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What `bind` put in order, as positional and named arguments."""
+        positional, named = [], {}
+        for one, argument in zip(self.signature.parameters.values(), arguments, strict=True):
+            if one.kind is Parameter.KEYWORD_ONLY:
+                named[one.name] = argument
+            else:
+                positional.append(argument)
+        return positional, named
+
+
+@cache
+def method_types(method: Callable[..., Any]) -> MethodTypes:
+    """Of a function in a class. Raises CannotTravel where it is no coroutine function, or lacks an annotation."""
+    name = method.__qualname__
+    if not iscoroutinefunction(method):
+        raise CannotTravel(f"{name} is no coroutine function: only those can be called from afar")
+    own = signature(method)
+    parameters = list(own.parameters.values())[1:]
+    try:
+        hints = get_type_hints(method, include_extras=True)
+    except NameError as error:
+        raise CannotTravel(f"{name}: an annotation names what is imported for type checkers only: {error}") from error
+    for one in parameters:
+        if one.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or one.name not in hints:
+            raise CannotTravel(f"{name}: parameter {one.name} needs an annotation, and may be no *{one.name}")
+    if "return" not in hints:
+        raise CannotTravel(f"{name} needs an annotation of what it returns")
+    taken = tuple(_wire(hints[one.name]) for one in parameters)
+    return MethodTypes(own.replace(parameters=parameters), tuple[taken], _wire(hints["return"]))  # type: ignore[valid-type]
+
+
+def _wire(hint: Any) -> Any:
+    notes = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    return next((note.type for note in notes if isinstance(note, Wire)), hint)
+
+
+# -- errors
+
+
+class Failure(msgspec.Struct, array_like=True):
+    """An exception. kinds: its class and the bases of that, as module:name; arguments: those of it that are plain;
+    parts: of a group."""
+
+    kinds: list[str]
+    text: str
+    arguments: list[str | int | float | bool | None] | None
+    notes: list[str]
+    parts: list[Failure]
+
+
+def failure_of(error: BaseException, where: str | None = None) -> Failure:
+    """where: it came from; then its traceback goes along as a note."""
+    group = isinstance(error, BaseExceptionGroup)
+    notes = list(getattr(error, "__notes__", ()))
+    if where is not None:
+        notes.append(f"in {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
+    plain = all(isinstance(one, str | int | float | bool | None) for one in error.args)
+    return Failure(
+        [f"{kind.__module__}:{kind.__qualname__}" for kind in type(error).__mro__],
+        error.message if isinstance(error, BaseExceptionGroup) else str(error),
+        list(error.args) if plain and not group else None,
+        notes,
+        [failure_of(part) for part in error.exceptions] if isinstance(error, BaseExceptionGroup) else [],
+    )
+
+
+def error_of(failure: Failure) -> Exception:
+    """The exception, with its notes. Nothing is imported for it."""
+    error = _exception(failure)
+    for note in failure.notes:
+        error.add_note(note)
+    return error
+
+
+def _exception(failure: Failure) -> Exception:
+    if failure.parts:
+        return ExceptionGroup(failure.text, [error_of(part) for part in failure.parts])
+    for kind in failure.kinds:
+        known = _known(kind)
+        if known is None:
+            continue
+        if kind == failure.kinds[0]:
+            return _same(known, failure)
+        if known is not Exception:
+            return known.__new__(known, f"{_short(failure)}: {failure.text}")
+    return RuntimeError(f"{_short(failure)}: {failure.text}")
+
+
+def _same(known: type[Exception], failure: Failure) -> Exception:
+    """By its constructor, if that makes the same of the arguments that the exception has."""
+    arguments = [failure.text] if failure.arguments is None else failure.arguments
+    try:
+        error = known(*arguments)
+        if str(error) == failure.text:
+            return error
+    except Exception:  # of a constructor that takes something else
+        pass
+    return known.__new__(known, *arguments)
+
+
+def _known(kind: str) -> type[Exception] | None:
+    module, _, name = kind.partition(":")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _short(failure: Failure) -> str:
+    return failure.kinds[0].rpartition(":")[2] if failure.kinds else "Exception"
+
+
+# -- messages: the driver proves that it has the token, then asks
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """Its class is its first item; the number of the call is in the frame."""
+
+
+class Challenge(Message):
+    nonce: bytes
+
+
+class Proof(Message):
+    digest: bytes
+
+
+class Call(Message):
+    """role: its handle's name; arguments: encoded, a tuple."""
+
+    role: str
+    method: str
+    arguments: msgspec.Raw
+
+
+class StartClock(Message):
+    """Time 0 of all roles, a reading of time.monotonic."""
+
+    origin: float
+
+
+class Ping(Message):
+    pass
+
+
+class EndRole(Message):
+    role: str
+
+
+class Done(Message):
+    value: msgspec.Raw
+
+
+class Failed(Message):
+    failure: Failure
+
+
+Request = Call | StartClock | Ping | EndRole
+Answer = Challenge | Done | Failed
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_proof = msgspec.msgpack.Decoder(Proof).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def done(value: Any) -> Done:
+    return Done(msgspec.Raw(encode(value)))

@@ -1,0 +1,172 @@
+"""The runtime of a cluster: Ray places workers, starts and ends them, and says when one died. Calls on roles travel as
+everywhere else, here over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from harness.config.placement import Placement
+from harness.runtime.local_runtime import start_clocks, worker_environment
+from harness.runtime.runtime import WorkerDied
+from harness.runtime.worker_client import RemoteRole, WorkerConnection
+from harness.runtime.worker_server import Build, RoleName, WorkerServer, handle_name
+from harness.transfer_queue import QueueSpec, TransferQueue
+from harness.transfer_queue.ray_host import QueueActor
+from harness.transfer_queue.remote.sockets import Address, listen, new_token
+
+_STOP_S = 5.0  # that workers have to close their roles
+
+
+class WorkerActor:
+    """The actor. The worker's server lives in its event loop, and ends with it."""
+
+    async def listen(self, worker: str, token: bytes) -> Address:
+        """On the address that this node has in the cluster, on a free port."""
+        node = ray.util.get_node_ip_address()
+        listener, address = listen(f"tcp:{f'[{node}]' if ':' in node else node}:0")
+        self._server = WorkerServer(worker, listener, token)
+        return address
+
+    async def serve(self, roles: Sequence[RoleName], build: bytes) -> None:
+        await self._server.serve(lambda: pickle.loads(build)(roles))
+
+    async def stop(self) -> None:
+        self._server.stop()
+
+
+class RayCluster:
+    """The cluster that an address names (RAY_ADDRESS), else one that is started here, on loopback only; one bundle per
+    device. Use as a context manager: leaving it ends every process it started."""
+
+    def __init__(
+        self, placement: Placement, *, gpu: bool, start_timeout_s: float, call_timeout_s: float | None
+    ) -> None:
+        self.placement, self.gpu = placement, gpu
+        self.start_timeout_s, self.call_timeout_s = start_timeout_s, call_timeout_s
+        self.host = "127.0.0.1"
+        self._group: PlacementGroup | None = None
+        self._stack = ExitStack()
+        self._workers: dict[str, WorkerConnection] = {}
+        self._actors: list[Any] = []
+
+    def __enter__(self) -> RayCluster:
+        address = os.environ.get("RAY_ADDRESS")
+        local: dict[str, Any] = {}
+        if address is None:
+            # Ray would start workers at niceness 15: then whatever else runs on the machine goes before the engines.
+            os.environ.setdefault("RAY_worker_niceness", "0")
+            local = {
+                "num_cpus": self.placement.total + 1,  # logical: one per device, one for roles without a device
+                "include_dashboard": False,
+                "_node_ip_address": self.host,
+            }
+        self._stack.callback(ray.shutdown)
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": worker_environment(self.gpu)},
+                **local,
+            )
+            self._stack.callback(self._stop_workers)
+            self.host = ray.util.get_node_ip_address()
+            device = {"CPU": 1.0} | ({"GPU": 1.0} if self.gpu else {})
+            self._group = placement_group([device] * self.placement.total + [{"CPU": 1.0}], strategy="PACK")
+            if not self._group.wait(self.start_timeout_s):
+                raise TimeoutError(
+                    f"Ray could not place {self.placement.total} devices within {self.start_timeout_s} s; "
+                    f"it has {ray.cluster_resources()}"
+                )
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def start_queue(self, spec: QueueSpec) -> TransferQueue:
+        """The queue of this run, in an actor, which ends with the run."""
+        started = QueueActor.start(spec, timeout_s=self.start_timeout_s, call_timeout_s=self.call_timeout_s or 60.0)
+        self._stack.callback(started.stop)
+        return started.queue
+
+    def start_worker(
+        self, worker: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+    ) -> list[RemoteRole[Any]]:
+        """Start a worker on its bundle, in which `build(names of the roles)` makes its roles; returns at once. roles:
+        with the class whose methods a handle has."""
+        token = new_token()
+        actor = self._start_actor(device)
+        process = _RayProcess(
+            worker, actor.listen.remote(worker, token), actor.serve.remote(list(roles), pickle.dumps(build)), actor
+        )
+        self._actors.append(actor)
+        names = [handle_name(role) for role in roles]
+        connection = WorkerConnection(worker, process, token, roles=names, start_timeout_s=self.start_timeout_s)
+        self._workers[worker] = connection
+        return [
+            RemoteRole(name, role_class, connection, self.call_timeout_s)
+            for name, role_class in zip(names, roles.values(), strict=True)
+        ]
+
+    async def start_clocks(self, origin: float) -> None:
+        """Time 0 of every worker that lives, a reading of time.monotonic."""
+        await start_clocks(self._workers.values(), origin)
+
+    def _start_actor(self, device: int | None) -> Any:
+        bundle = self.placement.total if device is None else device
+        options: dict[str, Any] = {"num_cpus": 1.0}
+        if self.gpu and device is not None:
+            options["num_gpus"] = 1.0
+        strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        return ray.remote(WorkerActor).options(**options, scheduling_strategy=strategy, max_concurrency=3).remote()
+
+    def _stop_workers(self) -> None:
+        stopping = [actor.stop.remote() for actor in self._actors]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_S)
+
+
+class _RayProcess:
+    """A `WorkerProcess`. listening: its address; serving: nothing, until it ends."""
+
+    def __init__(self, worker: str, listening: Any, serving: Any, actor: Any) -> None:
+        self._worker, self._listening, self._serving, self._actor = worker, listening, serving, actor
+
+    async def address(self) -> Address:
+        try:
+            return await self._listening
+        except RayError as error:
+            raise WorkerDied(f"{self._worker} died as it started: {_reason(error)}") from error
+
+    async def death(self, within_s: float) -> str | None:
+        try:
+            async with asyncio.timeout(None if within_s == float("inf") else within_s):
+                await self._serving
+        except RayError as error:
+            return f"{_reason(error)}; its output is in Ray's logs"
+        except TimeoutError:
+            return None
+        return "it was stopped"
+
+    def kill(self) -> None:
+        ray.kill(self._actor)
+
+
+def _reason(error: RayError) -> str:
+    if isinstance(error, RayTaskError) and not isinstance(error, RayActorError):
+        return f"its server failed: {error.cause}"
+    return str(error).partition("\n")[0].rstrip(".")  # the rest is about Ray

@@ -1,0 +1,313 @@
+"""The driver's side of a worker: one connection for all of its roles, and a typed proxy for each.
+
+A call whose caller gives up goes on there; its answer is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from harness.runtime import messages as m
+from harness.runtime.runtime import WorkerDied
+from harness.transfer_queue.remote.sockets import (
+    Address,
+    ClientSocket,
+    Outbox,
+    Splitter,
+    abandon_in_children,
+    client_socket,
+    header,
+    send_at_once,
+    token_digest,
+)
+
+R_co = TypeVar("R_co", covariant=True)
+
+_CHUNK = 256 << 10  # bytes read at a time
+_REASON_S = 5.0  # how long the cause of a death may take to be known, after its connection has ended
+
+
+class WorkerProcess(Protocol):
+    """What a runtime knows of the process of a worker."""
+
+    async def address(self) -> Address:
+        """Where it listens. Raises WorkerDied where it never will."""
+
+    async def death(self, within_s: float) -> str | None:
+        """How it died, as soon as that is known; None while it lives."""
+
+    def kill(self) -> None:
+        """At once, whatever it does. Nothing happens where it is dead."""
+
+
+class ConnectionEnded(ConnectionError):
+    """The worker is gone; the message says how it died."""
+
+
+class WorkerConnection:
+    """To one worker, opened by its first call, for one event loop. start_timeout_s: the longest wait for its roles to
+    be made."""
+
+    def __init__(
+        self, worker: str, process: WorkerProcess, token: bytes, *, roles: Iterable[str], start_timeout_s: float
+    ) -> None:
+        self.worker, self.process, self.token = worker, process, token
+        self.roles = set(roles)
+        """That have not been ended."""
+        self.start_timeout_s = start_timeout_s
+        self.ended: str | None = None
+        self._opening: asyncio.Future[_Stream] | None = None
+
+    async def ask(self, request: m.Message) -> msgspec.Raw:
+        """The answer, encoded. Raises what the call raised there, ConnectionEnded where the worker ends before."""
+        if self.ended is not None:
+            raise ConnectionEnded(self.ended)
+        if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
+            self._opening = asyncio.ensure_future(self._open())
+            self._opening.add_done_callback(_retrieve)
+        stream = self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
+        return await stream.ask(request)
+
+    async def connected(self) -> int:
+        """Wait until its roles are there, or could not be made: then calls say why. The process's id."""
+        return m.decode(await self.ask(m.Ping()), int)
+
+    async def is_dead(self, within_s: float) -> bool:
+        """Whether the process is gone. One that does not answer `within_s` is alive."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self.ask(m.Ping())
+        except ConnectionEnded:
+            return True
+        except (TimeoutError, ConnectionError):
+            pass
+        return False
+
+    async def kill(self, within_s: float | None) -> None:
+        """Returns when the process is gone. Raises TimeoutError."""
+        self.process.kill()
+        if await self.process.death(float("inf") if within_s is None else within_s) is None:
+            raise TimeoutError(f"{self.worker} was killed and is still there after {within_s} s")
+        self.ended = self.ended or "it was ended"
+
+    async def _open(self) -> _Stream:
+        try:
+            async with asyncio.timeout(self.start_timeout_s):
+                sock, place = client_socket(await self.process.address())
+                sock.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(sock, place)
+                send_at_once(sock)
+                _keep_alive(sock)
+                stream = _Stream(self, sock)
+                await stream.admitted
+                return stream
+        except TimeoutError as error:
+            raise TimeoutError(f"{self.worker} was not ready within {self.start_timeout_s} s") from error
+        except OSError as error:
+            if isinstance(error, ConnectionEnded | PermissionError):
+                raise
+            raise ConnectionEnded(await self.reason(f"no connection to it: {error}")) from error
+
+    async def reason(self, otherwise: str) -> str:
+        """How it died."""
+        self.ended = await self.process.death(_REASON_S) or otherwise
+        return self.ended
+
+
+class _Stream:
+    """Sends requests, and hands out answers by the number of their call."""
+
+    def __init__(self, connection: WorkerConnection, sock: ClientSocket) -> None:
+        self._connection, self._sock = connection, sock
+        self._loop = asyncio.get_running_loop()
+        self._splitter, self._outbox = Splitter(m.FRAME_LIMIT), Outbox(sock)
+        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._calls = 0
+        self._failing: asyncio.Task[None] | None = None
+        self.admitted: asyncio.Future[msgspec.Raw] = self._loop.create_future()
+        self._loop.add_reader(sock.fileno(), self._readable)
+        abandon_in_children(self)
+
+    async def ask(self, request: m.Message) -> msgspec.Raw:
+        if self._connection.ended is not None:
+            raise ConnectionEnded(self._connection.ended)
+        answer = self._loop.create_future()
+        self._send(request, answer)
+        return await answer
+
+    def abandon(self) -> None:
+        self._sock.close()
+
+    def _send(self, request: m.Message, answer: asyncio.Future[msgspec.Raw]) -> None:
+        body = m.encode(request)
+        if len(body) > m.FRAME_LIMIT:
+            raise ValueError(f"a call with {len(body)} bytes of arguments is too long to travel")
+        self._calls += 1
+        self._waiting[self._calls] = answer
+        try:
+            self._outbox.send(header(self._calls, body, limit=m.FRAME_LIMIT) + body)
+        except OSError:  # the reader sees the end, too
+            return
+        if self._outbox:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        try:
+            empty = self._outbox.flush()
+        except OSError:
+            empty = True
+        if empty:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(_CHUNK)
+            if not data:
+                return self._end()
+            for frame in self._splitter.feed(data):
+                self._take(frame.call, m.decode_answer(frame.body))
+        except BlockingIOError:
+            return
+        except OSError:  # the connection's, or bytes that are no frame
+            self._end()
+        except msgspec.MsgspecError as error:
+            self._end(f"it answered with what is no message: {error}")
+
+    def _take(self, call: int, answer: m.Answer) -> None:
+        if isinstance(answer, m.Challenge):
+            self._send(m.Proof(token_digest(self._connection.token, answer.nonce)), self.admitted)
+            return
+        waiting = self._waiting.pop(call, None if call else self.admitted)
+        if waiting is None or waiting.done():  # who asked has given up
+            return
+        if isinstance(answer, m.Failed):
+            error = m.error_of(answer.failure)
+            waiting.set_exception(error)
+            if waiting is self.admitted:
+                self._end(str(error))
+        else:
+            waiting.set_result(answer.value)
+
+    def _end(self, reason: str | None = None) -> None:
+        if self._sock.fileno() < 0:
+            return
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        self._failing = self._loop.create_task(self._fail(reason))
+
+    async def _fail(self, reason: str | None) -> None:
+        how = reason or self._connection.ended or await self._connection.reason("its connection ended")
+        self._connection.ended = how
+        for answer in [self.admitted, *self._waiting.values()]:
+            if not answer.done():
+                answer.set_exception(ConnectionEnded(how))
+        self._waiting.clear()
+
+
+class RemoteRole(Generic[R_co]):
+    """A handle on a role in a worker. `role` has the coroutine methods of its class, called there; call_timeout_s: the
+    longest wait for an answer, None as long as the worker lives."""
+
+    def __init__(
+        self, name: str, role_class: type[R_co], connection: WorkerConnection, call_timeout_s: float | None
+    ) -> None:
+        self.name, self.connection, self._timeout_s = name, connection, call_timeout_s
+        self._proxy: Any = _Proxy(name, role_class, self.call)
+
+    @property
+    def role(self) -> R_co:
+        """Its methods raise what they raise there; WorkerDied where it ends without an answer, TimeoutError where it
+        does not answer in time."""
+        return self._proxy
+
+    async def call(self, method: str, types: m.MethodTypes, arguments: tuple[Any, ...]) -> Any:
+        request = m.Call(self.name, method, msgspec.Raw(m.encode(arguments)))
+        waiting = asyncio.timeout(self._timeout_s)
+        try:
+            async with waiting:
+                answer = await self.connection.ask(request)
+        except ConnectionEnded as error:
+            raise WorkerDied(f"{self.name} died during {method}: {error}") from error
+        except TimeoutError as error:
+            if not waiting.expired():
+                raise
+            raise TimeoutError(f"{self.name} did not answer {method} within {self._timeout_s} s") from error
+        try:
+            return m.decode(answer, types.answer)
+        except ValueError as error:
+            raise TypeError(f"{self.name} did not answer {method} with {types.answer}: {error}") from error
+
+    async def connected(self) -> int:
+        return await self.connection.connected()
+
+    async def is_dead(self, within_s: float = 5.0) -> bool:
+        """Whether it was ended, or its process is gone. One that is merely busy for `within_s` counts as alive."""
+        return self.name not in self.connection.roles or await self.connection.is_dead(within_s)
+
+    async def end(self) -> None:
+        """End the worker, whatever it is doing; where it has other roles, this one only, as soon as it is free to."""
+        connection = self.connection
+        connection.roles.discard(self.name)
+        if not connection.roles:
+            await connection.kill(self._timeout_s)
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await connection.ask(m.EndRole(self.name))
+        except (ConnectionEnded, WorkerDied):
+            pass  # it is dead, or ended
+        except TimeoutError as error:
+            raise TimeoutError(f"{self.name} was ended and is still there after {self._timeout_s} s") from error
+
+
+class _Proxy:
+    """In place of a role: an attribute is a coroutine function that asks for the call."""
+
+    def __init__(self, name: str, role_class: type, call: Callable[[str, m.MethodTypes, tuple[Any, ...]], Any]) -> None:
+        self._name, self._class, self._call = name, role_class, call
+
+    def __getattr__(self, method: str) -> Any:
+        function = None if method.startswith("_") else getattr(self._class, method, None)
+        if not callable(function):
+            raise AttributeError(f"{self._name} answers no call {method!r}: {self._class.__name__} has no such method")
+        types, call = m.method_types(function), self._call
+
+        @wraps(function)
+        async def ask(*arguments: Any, **named: Any) -> Any:
+            return await call(method, types, types.bind(arguments, named))
+
+        self.__dict__[method] = ask
+        return ask
+
+    def __repr__(self) -> str:
+        return f"<{self._class.__name__} {self._name} in its worker>"
+
+
+def _retrieve(opening: asyncio.Future[_Stream]) -> None:
+    """Whoever waited for it may have given up: then it is no error."""
+    if not opening.cancelled():
+        opening.exception()
+
+
+async def connected(handles: Iterable[RemoteRole[Any]]) -> None:
+    """Wait until the workers of these have made their roles, or could not: then calls say why."""
+    connections = {id(handle.connection): handle.connection for handle in handles}
+    async with asyncio.TaskGroup() as tasks:
+        for connection in connections.values():
+            tasks.create_task(connection.connected())
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """A machine that is gone ends no connection: TCP has to find out, within a minute."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+        sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,234 @@
+"""A worker: one process with the roles of a device, which answers the driver over a socket.
+
+It listens before its roles are made, so that the driver waits in the socket's backlog meanwhile. Any number of calls
+run at a time, on one event loop; one whose caller has gone runs to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import pickle
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from harness.runtime import messages as m
+from harness.runtime.runtime import WorkerDied
+from harness.transfer_queue.remote.sockets import Framed, Splitter, WireError, check_digest, header, new_nonce
+
+RoleName = tuple[str, int]
+Build = Callable[[Sequence[RoleName]], Mapping[RoleName, object]]
+"""Makes all roles of a worker, in its process; picklable, and may block for long."""
+
+_HANDSHAKE_S = 30.0
+_HANDSHAKE_LIMIT = 1024  # bytes of a message before the token is proved
+
+_log = logging.getLogger(__name__)
+
+
+def handle_name(role: RoleName) -> str:
+    return f"{role[0]}[{role[1]}]"
+
+
+class WorkerServer:
+    """Answers calls on the public coroutine methods of roles, once `roles` are there. Where making them fails, every
+    call raises that error.
+
+    listener: a socket that listens; token: what a client must prove that it has.
+    """
+
+    def __init__(self, worker: str, listener: socket.socket, token: bytes) -> None:
+        self.worker, self.token = worker, token
+        self._listener = listener
+        self._roles: dict[str, object] = {}
+        self._failure: m.Failure | None = None
+        self._running: dict[str, set[asyncio.Task[Any]]] = {}
+        self.clients: set[asyncio.Transport] = set()
+        self._ended: set[str] = set()
+        self._stop = asyncio.Event()
+
+    async def serve(self, build: Callable[[], Mapping[RoleName, object]]) -> None:
+        """Until `stop`; then the roles are closed."""
+        try:
+            self._roles = {handle_name(name): role for name, role in build().items()}
+        except Exception as error:
+            self._failure = m.failure_of(error, self.worker)
+        server = await asyncio.get_running_loop().create_server(partial(_Client, self), sock=self._listener)
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            for role in list(self._roles):
+                with suppress(Exception):
+                    await self.end(role)
+            for client in list(self.clients):
+                client.close()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def find(self, request: m.Call) -> Callable[[], Coroutine[Any, Any, Any]]:
+        """What a call asks for, with its arguments. Raises what refuses it."""
+        self._check(request.role)
+        role = self._roles[request.role]
+        method = None if request.method.startswith("_") else getattr(role, request.method, None)
+        if method is None or not inspect.iscoroutinefunction(method):
+            raise AttributeError(f"{request.role} answers no call {request.method!r}")
+        types = m.method_types(getattr(method, "__func__", method))
+        try:
+            positional, named = types.spread(m.decode(request.arguments, types.arguments))
+        except ValueError as error:
+            raise ValueError(f"{request.role} was asked to {request.method} with other arguments: {error}") from error
+        return partial(method, *positional, **named)
+
+    def track(self, task: asyncio.Task[Any], role: str) -> None:
+        """A call on this role runs."""
+        running = self._running.setdefault(role, set())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    def start_clock(self, origin: float) -> None:
+        """Of all roles that have a clock; those of one worker share it."""
+        if self._failure is not None:
+            raise m.error_of(self._failure)
+        for role in self._roles.values():
+            clock: Any = getattr(role, "clock", None)
+            if clock is not None:
+                clock.origin = origin
+
+    async def end(self, role: str) -> None:
+        """Cancel its calls, and close it."""
+        self._check(role)
+        ended = self._roles.pop(role)
+        self._ended.add(role)
+        calls = list(self._running.get(role, ()))
+        for task in calls:
+            task.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        close: Any = getattr(ended, "close", None)
+        if callable(close):
+            closing = close()
+            if inspect.isawaitable(closing):
+                await closing
+
+    def has_ended(self, role: str) -> bool:
+        return role in self._ended
+
+    def _check(self, role: str) -> None:
+        if self._failure is not None:
+            raise m.error_of(self._failure)
+        if role in self._ended:
+            raise WorkerDied(f"{role} was ended before")
+        if role not in self._roles:
+            raise LookupError(f"{self.worker} has no role {role}; it has {', '.join(self._roles) or 'none'}")
+
+
+class _Client(asyncio.Protocol):
+    """One connection, from its proof that it has the token to its end."""
+
+    def __init__(self, server: WorkerServer) -> None:
+        self._server = server
+        self._splitter = Splitter(_HANDSHAKE_LIMIT)
+        self._nonce = new_nonce()
+        self._take = self._admit
+        self._loop = asyncio.get_running_loop()
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._server.clients.add(self._transport)
+        self._deadline = self._loop.call_later(_HANDSHAKE_S, self._transport.abort)
+        self._send(0, m.Challenge(self._nonce))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._splitter.feed(data):
+                self._take(frame)
+        except WireError as error:
+            self._refuse(0, error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._deadline.cancel()
+        self._server.clients.discard(self._transport)
+
+    def _admit(self, frame: Framed) -> None:
+        try:
+            check_digest(self._server.token, self._nonce, m.decode_proof(frame.body).digest)
+        except (msgspec.MsgspecError, PermissionError):
+            return self._refuse(
+                frame.call, PermissionError(f"{self._server.worker} refuses a client without its token")
+            )
+        self._deadline.cancel()
+        self._splitter.limit = m.FRAME_LIMIT
+        self._take = self._serve
+        self._send(frame.call, m.done(os.getpid()))
+
+    def _serve(self, frame: Framed) -> None:
+        try:
+            match m.decode_request(frame.body):
+                case m.Call() as call:
+                    self._begin(frame.call, call.role, call.method, self._server.find(call))
+                case m.EndRole(role=role):
+                    self._begin(frame.call, "", f"the end of {role}", partial(self._server.end, role))
+                case m.StartClock(origin=origin):
+                    self._server.start_clock(origin)
+                    self._send(frame.call, m.done(None))
+                case m.Ping():
+                    self._send(frame.call, m.done(os.getpid()))
+        except Exception as error:  # the caller's, whatever it is
+            self._fail(frame.call, error)
+
+    def _begin(self, call: int, role: str, method: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._server.track(self._loop.create_task(self._finish(call, role, method, work)), role)
+
+    async def _finish(self, call: int, role: str, method: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        where = f"{role}.{method}"
+        try:
+            answer = m.done(await work())
+        except asyncio.CancelledError:
+            ended = self._server.has_ended(role)
+            reason = (
+                WorkerDied(f"{role} was ended during {method}") if ended else RuntimeError(f"{where} was cancelled")
+            )
+            return self._fail(call, reason)
+        except Exception as error:  # the caller's, whatever it is
+            return self._fail(call, error, where)
+        self._send(call, answer)
+
+    def _fail(self, call: int, error: Exception, where: str | None = None) -> None:
+        _log.debug("call %d failed", call, exc_info=error)
+        self._send(call, m.Failed(m.failure_of(error, where)))
+
+    def _refuse(self, call: int, error: Exception) -> None:
+        self._fail(call, error)
+        self._transport.close()
+
+    def _send(self, call: int, answer: m.Message) -> None:
+        if self._transport.is_closing():
+            return
+        body = m.encode(answer)
+        if len(body) > m.FRAME_LIMIT:
+            body = m.encode(m.Failed(m.failure_of(ValueError(f"an answer of {len(body)} bytes is too long to travel"))))
+        self._transport.write(header(call, body, limit=m.FRAME_LIMIT) + body)
+
+
+def run_worker(worker: str, roles: Sequence[RoleName], build: bytes, token: bytes, descriptor: int) -> None:
+    """The whole life of a worker's process. build: pickled, so that what cannot be loaded here is told the driver;
+    descriptor: of the socket that listens."""
+    listener = socket.socket(fileno=descriptor)
+
+    async def serve() -> None:
+        server = WorkerServer(worker, listener, token)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, server.stop)
+        await server.serve(lambda: pickle.loads(build)(roles))
+
+    asyncio.run(serve())

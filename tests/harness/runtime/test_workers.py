@@ -1,0 +1,316 @@
+"""Workers as processes: calls, refusals, deaths, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.protocols import Span
+from harness.runtime import messages as m
+from harness.runtime.fork_server import ForkServer
+from harness.runtime.local_runtime import LocalRuntime, device_environment, start_clocks, worker_environment
+from harness.runtime.runtime import WorkerDied
+from harness.runtime.worker_client import RemoteRole, WorkerConnection, connected
+from harness.runtime.worker_server import WorkerServer
+from harness.transfer_queue.remote.sockets import listen
+from harness.workers.actor import TrainReport
+from tests.support.project import ROOT
+from tests.support.worker_roles import EchoRole, Unheard, Unpicklable, build_echoes, fail_to_build
+
+TWO = {("echo", 0): EchoRole, ("echo", 1): EchoRole}
+Start = Callable[..., list[RemoteRole[EchoRole]]]
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRuntime]:
+    logs = tmp_path_factory.mktemp("logs")
+    with LocalRuntime(
+        gpu=False, start_timeout_s=120, call_timeout_s=60, logs=logs, preload=["tests.support.worker_roles"]
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def start(runtime: LocalRuntime, request: pytest.FixtureRequest) -> Start:
+    return lambda build=build_echoes, roles=TWO: runtime.start_worker(request.node.name, None, roles, build)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+async def test_roles_of_one_worker_answer_from_one_process_that_has_imported_before(start: Start) -> None:
+    first, second = start()
+    await connected([first, second])
+    pid = await first.role.pid()
+    assert pid == await second.role.pid() == await first.connected() != os.getpid()
+    assert await first.role.echo(7, times=2) == [7, 7] == await second.role.echo(value=7, times=2)
+    assert await first.role.environment("OMP_NUM_THREADS") == "1"
+    span = Span("a", "0", "b", 0.0, 1.0, 2, 3)
+    assert await first.role.report(TrainReport(sums={"x": 1.0}), [span]) == TrainReport(sums={"x": 1.0}, spans=[span])
+
+
+async def test_many_calls_run_at_a_time(start: Start) -> None:
+    first, _ = start()
+    assert await asyncio.gather(*(first.role.after(turn) for turn in (3, 2, 1, 0))) == [3, 2, 1, 0]
+    assert await first.role.answered() == [0, 1, 2, 3]
+    assert await asyncio.gather(*(first.role.echo(i) for i in range(500))) == [[i] for i in range(500)]
+
+
+async def test_roles_of_a_worker_share_its_clock(start: Start) -> None:
+    first, second = start()
+    await start_clocks([first.connection], 12.5)
+    assert await first.role.origin() == await second.role.origin() == 12.5
+
+
+async def test_what_is_no_call_is_refused_by_name(start: Start) -> None:
+    first, _ = start()
+    for name in ("_hidden", "missing"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(first.role, name)
+        with pytest.raises(AttributeError, match=name):
+            await first.connection.ask(m.Call("echo[0]", name, m.msgspec.Raw(m.encode(()))))
+    for name in ("plain", "untyped"):
+        with pytest.raises(m.CannotTravel, match=name):
+            getattr(first.role, name)
+    with pytest.raises(LookupError, match=r"no role echo\[7\]; it has echo\[0\], echo\[1\]"):
+        await first.connection.ask(m.Call("echo[7]", "pid", m.msgspec.Raw(m.encode(()))))
+    with pytest.raises(ValueError, match="Expected `int`, got `str`"):
+        await first.role.echo("seven")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="volume"):
+        await first.role.echo(7, volume=3)  # type: ignore[call-arg]
+    assert await first.role.echo(7) == [7]
+
+
+async def test_exceptions_arrive_as_themselves(start: Start) -> None:
+    first, _ = start()
+    with pytest.raises(ValueError, match="of the role") as known:
+        await first.role.fail("known")
+    assert "in echo[0].fail:\nTraceback" in known.value.__notes__[0]
+    with pytest.raises(FileNotFoundError, match="not there"):
+        await first.role.fail("number")
+    with pytest.raises(TimeoutError, match="Novel: too late"):
+        await first.role.fail("unknown")
+    with pytest.raises(Unheard, match="silence because of wind"):
+        await first.role.fail("of two")
+    with pytest.raises(ExceptionGroup) as group:
+        await first.role.fail("group")
+    assert repr(group.value) == repr(
+        ExceptionGroup("several", [ValueError("one"), ExceptionGroup("more", [KeyError("two")])])
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [(fail_to_build, MemoryError, "no room for the weights"), (Unpicklable(), ModuleNotFoundError, "my_lab")],
+)
+async def test_where_roles_cannot_be_made_every_call_says_why(
+    start: Start, build: Any, error: type[Exception], message: str
+) -> None:
+    handles = start(build)
+    await connected(handles)
+    for handle in handles:
+        with pytest.raises(error, match=message):
+            await handle.role.pid()
+        assert not await handle.is_dead()
+
+
+async def test_a_worker_that_is_killed_fails_its_calls_at_once_and_says_how(
+    start: Start, runtime: LocalRuntime
+) -> None:
+    first, second = start()
+    pid = await first.role.pid()
+    calls = [asyncio.create_task(call) for call in (first.role.wait(), second.role.block())]
+    await asyncio.sleep(0)
+    os.kill(pid, signal.SIGKILL)
+    for call, what in zip(calls, (r"echo\[0\] died during wait", r"echo\[1\] died during block"), strict=True):
+        with pytest.raises(WorkerDied, match=f"{what}: killed by signal 9; its output is in .*killed_fails.*log"):
+            await call
+    with pytest.raises(WorkerDied, match="died during pid: killed by signal 9"):
+        await first.role.pid()
+    assert await first.is_dead() and await second.is_dead()
+    await second.end()
+
+
+async def test_a_worker_that_exits_says_with_what(start: Start) -> None:
+    first, _ = start()
+    with pytest.raises(WorkerDied, match="died during exit: ended with exit code 3"):
+        await first.role.exit(3)
+
+
+async def test_a_worker_that_is_busy_is_alive_and_can_be_ended(runtime: LocalRuntime) -> None:
+    (only,) = runtime.start_worker("busy", None, {("echo", 0): EchoRole}, build_echoes)
+    pid = await only.role.pid()
+    call = asyncio.create_task(only.role.block())
+    await asyncio.sleep(0)
+    assert not await only.is_dead(within_s=0.1)
+    await only.end()
+    assert is_gone(pid) and await only.is_dead()
+    with pytest.raises(WorkerDied):
+        await call
+
+
+async def test_a_call_that_is_not_answered_in_time_says_so(start: Start) -> None:
+    first, _ = start()
+    hasty = RemoteRole("echo[0]", EchoRole, first.connection, call_timeout_s=0.01)
+    await first.connected()
+    with pytest.raises(TimeoutError, match=r"^echo\[0\] did not answer wait within 0.01 s$"):
+        await hasty.role.wait()
+    assert await first.role.echo(1) == [1]
+
+
+async def test_one_role_ends_while_the_other_goes_on_then_the_worker(start: Start, runtime: LocalRuntime) -> None:
+    first, second = start()
+    pid = await second.role.pid()
+    call = asyncio.create_task(first.role.wait())
+    await asyncio.sleep(0)
+    await first.end()
+    with pytest.raises(WorkerDied, match=r"echo\[0\] was ended during wait"):
+        await call
+    with pytest.raises(WorkerDied, match=r"echo\[0\] was ended"):
+        await first.role.pid()
+    assert await first.is_dead() and not await second.is_dead()
+    assert await second.role.pid() == pid
+    await second.end()
+    assert is_gone(pid)
+
+
+async def test_a_client_without_the_token_is_refused_before_anything_is_read(start: Start) -> None:
+    first, _ = start()
+    await first.connected()
+    known = first.connection
+    other = WorkerConnection(known.worker, known.process, b"another token", roles=["echo[0]"], start_timeout_s=60)
+    with pytest.raises(PermissionError, match="refuses a client without its token"):
+        await RemoteRole("echo[0]", EchoRole, other, 60).role.pid()
+    address = await known.process.address()
+    with socket.socket(socket.AF_UNIX) as hasty:
+        hasty.connect("\0" + address.removeprefix("unix:"))
+        body = m.encode(m.EndRole("echo[0]"))
+        hasty.sendall(len(body).to_bytes(4, "little") + bytes(2) + (1).to_bytes(4, "little") + body)
+        answer = b""
+        while more := await asyncio.to_thread(hasty.recv, 4096):
+            answer += more
+        assert b"refuses a client" in answer
+    assert await first.role.echo(1) == [1]
+
+
+async def test_a_server_over_tcp_answers_likewise() -> None:
+    listener, address = listen("tcp:127.0.0.1:0")
+    server = WorkerServer("here", listener, b"token")
+    serving = asyncio.create_task(server.serve(lambda: build_echoes([("echo", 0)])))
+
+    class Here:
+        async def address(self) -> str:
+            return address
+
+        async def death(self, within_s: float) -> str | None:
+            return "it was stopped" if serving.done() else None
+
+        def kill(self) -> None:
+            server.stop()
+
+    connection = WorkerConnection("here", Here(), b"token", roles=["echo[0]"], start_timeout_s=60)
+    handle = RemoteRole("echo[0]", EchoRole, connection, 60)
+    assert await handle.role.pid() == os.getpid()
+    server.stop()
+    await serving
+    assert await handle.is_dead()
+
+
+async def test_leaving_the_runtime_closes_roles_and_ends_busy_workers_too(tmp_path: Path) -> None:
+    with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=tmp_path) as runtime:
+        runtime.stop_s = 0.5
+        idle = runtime.start_worker("idle", None, TWO, build_echoes)
+        busy = runtime.start_worker("busy", None, TWO, build_echoes)
+        pids = [await idle[0].role.pid(), await busy[0].role.pid()]
+        blocked = asyncio.create_task(busy[0].role.block())
+        await asyncio.sleep(0)
+    assert all(map(is_gone, pids))
+    assert (tmp_path / "idle.log").read_text() == "echo[0] was closed\necho[1] was closed\n"
+    with pytest.raises(WorkerDied):
+        await blocked
+
+
+DRIVER = """
+import asyncio, sys, time
+from harness.runtime.local_runtime import LocalRuntime
+from tests.support.worker_roles import EchoRole, build_echoes
+
+async def main(runtime):  # at the top of a script, without a guard: workers must not run it
+    print("driver", flush=True)
+    for worker in "ab":
+        (echo,) = runtime.start_worker(worker, None, {("echo", 0): EchoRole}, build_echoes)
+        print(await echo.role.pid(), flush=True)
+    await echo.role.block()
+
+with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=None) as runtime:
+    asyncio.run(main(runtime))
+"""
+
+
+def test_a_driver_that_is_killed_leaves_no_worker_and_its_script_runs_once(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, script], env=environment, cwd=ROOT, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        lines = [driver.stdout.readline().decode().strip() for _ in range(3)]
+        assert lines[0] == "driver"
+        driver.kill()
+        until = time.monotonic() + 30
+        while not all(is_gone(int(pid)) for pid in lines[1:]):
+            assert time.monotonic() < until
+        assert driver.stdout.read() == b""
+
+
+MODELS = ["harness.driver.build", "engines.torch.fsdp", "engines.torch.rollout", "engines.torch.scoring"]
+
+
+def test_a_fork_server_with_a_thread_forks_nothing_and_says_so(tmp_path: Path) -> None:
+    server = ForkServer(
+        ["tests.support.worker_roles:start_a_thread"], os.environ | worker_environment(False), tmp_path / "log"
+    )
+    try:
+        process = server.start(print, ("never",))
+        assert (process.wait(60) or "").startswith(
+            "the server that forks it has ended: RuntimeError: a fork is not safe"
+        )
+        process.close()
+    finally:
+        server.close()
+
+
+def test_what_real_workers_import_leaves_one_thread(tmp_path: Path) -> None:
+    preload = [*MODELS, "transformers.models.qwen3.modeling_qwen3"]
+    server = ForkServer(preload, os.environ | worker_environment(False), tmp_path / "log")
+    try:
+        process = server.start(print, ("forked",), log=tmp_path / "out")
+        assert process.wait(120) == "ended with exit code 0", (tmp_path / "log").read_text()
+        assert (tmp_path / "out").read_text() == "forked\n"
+        process.close()
+    finally:
+        server.close()
+
+
+def test_a_worker_sees_its_device_among_those_that_the_driver_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (
+        device_environment(1) == {"CUDA_VISIBLE_DEVICES": "1"}
+        and device_environment(None)["CUDA_VISIBLE_DEVICES"] == ""
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6")
+    assert device_environment(1) == {"CUDA_VISIBLE_DEVICES": "6"}

@@ -1,0 +1,47 @@
+"""Workers in Ray actors answer as those of one machine do, and Ray says how they died."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from harness.config.placement import Placement
+from harness.runtime.ray_cluster import RayCluster
+from harness.runtime.runtime import WorkerDied
+from harness.runtime.worker_client import connected
+from tests.support.worker_roles import EchoRole, build_echoes, fail_to_build
+
+pytestmark = [
+    # Ray leaves files, sockets and its log handles to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
+]
+
+
+async def test_workers_of_a_cluster_answer_die_and_end() -> None:
+    two = {("echo", 0): EchoRole, ("echo", 1): EchoRole}
+    placement = Placement({"rollout": (0,), "actor": (1,)})
+    with RayCluster(placement, gpu=False, start_timeout_s=120, call_timeout_s=60) as cluster:
+        first, second = cluster.start_worker("device[0]", 0, two, build_echoes)
+        (other,) = cluster.start_worker("device[1]", 1, {("echo", 2): EchoRole}, build_echoes)
+        (broken,) = cluster.start_worker("host", None, {("echo", 3): EchoRole}, fail_to_build)
+        await connected([first, other, broken])
+        assert await first.role.pid() == await second.role.pid() != await other.role.pid()
+        with pytest.raises(MemoryError, match="no room for the weights"):
+            await broken.role.pid()
+        await first.end()
+        assert await first.is_dead() and await second.role.echo(3) == [3]
+        call = asyncio.create_task(second.role.block())
+        await asyncio.sleep(0)
+        os.kill(await other.connected(), signal.SIGKILL)
+        with pytest.raises(WorkerDied, match=r"echo\[2\] died during pid: .*; its output is in Ray's logs"):
+            await other.role.pid()
+        assert await other.is_dead() and not await second.is_dead(within_s=0.1)
+        await second.end()
+        with pytest.raises(WorkerDied, match=r"echo\[1\] died during block"):
+            await call

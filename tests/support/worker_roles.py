@@ -1,0 +1,116 @@
+"""Roles for tests of workers: small ones, in a module that workers can import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.protocols import Span
+from harness.runtime.runtime import RealClock
+from harness.runtime.worker_server import RoleName
+from harness.workers.actor import TrainReport
+
+
+class Unheard(Exception):
+    """Needs two arguments, so that its message alone makes no other."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} because of {why}")
+
+
+class EchoRole:
+    def __init__(self, number: int, clock: RealClock | None = None) -> None:
+        self.number, self.clock = number, clock or RealClock(0.0)
+        self.order: list[int] = []
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def echo(self, value: int, *, times: int = 1) -> list[int]:
+        return [value] * times
+
+    async def report(self, report: TrainReport, spans: list[Span]) -> TrainReport:
+        report.spans += spans
+        return report
+
+    async def after(self, turn: int) -> int:
+        """Later turns answer first."""
+        await asyncio.sleep(0.02 * turn)
+        self.order.append(turn)
+        return turn
+
+    async def answered(self) -> list[int]:
+        return self.order
+
+    async def origin(self) -> float:
+        return self.clock.origin
+
+    async def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    async def imported(self, module: str) -> bool:
+        return module in sys.modules
+
+    async def fail(self, how: str) -> None:
+        errors: Mapping[str, Exception] = {
+            "known": ValueError("of the role"),
+            "number": OSError(2, "not there"),
+            "unknown": type("Novel", (TimeoutError,), {"__module__": "somewhere"})("too late"),
+            "of two": Unheard("silence", "wind"),
+            "group": ExceptionGroup("several", [ValueError("one"), ExceptionGroup("more", [KeyError("two")])]),
+        }
+        raise errors[how]
+
+    async def block(self) -> None:
+        """The whole process, as a collective would."""
+        time.sleep(3600)  # noqa: ASYNC251
+
+    async def wait(self) -> None:
+        await asyncio.sleep(3600)
+
+    async def exit(self, code: int) -> None:
+        os._exit(code)
+
+    async def untyped(self, value):  # type: ignore[no-untyped-def]
+        return value
+
+    async def _hidden(self) -> int:
+        return 1
+
+    def plain(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        print(f"echo[{self.number}] was closed")
+
+
+def build_echoes(roles: Sequence[RoleName]) -> Mapping[RoleName, object]:
+    clock = RealClock(0.0)
+    return {role: EchoRole(role[1], clock) for role in roles}
+
+
+def fail_to_build(roles: Sequence[RoleName]) -> Mapping[RoleName, object]:
+    raise MemoryError("no room for the weights")
+
+
+class Unpicklable:
+    """Can be pickled, but not made again elsewhere."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _refuse, ()
+
+    def __call__(self, roles: Sequence[RoleName]) -> Mapping[RoleName, object]:
+        return {}
+
+
+def _refuse() -> None:
+    raise ModuleNotFoundError("No module named 'my_lab'")
+
+
+def start_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
