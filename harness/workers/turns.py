@@ -1,0 +1,262 @@
+"""Who computes on a device when.
+
+Whatever a role computes on a device it computes in its turn. Roles of one device go first come, first served. What is a
+collective of several ranks (a training micro-batch, a step, scores by sharded parameters, weights being gathered) must
+begin in the same order on every rank, though their rows become ready at different times: the ranks agree on that order
+through a store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Turns(Protocol):
+    def turn(self, who: str) -> AbstractAsyncContextManager[None]:
+        """Wait until the device is free for `who` (a role's loop, such as "actor[0].train"), and keep it meanwhile.
+        Not to be asked for inside of a turn."""
+
+    def lines(self, owner: str) -> list[str]:
+        """A line for each loop of this role that waits for its turn, the longest wait first."""
+
+
+class NoTurns:
+    """For roles that compute on no device, or have one to themselves: they never wait."""
+
+    def turn(self, who: str) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
+
+    def lines(self, owner: str) -> list[str]:
+        return []
+
+
+class DeviceTurns:
+    """One device, first come, first served. Raises TimeoutError after `limit_s` without a turn."""
+
+    def __init__(self, device: str = "the device", *, limit_s: float | None = None) -> None:
+        self._device, self._limit_s = device, limit_s
+        self._lock = asyncio.Lock()  # serves in order
+        self._holder: str | None = None
+        self._waiting: dict[object, str] = {}
+
+    @property
+    def holder(self) -> str | None:
+        """Who computes now."""
+        return self._holder
+
+    @asynccontextmanager
+    async def turn(self, who: str) -> AsyncIterator[None]:
+        if self._lock.locked():
+            await self._wait(who)
+        else:
+            await self._lock.acquire()
+        self._holder = who
+        try:
+            yield
+        finally:
+            self._holder = None
+            self._lock.release()
+
+    async def _wait(self, who: str) -> None:
+        waits = object()
+        self._waiting[waits] = who
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise TimeoutError(f"after {self._limit_s:g} s {self._line(who)}") from None
+        finally:
+            del self._waiting[waits]
+
+    def lines(self, owner: str) -> list[str]:
+        return [self._line(who) for who in self._waiting.values() if who.startswith(f"{owner}.")]
+
+    def _line(self, who: str) -> str:
+        return f"{who} waits for {self._device}, which {self._holder or 'the next in line'} holds"
+
+
+# -- several ranks
+
+
+class Store(Protocol):
+    """What is used of a `torch.distributed.Store`. None of these calls waits."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+
+    def set(self, key: str, value: str, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+    def check(self, keys: list[str], /) -> bool: ...
+
+    def delete_key(self, key: str, /) -> bool: ...
+
+
+def world_turns(store: Store, *, rank: int, ranks: int, device: Turns, limit_s: float | None) -> Turns:
+    """For the collectives of a world; those of one rank only need their device."""
+    return device if ranks == 1 else WorldTurns(store, rank=rank, ranks=ranks, device=device, limit_s=limit_s)
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A rank's wish for the `count`-th turn of a loop, which it makes known as `who`."""
+
+    who: str
+    count: int
+    granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+_NAMED = 62
+"""Ranks that have a bit of their own in the store's signed 64-bit numbers."""
+_SPINS, _FIRST_S, _GROWTH, _LONGEST_S = 8, 0.0002, 1.3, 0.01
+
+
+class WorldTurns:
+    """All ranks compute the same loops in the same order, one at a time; each rank asks for its own part.
+
+    A loop is known by its name without the number in brackets ("actor.train"), has one turn at a time, and asks equally
+    often on every rank. A turn is there once every rank has asked for it, and turns come in the order in which that
+    happened. Only then is the `device` taken, which other roles of this rank may hold for a while. A loop that was
+    cancelled while it waited for a turn cannot ask for another one: the other ranks may be in that turn already.
+
+    store: of the whole world, over a connection of its own (one that waits keeps others waiting). Raises TimeoutError
+    after `limit_s` without a turn.
+    """
+
+    def __init__(self, store: Store, *, rank: int, ranks: int, device: Turns, limit_s: float | None) -> None:
+        self._store, self._rank, self._ranks, self._device, self._limit_s = store, rank, ranks, device, limit_s
+        self._counts = Counter[str]()  # turns asked for, by loop
+        self._asked: dict[str, deque[_Asked]] = defaultdict(deque)  # and not granted yet
+        self._numbers: dict[str, int] = {}  # of the latest turn, by loop
+        self._number = 1  # of the turn that is next, or under way
+        self._current: _Asked | None = None
+        self._gave_up: set[str] = set()
+        self._news = asyncio.Event()  # someone here has asked since the store was asked
+        self._following: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def turn(self, who: str) -> AsyncIterator[None]:
+        asked = self._ask(who)
+        try:
+            await self._wait(asked)
+            async with self._device.turn(who):
+                yield
+        finally:
+            asked.over.set()
+            if asked.granted.cancelled():
+                self._gave_up.add(_loop(who))
+
+    def _ask(self, who: str) -> _Asked:
+        """Whoever is the last to ask gives the turn its number."""
+        loop = _loop(who)
+        if any(not asked.over.is_set() for asked in self._asked[loop]) or self._current_loop() == loop:
+            raise RuntimeError(f"{who} asks for a second turn before its first is over")
+        if loop in self._gave_up:
+            raise RuntimeError(f"{who} was cancelled while it waited for a turn of all ranks: it cannot go on")
+        self._counts[loop] += 1
+        asked = _Asked(who, self._counts[loop])
+        mine, everyone = (1 << self._rank, (1 << self._ranks) - 1) if self._ranks <= _NAMED else (1, self._ranks)
+        if self._store.add(_wish(loop, asked.count), mine) == everyone:
+            number = self._store.add("turns/given", 1)
+            self._store.set(_turn(number), loop)
+            if loop in self._numbers:  # every rank has gone past it: it asks for the next one
+                self._store.delete_key(_wish(loop, asked.count - 1))
+                self._store.delete_key(_turn(self._numbers[loop]))
+        self._asked[loop].append(asked)
+        self._news.set()
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._follow(), name="turns of the training world")
+        return asked
+
+    def _current_loop(self) -> str | None:
+        return None if self._current is None or self._current.over.is_set() else _loop(self._current.who)
+
+    async def _wait(self, asked: _Asked) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await asked.granted
+        except TimeoutError:
+            raise TimeoutError(f"after {self._limit_s:g} s {self._line(asked)}{self._missing(asked)}") from None
+
+    async def _follow(self) -> None:
+        """Grants turns in order while anyone here waits for one; the turn of a loop that gave up is passed over."""
+        try:
+            while any(not asked.over.is_set() for asked in self._every_asked()):
+                loop = await self._next_loop()
+                asked = self._asked[loop].popleft()
+                self._numbers[loop], self._current = self._number, asked
+                if not asked.over.is_set():
+                    asked.granted.set_result(None)
+                    await asked.over.wait()
+                self._current = None
+                self._number += 1
+        except Exception as error:  # of the store: the others have gone
+            for asked in self._every_asked():
+                if not asked.granted.done():
+                    asked.granted.set_exception(error)
+            self._asked.clear()
+
+    async def _next_loop(self) -> str:
+        """Whose turn is next, polled: often at first, as ranks mostly come at about the same time."""
+        key, spins, pause = _turn(self._number), _SPINS, _FIRST_S
+        while not self._store.check([key]):
+            if self._news.is_set():
+                self._news.clear()
+                spins, pause = _SPINS, _FIRST_S
+            if spins:
+                spins -= 1
+                await asyncio.sleep(0)
+            else:
+                await self._rest(pause)
+                pause = min(pause * _GROWTH, _LONGEST_S)
+        return self._store.get(key).decode()
+
+    async def _rest(self, seconds: float) -> None:
+        """Or until someone here asks for a turn."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+    def _every_asked(self) -> Iterable[_Asked]:
+        return [asked for waiting in self._asked.values() for asked in waiting]
+
+    def lines(self, owner: str) -> list[str]:
+        waiting = [asked for asked in self._every_asked() if not asked.over.is_set()]
+        mine = [self._line(asked) for asked in waiting if asked.who.startswith(f"{owner}.")]
+        return mine + self._device.lines(owner)
+
+    def _line(self, asked: _Asked) -> str:
+        current = "" if self._current is None else f", now in turn {self._number}, of {self._current.who}"
+        return f"{asked.who} waits for its turn {asked.count} in the training world of {self._ranks}{current}"
+
+    def _missing(self, asked: _Asked) -> str:
+        """Which ranks have not asked for it."""
+        wished = self._store.add(_wish(_loop(asked.who), asked.count), 0)
+        if self._ranks > _NAMED:
+            return f"; {wished} of {self._ranks} ranks have asked for it"
+        lacking = [rank for rank in range(self._ranks) if not wished >> rank & 1]
+        return f"; {_ranks(lacking)} not asked for it" if lacking else "; all ranks have asked for it"
+
+
+def _loop(who: str) -> str:
+    return re.sub(r"\[\d+\]", "", who)
+
+
+def _wish(loop: str, count: int) -> str:
+    return f"turns/{loop}/{count}"
+
+
+def _turn(number: int) -> str:
+    return f"turns/{number}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names} has" if len(ranks) == 1 else f"ranks {names} have"

@@ -1,0 +1,381 @@
+"""Who computes on a device when: in order on one device, and in the same order on all ranks of a world."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import TCPStore
+
+from engines.torch.model import build_model
+from engines.torch.scoring import TorchLogProb
+from harness.runtime.virtual_runtime import run_virtual
+from harness.workers.turns import DeviceTurns, NoTurns, Turns, WorldTurns, world_turns
+from tests.support.fsdp_samples import CPU, FREE, SMALL, World, batch_of, train, weights
+from tests.support.local_queue import virtual
+from tests.support.processes import run_in_processes
+
+
+class DictStore:
+    """A `harness.workers.turns.Store` of this process; one that is `gone` raises."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.gone = False
+
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = str(int(self.values.get(key, 0)) + amount)
+        return int(self.values[key])
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        if self.gone:
+            raise ConnectionError("the store is gone")
+        return all(key in self.values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(key, None) is not None
+
+
+# --- one device -------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_device_is_taken_in_the_order_in_which_it_was_asked_for() -> None:
+    turns, seen = DeviceTurns(), list[tuple[str, float]]()
+
+    async def compute(who: str, after: float) -> None:
+        await asyncio.sleep(after)
+        async with turns.turn(who):
+            assert turns.holder == who
+            seen.append((who, asyncio.get_running_loop().time()))
+            await asyncio.sleep(10)
+
+    await asyncio.gather(compute("c[0].x", 2), compute("a[0].x", 0), compute("b[0].x", 1), compute("a[0].y", 3))
+    assert seen == [("a[0].x", 0), ("b[0].x", 10), ("c[0].x", 20), ("a[0].y", 30)]
+    assert turns.holder is None
+
+
+@virtual
+async def test_a_loop_that_waits_for_a_device_says_who_holds_it() -> None:
+    turns = DeviceTurns("device 1")
+
+    async def wait() -> None:
+        async with turns.turn("actor[0].train"):
+            pass
+
+    async with turns.turn("rollout[0].generate"):
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(1)
+        assert turns.lines("actor[0]") == ["actor[0].train waits for device 1, which rollout[0].generate holds"]
+        assert turns.lines("rollout[0]") == turns.lines("actor") == []
+    await waiting
+    assert turns.lines("actor[0]") == []
+
+
+@virtual
+async def test_a_wait_for_a_device_ends_with_an_error_and_takes_no_turn_from_others() -> None:
+    turns = DeviceTurns(limit_s=5)
+
+    async def ask(who: str, hold_s: float) -> None:
+        async with turns.turn(who):
+            await asyncio.sleep(hold_s)
+
+    holding = asyncio.create_task(ask("rollout[0].generate", 6))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(ask("actor[0].train", 1))
+    await asyncio.sleep(2)
+    later = asyncio.create_task(ask("reference[0].work", 1))
+    with pytest.raises(
+        TimeoutError, match=r"^after 5 s actor\[0\].train waits for the device, which rollout\[0\].generate holds$"
+    ):
+        await late
+    await asyncio.gather(holding, later)
+    assert asyncio.get_running_loop().time() == 7
+
+
+@virtual
+async def test_one_that_fails_or_is_cancelled_leaves_the_device() -> None:
+    turns = DeviceTurns()
+    with pytest.raises(ValueError):
+        async with turns.turn("a[0].x"):
+            raise ValueError
+    holding = asyncio.create_task(asyncio.sleep(0))
+    async with turns.turn("a[0].x"):
+        waiting = asyncio.ensure_future(turns.turn("b[0].x").__aenter__())
+        await holding
+        waiting.cancel()
+    async with turns.turn("c[0].x"):
+        assert turns.holder == "c[0].x"
+
+
+async def test_a_world_of_one_needs_its_device_only() -> None:
+    device = DeviceTurns()
+    assert world_turns(DictStore(), rank=0, ranks=1, device=device, limit_s=1) is device
+    free: Turns = NoTurns()
+    async with free.turn("a[0].x"), free.turn("b[0].x"):
+        assert free.lines("a[0]") == []
+
+
+# --- several ranks on a simulated clock -------------------------------------------------------------------------------
+
+LIMIT_S = 100.0
+SECONDS = st.sampled_from([0.0, 0.0, 0.0001, 0.001, 0.01, 0.1, 0.5])
+
+
+@dataclass
+class Plan:
+    """Of each loop, on each rank: seconds before it asks for each turn, and seconds in it; and of a role of one rank,
+    that takes its device by itself."""
+
+    loops: Mapping[str, Sequence[Sequence[tuple[float, float]]]]
+    others: Sequence[Sequence[tuple[float, float]]]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    ranks = draw(st.integers(2, 4))
+    names = draw(st.lists(st.sampled_from(["actor.train", "reference.work", "actor_fwd.work", "actor.publish"]),
+                          min_size=1, unique=True))  # fmt: skip
+    loops = {}
+    for name in names:
+        turns = draw(st.integers(1, 6))
+        timing = st.lists(st.tuples(SECONDS, SECONDS), min_size=turns, max_size=turns)
+        loops[name] = [draw(timing) for _ in range(ranks)]
+    return Plan(loops, [draw(st.lists(st.tuples(SECONDS, SECONDS), max_size=3)) for _ in range(ranks)])
+
+
+@dataclass
+class Seen:
+    """Turns (loop, count) of each rank in its order; when each was asked for, by the rank that was last."""
+
+    order: list[list[tuple[str, int]]]
+    asked: dict[tuple[str, int], float] = field(default_factory=dict)
+    inside: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+async def play(plan: Plan, store: DictStore) -> Seen:
+    """A turn is a collective: it goes on once every rank has begun it, and would wait forever out of order."""
+    ranks = len(plan.others)
+    seen, loop = Seen([[] for _ in range(ranks)]), asyncio.get_running_loop()
+    everyone: dict[tuple[str, int], asyncio.Barrier] = {}
+
+    async def collective(rank: int, name: str, turns: Turns, device: DeviceTurns) -> None:
+        role, work = name.split(".")
+        for count, (before, during) in enumerate(plan.loops[name][rank]):
+            await asyncio.sleep(before)
+            key = (name, count)
+            seen.asked[key] = loop.time()
+            async with turns.turn(f"{role}[{rank}].{work}"):
+                assert device.holder == f"{role}[{rank}].{work}"
+                seen.order[rank].append(key)
+                await everyone.setdefault(key, asyncio.Barrier(ranks)).wait()
+                await asyncio.sleep(during)
+
+    async def other(rank: int, device: DeviceTurns) -> None:
+        for before, during in plan.others[rank]:
+            await asyncio.sleep(before)
+            async with device.turn(f"rollout[{rank}].generate"):
+                await asyncio.sleep(during)
+
+    async with asyncio.TaskGroup() as tasks:
+        for rank in range(ranks):
+            device = DeviceTurns(limit_s=LIMIT_S)
+            turns = world_turns(store, rank=rank, ranks=ranks, device=device, limit_s=LIMIT_S)
+            for name in plan.loops:
+                tasks.create_task(collective(rank, name, turns, device))
+            tasks.create_task(other(rank, device))
+    return seen
+
+
+@given(plans())
+def test_all_ranks_take_the_same_turns_first_come_first_served_whatever_comes_when(plan: Plan) -> None:
+    store = DictStore()
+    seen = run_virtual(play(plan, store))
+    wanted = {(name, count) for name, timing in plan.loops.items() for count in range(len(timing[0]))}
+    assert set(seen.order[0]) == wanted and len(seen.order[0]) == len(wanted)
+    assert all(order == seen.order[0] for order in seen.order)
+    times = [seen.asked[turn] for turn in seen.order[0]]
+    assert times == sorted(times), "a turn came before one that all ranks had asked for earlier"
+    assert len(store.values) <= 1 + 2 * len(plan.loops), "what is over is not kept"
+
+
+def two_ranks(store: DictStore, limit_s: float = 5.0) -> tuple[list[DeviceTurns], list[WorldTurns]]:
+    devices = [DeviceTurns(limit_s=limit_s) for _ in range(2)]
+    return devices, [
+        WorldTurns(store, rank=rank, ranks=2, device=device, limit_s=limit_s) for rank, device in enumerate(devices)
+    ]
+
+
+async def hold(turns: Turns, who: str, seconds: float = 1.0) -> None:
+    async with turns.turn(who):
+        await asyncio.sleep(seconds)
+
+
+@virtual
+async def test_a_turn_that_a_rank_never_asks_for_ends_with_its_name() -> None:
+    _, (first, second) = two_ranks(DictStore())
+    await asyncio.gather(hold(first, "actor[0].train"), hold(second, "actor[1].train"))
+    waiting = asyncio.create_task(hold(second, "actor[1].train"))
+    await asyncio.sleep(1)
+    assert second.lines("actor[1]") == ["actor[1].train waits for its turn 2 in the training world of 2"]
+    with pytest.raises(
+        TimeoutError,
+        match=r"after 5 s actor\[1\].train waits for its turn 2 in the training world of 2; rank 0 has not asked",
+    ):
+        await waiting
+    assert second.lines("actor[1]") == []
+    with pytest.raises(RuntimeError, match=r"actor\[1\].train was cancelled while it waited for a turn of all ranks"):
+        await hold(second, "actor[1].train")
+
+
+@virtual
+async def test_a_turn_that_waits_for_another_says_so() -> None:
+    _, ranks = two_ranks(DictStore())
+    holding = [asyncio.create_task(hold(turns, f"actor[{rank}].train", 6)) for rank, turns in enumerate(ranks)]
+    await asyncio.sleep(1)
+    waiting = [asyncio.create_task(hold(turns, f"reference[{rank}].work")) for rank, turns in enumerate(ranks)]
+    await asyncio.sleep(1)
+    assert ranks[0].lines("reference[0]") == [
+        "reference[0].work waits for its turn 1 in the training world of 2, now in turn 1, of actor[0].train"
+    ]
+    for task in waiting:
+        with pytest.raises(TimeoutError, match="now in turn 1, of actor.*; all ranks have asked for it"):
+            await task
+    await asyncio.gather(*holding)
+    await asyncio.gather(*(hold(turns, f"actor[{rank}].train") for rank, turns in enumerate(ranks)))
+
+
+@virtual
+async def test_a_granted_turn_that_waits_for_its_device_says_who_holds_that() -> None:
+    (device, _), ranks = two_ranks(DictStore())
+    async with device.turn("rollout[0].generate"):
+        waiting = [asyncio.create_task(hold(turns, f"actor[{rank}].train")) for rank, turns in enumerate(ranks)]
+        await asyncio.sleep(1)
+        assert ranks[0].lines("actor[0]") == ["actor[0].train waits for the device, which rollout[0].generate holds"]
+    await asyncio.gather(*waiting)
+
+
+@virtual
+async def test_a_loop_has_one_turn_at_a_time() -> None:
+    _, (first, _) = two_ranks(DictStore())
+    waiting = asyncio.create_task(hold(first, "actor[0].train"))
+    await asyncio.sleep(0.1)
+    with pytest.raises(RuntimeError, match=r"actor\[0\].train asks for a second turn before its first is over"):
+        await hold(first, "actor[0].train")
+    waiting.cancel()
+    with suppress(asyncio.CancelledError):
+        await waiting
+
+
+@virtual
+async def test_when_the_store_has_gone_every_wait_ends_with_its_error() -> None:
+    store = DictStore()
+    _, (first, _) = two_ranks(store)
+    waiting = [asyncio.create_task(hold(first, who)) for who in ("actor[0].train", "reference[0].work")]
+    await asyncio.sleep(0.1)
+    store.gone = True
+    for task in waiting:
+        with pytest.raises(ConnectionError, match="the store is gone"):
+            await task
+
+
+@virtual
+async def test_of_more_ranks_than_have_bits_it_is_said_how_many_lack() -> None:
+    store = DictStore()
+    turns = [WorldTurns(store, rank=rank, ranks=70, device=DeviceTurns(), limit_s=5) for rank in range(70)]
+    async with asyncio.TaskGroup() as tasks:
+        for rank, one in enumerate(turns):
+            tasks.create_task(hold(one, f"actor[{rank}].train"))
+    with pytest.raises(TimeoutError, match="1 of 70 ranks have asked for it"):
+        await hold(turns[0], "actor[0].train")
+
+
+# --- two real processes -----------------------------------------------------------------------------------------------
+
+MICRO_BATCHES = [range(first, first + 2) for first in range(0, 24, 2)]
+STEPS = 2
+
+
+@dataclass
+class Trained:
+    order: list[str]
+    weights: dict[str, torch.Tensor]
+    reference: list[np.ndarray]
+    old: list[np.ndarray]
+
+
+def one_rank(rank: int, port: int) -> Trained:
+    """Trains, scores and keeps a reference side by side, each whenever it pleases."""
+    world_store, store = (TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False) for _ in range(2))
+    rng, order, reference_scores, old_scores = np.random.default_rng(rank), list[str](), [], []
+    mine = MICRO_BATCHES[rank::2]
+
+    async def run(world: World) -> dict[str, torch.Tensor]:
+        engine, reference = world.engine(FREE), world.reference(seed=4)
+        scorer = engine.scorer()
+        turns = world_turns(store, rank=rank, ranks=2, device=DeviceTurns(limit_s=60), limit_s=60)
+
+        async def later() -> None:
+            await asyncio.sleep(rng.choice([0.0, 0.0, 0.001, 0.01]))
+
+        async def training() -> None:
+            for _ in range(STEPS):
+                for samples in mine:
+                    await later()
+                    async with turns.turn(f"actor[{rank}].train"):
+                        order.append("train")
+                        await engine.accumulate(batch_of(samples))
+                async with turns.turn(f"actor[{rank}].train"):
+                    order.append("step")
+                    await engine.step()
+
+        async def scoring(role: str, by: object, found: list[np.ndarray]) -> None:
+            for samples in mine * STEPS:
+                await later()
+                async with turns.turn(f"{role}[{rank}].work"):
+                    order.append(role)
+                    batch = batch_of(samples)
+                    found.append((await by.log_probs(batch.prompts, batch.responses)).values)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(training())
+            tasks.create_task(scoring("reference", reference, reference_scores))
+            tasks.create_task(scoring("actor_fwd", scorer, old_scores))
+        undisturbed = world.engine(FREE)
+        for _ in range(STEPS):
+            train(undisturbed, mine)
+        ours, theirs = weights(engine), weights(undisturbed)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        return ours
+
+    with World(world_store, rank, 2) as world:
+        return Trained(order, asyncio.run(run(world)), reference_scores, old_scores)
+
+
+def test_two_processes_train_and_score_side_by_side_in_the_same_order() -> None:
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    first, second = run_in_processes(one_rank, [(rank, store.port) for rank in range(2)], timeout_s=200)
+    turns = len(MICRO_BATCHES) // 2 * STEPS
+    assert first.order == second.order
+    assert [first.order.count(role) for role in ("train", "step", "reference", "actor_fwd")] == [
+        *(turns, STEPS, turns, turns)
+    ]
+    alone = TorchLogProb(build_model(SMALL, seed=4), temperature=1.0, device=CPU)
+    for rank, seen in enumerate((first, second)):
+        for samples, scores in zip(MICRO_BATCHES[rank::2] * STEPS, seen.reference, strict=True):
+            batch = batch_of(samples)
+            expected = asyncio.run(alone.log_probs(batch.prompts, batch.responses))
+            np.testing.assert_array_equal(scores, expected.values)
