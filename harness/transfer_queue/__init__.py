@@ -2,7 +2,7 @@
 
 from harness.transfer_queue.control.controller import QueueClosed
 from harness.transfer_queue.control.leases import LeaseExpired
-from harness.transfer_queue.control.spec import GetRequest, QueueSpec, TaskSpec
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, TaskSpec, with_get_options
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.queue import TransferQueue
 from harness.transfer_queue.rows.columns import Batch, Column, ColumnSpec, Ragged
@@ -19,4 +19,5 @@ __all__ = [
     "Ragged",
     "TaskSpec",
     "TransferQueue",
+    "with_get_options",
 ]

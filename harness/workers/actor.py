@@ -64,6 +64,7 @@ class ActorRole(SendingWorker):
         self.engine, self.clock, self.reader = engine, clock, reader
         self.rank, self.name, self.device = rank, str(rank), device
         self.waits = Waits(f"actor[{rank}]")
+        self.version = 0  # of the engine's parameters, as they are now
 
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; then one update.
@@ -88,6 +89,7 @@ class ActorRole(SendingWorker):
         start = self.clock.now()
         with self.waits("train", "the other ranks' gradients"):
             report.grad_norm = (await self.engine.step())["grad_norm"]
+        self.version = iteration + 1
         self._note(report, "update_actor", start, self.clock.now(), iteration)
         return report
 

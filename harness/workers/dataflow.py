@@ -61,6 +61,7 @@ def queue_spec(
     capacity_rows: int,
     order: Order = "fifo",
     score_extras: bool = False,
+    beside_actor: Collection[str] = (),
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
 
@@ -69,7 +70,8 @@ def queue_spec(
     ready, training takes groups in the order in which they became ready, of whatever batch; ValueError unless it has
     one rank. Any other order is a policy of the queue by its name or import path, which training follows instead.
     Rewards are per sample, so they always take whatever is ready. score_extras: whether scores have extra
-    values.
+    values. beside_actor: roles (of "reference" and "actor_fwd") that share the training world: each of its ranks reads
+    a share of every micro-batch.
     """
     if order != "fifo" and training_ranks != 1:
         raise ValueError(f"order {order!r} trains on one rank, not {training_ranks}: use order 'fifo' or one device")
@@ -77,6 +79,11 @@ def queue_spec(
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
     trained.remove("answer")
+
+    def scored(role: str) -> TaskSpec:
+        ranks = training_ranks if role in beside_actor else 1
+        return TaskSpec(("prompt", "response"), policy=forward, ranks=ranks, whole_groups=True)
+
     tasks = {
         "rollout": TaskSpec(("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)),
         "reward": TaskSpec(("response", "answer"), policy="ready"),
@@ -85,11 +92,11 @@ def queue_spec(
     if "reference" in roles:
         columns |= REFERENCE_COLUMNS
         trained += REFERENCE_COLUMNS
-        tasks["reference"] = TaskSpec(("prompt", "response"), policy=forward, whole_groups=True)
+        tasks["reference"] = scored("reference")
     if "actor_fwd" in roles:
         columns |= OLD_COLUMNS
         trained += OLD_COLUMNS
-        tasks["actor_fwd"] = TaskSpec(("prompt", "response"), policy=forward, whole_groups=True)
+        tasks["actor_fwd"] = scored("actor_fwd")
     if score_extras:
         columns |= EXTRA_COLUMNS
         trained += EXTRA_COLUMNS

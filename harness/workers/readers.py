@@ -1,15 +1,17 @@
-"""In which order training ranks read their micro-batches from the queue, and how ranks that share layers read once."""
+"""How training ranks, and stages beside them, read their micro-batches from the queue: in which order, each its rank's,
+and of ranks that share layers once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
 
 import torch.distributed as dist
 
-from harness.transfer_queue import Batch, TransferQueue
+from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, with_get_options
 from harness.workers.dataflow import partition_name
 
 Deadlines = Sequence[tuple[int, int]]
@@ -91,17 +93,54 @@ class TensorParallelReader:
         """The group's timeout ends the wait for the first rank."""
         own = None if self._reader is None else self._reader.read(iteration, first)
         while True:
-            shared: list[Batch | None] = [None if own is None else await anext(own, None)]
-            await asyncio.to_thread(dist.broadcast_object_list, shared, group=self._group, group_src=0)
-            if shared[0] is None:
+            batch = await _shared(None if own is None else anext(own, None), self._group)
+            if batch is None:
                 return
-            yield shared[0]
+            yield batch
+
+
+class RankQueue:
+    """The queue as a stage sees it that shares the training world: `rank` is its data-parallel rank, and it gets that
+    rank's share of each micro-batch. Shares of one micro-batch are the k-th of every rank, whatever comes when, if all
+    ranks make the same calls.
+
+    group: of the ranks that share layers, where there are several: the first one reads and writes for all of them.
+    """
+
+    def __init__(self, queue: TransferQueue, *, rank: int, group: dist.ProcessGroup | None = None) -> None:
+        self._queue, self._rank, self._group = queue, rank, group
+        self._first = group is None or dist.get_rank(group) == 0
+
+    async def get_batch(self, request: GetRequest) -> Batch | None:
+        """As the queue says. The group's timeout ends the wait for the first rank."""
+        batch = self._queue.get_batch(replace(request, rank=self._rank)) if self._first else None
+        if self._group is not None:
+            return await _shared(batch, self._group)
+        assert batch is not None, "a rank by itself is the first"
+        return await batch
+
+    @with_get_options
+    async def get(self, request: GetRequest) -> Batch | None:
+        return await self.get_batch(request)
+
+    async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
+        """As the queue says; of ranks that share layers, which computed the same, the first one does it."""
+        if self._first:
+            await self._queue.put(partition, rows, columns)
+
+
+async def _shared(batch: Awaitable[Batch | None] | None, group: dist.ProcessGroup) -> Batch | None:
+    """On every rank of `group` what the first one waits for; the others have None."""
+    shared = [None if batch is None else await batch]
+    await asyncio.to_thread(dist.broadcast_object_list, shared, group=group, group_src=0)
+    return shared[0]
 
 
 def tensor_parallel_group(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:
     """The group of this rank and those it shares layers with, over host memory. Every rank of the world calls it.
 
-    A group of its own: micro-batches are fetched ahead, while gradients travel through the others.
+    A group of its own for each role that reads: micro-batches are fetched ahead, while gradients travel through other
+    groups, and one role's may come before another's on one rank, and after it on the next.
     """
     starts = range(0, dist.get_world_size(), tensor_parallel)
     blocks = [list(range(start, start + tensor_parallel)) for start in starts]

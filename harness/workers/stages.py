@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from harness.protocols import Clock, LogProbEngine, Span
+from harness.protocols import Clock, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages
 from harness.runtime.runtime import Waits
 from harness.tasks import Task, extra_metrics, extra_values
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.dataflow import iteration_of, partition_name
+from harness.workers.readers import RankQueue
 
 
 class Stage(ABC):
@@ -31,7 +32,14 @@ class Stage(ABC):
     kind: str
 
     def __init__(
-        self, queue: TransferQueue, clock: Clock, *, name: str, rows: int, minimum: int, wait_timeout_s: float | None
+        self,
+        queue: TransferQueue | RankQueue,
+        clock: Clock,
+        *,
+        name: str,
+        rows: int,
+        minimum: int,
+        wait_timeout_s: float | None,
     ) -> None:
         self.queue, self.clock, self.name = queue, clock, name
         self.rows, self.minimum, self.wait_timeout_s = rows, minimum, wait_timeout_s
@@ -140,7 +148,7 @@ class ReferenceStage(Stage):
 
     role = kind = "reference"
 
-    def __init__(self, engine: LogProbEngine, **stage: Any) -> None:
+    def __init__(self, engine: Scorer, **stage: Any) -> None:
         super().__init__(**stage)
         self.engine = engine
 
@@ -174,6 +182,25 @@ class OldLogProbStage(Stage, ReceivingWorker):
                 await self.engine.load_weights(version, weights)
                 self.version = version
                 return [Span(self.role, self.name, "load_weights", start, self.clock.now(), version, version - 1)]
+
+
+class TrainersLogProbStage(Stage):
+    """The same beside the actor: by the trainer's own parameters, as its last step left them. Nothing is sent.
+
+    trainer_version: of those parameters, asked right before they are used; no step comes in between, as stage and
+    trainer take turns.
+    """
+
+    role, kind = "actor_fwd", "old_log_prob"
+
+    def __init__(self, engine: Scorer, trainer_version: Callable[[], int], **stage: Any) -> None:
+        super().__init__(**stage)
+        self.engine, self._trainer_version = engine, trainer_version
+
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        self.version = self._trainer_version()
+        log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
+        return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
 
 
 def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:

@@ -45,10 +45,17 @@ class CountingQueue(LocalQueue):
     """Remembers the responses that were put; `gate` holds such puts back while it is not set."""
 
     def __init__(
-        self, roles: Iterable[str] = ALL_ROLES, partitions: int = 3, order: Order = "fifo", **spec: Any
+        self,
+        roles: Iterable[str] = ALL_ROLES,
+        partitions: int = 3,
+        order: Order = "fifo",
+        training_ranks: int = 1,
+        **spec: Any,
     ) -> None:
-        capacity = ROWS * partitions
-        super().__init__(queue_spec(list(roles), training_ranks=1, capacity_rows=capacity, order=order, **spec))
+        rows = ROWS * partitions
+        super().__init__(
+            queue_spec(list(roles), training_ranks=training_ranks, capacity_rows=rows, order=order, **spec)
+        )
         self.responses: list[list[int]] = []
         self.versions: dict[int, list[int]] = {}
         self.putting = asyncio.Event()

@@ -11,8 +11,9 @@ import torch
 from torch.distributed import TCPStore
 
 from harness.config import ModelConfig, TrainingConfig
+from harness.transfer_queue import GetRequest
 from harness.weight_sync.plan import pack, plan_transfer, unpack
-from harness.workers.readers import Deadlines, TensorParallelReader, tensor_parallel_group
+from harness.workers.readers import Deadlines, RankQueue, TensorParallelReader, tensor_parallel_group
 from tests.support.fsdp_samples import (
     FREE,
     SAMPLES,
@@ -46,6 +47,7 @@ class Told:
     held: int
     resumed: Tensors
     read: list[int | None]
+    scored: list[tuple[int, int]]
 
 
 def received(parameters: Any) -> Tensors:
@@ -79,11 +81,40 @@ def read_together(rank: int) -> list[int | None]:
     return asyncio.run(read())
 
 
+class NumberQueue:
+    """Gives each data-parallel rank numbers for batches, and keeps what is written."""
+
+    def __init__(self) -> None:
+        self.given, self.written = 0, list[int]()
+
+    async def get_batch(self, request: GetRequest) -> Any:
+        self.given += 1
+        return 10 * request.rank + self.given if self.given < 3 else None
+
+    async def put(self, partition: str, rows: Any, columns: Any) -> None:
+        self.written += rows
+
+
+def score_together(rank: int) -> list[tuple[int, int]]:
+    """What a stage beside the actor is given, and how often its rank's queue was then written to."""
+    numbers = NumberQueue()
+    queue = RankQueue(numbers, rank=rank // TENSOR, group=tensor_parallel_group(TENSOR, timeout_s=60))
+
+    async def work() -> list[tuple[int, int]]:
+        seen = []
+        while (batch := await queue.get("reference", 2)) is not None:
+            await queue.put("train_0", [batch], {})
+            seen.append((batch, len(numbers.written)))
+        return seen
+
+    return asyncio.run(work())
+
+
 def one_rank(rank: int, port: int, folder: Path) -> dict[str, Told]:
     store = TCPStore("127.0.0.1", port, WORLD, False, wait_for_workers=False)
     told = {}
     with World(store, rank, WORLD, TENSOR) as world:
-        read = read_together(rank)
+        read, scored = read_together(rank), score_together(rank)
         for name, model in (("tied", TIED), ("untied", UNTIED)):
             engine = world.engine(FREE, PARALLEL, model)
             half = HALVES[rank // TENSOR]
@@ -93,7 +124,7 @@ def one_rank(rank: int, port: int, folder: Path) -> dict[str, Told]:
             held = sum(parameter.to_local().numel() for parameter in engine.masters.values())
             sent = received(engine.named_parameters())
             train(engine, [half[:2]])
-            told[name] = Told(first, norm, stepped, sent, held, weights(engine), read)
+            told[name] = Told(first, norm, stepped, sent, held, weights(engine), read, scored)
     return told
 
 
@@ -153,6 +184,15 @@ def test_buckets_gather_whole_tensors_on_every_rank(run: Run) -> None:
 
 def test_ranks_that_share_layers_read_the_same_micro_batches(run: Run) -> None:
     assert [told.read for told in run.ranks] == [[0, 1, None]] * TENSOR + [[10, 11, None]] * TENSOR
+
+
+def test_of_ranks_that_share_layers_the_first_reads_and_writes_what_all_have_scored(run: Run) -> None:
+    assert [told.scored for told in run.ranks] == [
+        [(1, 1), (2, 2)],
+        [(1, 0), (2, 0)],
+        [(11, 1), (12, 2)],
+        [(11, 0), (12, 0)],
+    ]
 
 
 def test_one_rank_alone_goes_on_from_what_four_have_saved(run: Run, world: World) -> None:

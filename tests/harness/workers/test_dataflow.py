@@ -33,6 +33,15 @@ def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> N
     }
 
 
+def test_roles_beside_the_actor_read_by_its_ranks() -> None:
+    def ranks(*beside_actor: str) -> list[int]:
+        tasks = queue_spec(ROLES, training_ranks=4, capacity_rows=8, beside_actor=beside_actor).tasks
+        return [tasks[role].ranks for role in ("reference", "actor_fwd", "actor", "reward")]
+
+    assert ranks() == [1, 1, 4, 1]
+    assert ranks("reference", "actor_fwd") == [4, 4, 4, 1]
+
+
 def test_order_of_completion_is_refused_for_a_training_world_of_several_ranks() -> None:
     with pytest.raises(ValueError, match="order 'completion' trains on one rank, not 2"):
         queue_spec(ROLES, training_ranks=2, capacity_rows=8, order="completion")

@@ -1,27 +1,37 @@
 """A batch through all roles, each as it is, over one queue in one process; only the rollout may be a stand-in."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import group_advantages
+from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Score
 from harness.tasks.characters import STOP, Reverse
 from harness.transfer_queue import Batch, Column, LocalQueue, Ragged
 from harness.weight_sync.ipc import SharedOffer
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import iteration_of, partition_name
-from harness.workers.readers import FifoReader
-from harness.workers.stages import AdvantageStage, OldLogProbStage, ReferenceStage, RewardStage, Stage
+from harness.workers.readers import FifoReader, RankQueue
+from harness.workers.stages import (
+    AdvantageStage,
+    OldLogProbStage,
+    ReferenceStage,
+    RewardStage,
+    Stage,
+    TrainersLogProbStage,
+)
 from tests.support.role_setting import (
     ALL_ROLES,
     CPU,
@@ -387,12 +397,16 @@ class NotingStage(Stage):
 
     role = kind = "reference"
 
-    def __init__(self, queue: LocalQueue) -> None:
-        super().__init__(queue, TickingClock(), name="0", rows=2 * GROUP, minimum=2 * GROUP, wait_timeout_s=60.0)
+    def __init__(
+        self, queue: LocalQueue | RankQueue, rows: int = 2 * GROUP, pauses: Sequence[float] = (), name: str = "0"
+    ) -> None:
+        super().__init__(queue, TickingClock(), name=name, rows=rows, minimum=rows, wait_timeout_s=None)
         self.seen: list[list[int]] = []
+        self.pauses = iter(pauses)
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         self.seen.append(batch.rows.tolist())
+        await asyncio.sleep(next(self.pauses, 0.0))
         return {
             "ref_log_probs": Ragged.from_rows([np.zeros(len(r), np.float32) for r in batch.ragged("response").rows()])
         }
@@ -469,3 +483,71 @@ async def test_a_stage_says_what_it_waits_for() -> None:
     await queue.respond(rows_of(0), 0)
     await running
     assert await stage.waiting() == []
+
+
+# --- beside the actor -------------------------------------------------------------------------------------------------
+
+
+async def test_the_trainers_parameters_score_as_the_version_of_the_trainers_last_step() -> None:
+    queue, trainer = CountingQueue(), NotingTrainer()
+    role = actor(queue, trainer)
+    stage = TrainersLogProbStage(scorer(), lambda: role.version, **stage_options(queue, MICRO_BATCH))
+    others = [
+        RewardStage(TASK, **stage_options(queue, ROWS, 1)),
+        AdvantageStage(group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP)),
+        ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH)),
+    ]
+    for iteration in range(2):
+        await queue.admit(iteration)
+        await queue.respond(rows_of(iteration), iteration)
+        spans, report, *_ = await asyncio.gather(
+            stage.process(iteration), role.train(iteration), *(other.process(iteration) for other in others)
+        )
+        assert {span.version for span in spans} == {iteration} and report.sums["scored_lag"] == 0
+        assert role.version == iteration + 1
+    versions = [batch.old_versions.tolist() for batch in trainer.batches if batch.old_versions is not None]
+    assert versions == [[0] * MICRO_BATCH] * 3 + [[1] * MICRO_BATCH] * 3
+
+
+PAUSES = st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5, 7.0]), max_size=18)
+
+
+@given(st.data(), st.sampled_from([1, 2, 3, 6]), st.booleans())
+def test_the_kth_micro_batches_of_all_ranks_belong_together_whatever_comes_when(
+    data: st.DataObject, ranks: int, stream: bool
+) -> None:
+    """A micro-batch of a group each, which all ranks score together."""
+    orders = [data.draw(st.permutations(range(GROUPS))) for _ in range(3)]
+    pauses = [data.draw(PAUSES) for _ in range(ranks)]
+    between = data.draw(PAUSES)
+
+    async def main() -> list[list[list[int]]]:
+        queue = CountingQueue(training_ranks=ranks, beside_actor=("reference",))
+        views = [RankQueue(queue, rank=rank) for rank in range(ranks)]
+        stages = [NotingStage(view, GROUP, pauses[rank], str(rank)) for rank, view in enumerate(views)]
+
+        async def work(stage: NotingStage) -> None:
+            if stream:
+                await stage.stream()
+            else:
+                for iteration in range(3):
+                    await stage.process(iteration)
+
+        waits = iter(between)
+        async with asyncio.TaskGroup() as tasks:
+            for stage in stages:
+                tasks.create_task(work(stage))
+            for iteration, order in enumerate(orders):
+                await queue.admit(iteration)
+                for group in order:
+                    first = iteration * ROWS + group * GROUP
+                    await queue.respond(range(first, first + GROUP), iteration)
+                    await asyncio.sleep(next(waits, 0.0))
+            await queue.close()
+        written = (await queue.describe())["partitions"]
+        assert [written[partition_name(i)]["written"]["ref_log_probs"] for i in range(3)] == [ROWS] * 3
+        return [stage.seen for stage in stages]
+
+    seen = run_virtual(main())
+    together = [sum(parts, []) for parts in zip(*seen, strict=True)]
+    assert together == [list(range(at, at + ranks * GROUP)) for at in range(0, 3 * ROWS, ranks * GROUP)]
