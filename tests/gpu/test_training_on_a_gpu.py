@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore, destroy_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
-from engines.torch.fsdp import FSDPEngine, init_world
+from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, CostConfig, Layout, LengthsConfig, ModelConfig, TrainingConfig
@@ -20,8 +20,9 @@ from harness.cost_model.profile.fitting import fit_profile
 from harness.cost_model.profile.record import Grid, record
 from harness.cost_model.profile.rows import PHASES
 from harness.cost_model.profile.timing import Stopwatch
-from harness.protocols import TrainBatch
+from harness.protocols import Scorer, TrainBatch
 from harness.transfer_queue import Ragged
+from tests.support.fsdp_samples import full
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,7 +63,7 @@ def gradients(mesh: DeviceMesh, config: ModelConfig, training: TrainingConfig) -
     asyncio.run(engine.accumulate(batch_of(config, 12, 90)))
     asyncio.run(engine.step())
     state = engine._optimizer.state
-    return {name: state[weight]["exp_avg"].full_tensor() for name, weight in engine.masters.items()}
+    return {name: full(state[weight]["exp_avg"]) for name, weight in engine.masters.items()}
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-2), ("bfloat16", 0.1)])
@@ -103,6 +104,46 @@ def test_recomputed_activations_take_less_memory(mesh: DeviceMesh) -> None:
         asyncio.run(engine.accumulate(batch_of(config, 32, 400)))
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[0] < 0.5 * peaks[1]
+
+
+def scores(scorer: Scorer, batch: TrainBatch) -> np.ndarray:
+    return asyncio.run(scorer.log_probs(batch.prompts, batch.responses)).values
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_the_trainer_scores_as_an_engine_that_was_sent_its_weights(
+    mesh: DeviceMesh, dtype: str, layout: Layout
+) -> None:
+    config, training = replace(SMALL, dtype=dtype), TrainingConfig(layout=layout)
+    batch = batch_of(config, 12, 90)
+    engine = FSDPEngine(build_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
+    asyncio.run(engine.accumulate(batch))
+    before = scores(engine.scorer(), batch)
+    asyncio.run(engine.step())
+    alone = TorchLogProb(build_model(config), temperature=1.0, device=GPU, layout=layout)
+    np.testing.assert_array_equal(before, scores(alone, batch))
+    sent = {name: full(parameter) for name, parameter in engine.named_parameters().items()}
+    asyncio.run(alone.load_weights(1, sent.items()))
+    after = scores(engine.scorer(), batch)
+    np.testing.assert_array_equal(after, scores(alone, batch))
+    assert not np.array_equal(before, after)
+
+
+def test_an_offloaded_reference_scores_the_same_and_rests_in_host_memory(mesh: DeviceMesh) -> None:
+    config = replace(SMALL, dtype="bfloat16", layers=12)
+    batch = batch_of(config, 12, 90)
+    alone = scores(TorchLogProb(build_model(config), temperature=1.0, device=GPU), batch)
+    for offload in (False, True):
+        before = torch.cuda.memory_allocated()
+        training = TrainingConfig(reference_offload=offload)
+        reference = sharded_reference(build_model(config), mesh=mesh, device=GPU, temperature=1.0, training=training)
+        for _ in range(2):
+            np.testing.assert_array_equal(scores(reference, batch), alone)
+        held = torch.cuda.memory_allocated() - before
+        whole = sum(parameter.numel() * 2 for parameter in build_model(config).parameters())
+        assert held < 0.1 * whole if offload else held >= whole
+        del reference
 
 
 QWEN = ModelConfig("qwen0.5b", 896, 24, 14, 2, 64, 4864, 151936, True, 4096, dtype="bfloat16")
