@@ -53,19 +53,28 @@ class _Signal(msgspec.Struct, tag=True):
     signal: int
 
 
-_decode = msgspec.msgpack.Decoder(_Fork | _Signal).decode
+class _Join(msgspec.Struct, tag=True):
+    """Comes with the descriptor of a socket, over which another process asks."""
+
+
+_decode = msgspec.msgpack.Decoder(_Fork | _Signal | _Join).decode
 
 
 class ForkServer:
-    """preload: modules, or `module:function` to call after the import; environment: all of it; log: a file for what it
-    says, by default where this process says it. Returns before anything is imported."""
+    """One process's connection to a server. The first one `launch`es it, and ends it; others `join`."""
 
-    def __init__(self, preload: Sequence[str], environment: Mapping[str, str], log: Path | None = None) -> None:
-        self._log = log
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
+        self.log = log
+        self._socket, self._process = connection, process
         self._numbers = iter(range(1, sys.maxsize))
+
+    @classmethod
+    def launch(cls, preload: Sequence[str], environment: Mapping[str, str], log: Path | None = None) -> ForkServer:
+        """preload: modules, or `module:function` to call after the import; environment: all of it; log: a file for what
+        it says, by default where this process says it. Returns before anything is imported."""
+        connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, nullcontext() if log is None else open(log, "ab") as output:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "harness.runtime.fork_server", str(theirs.fileno()), *preload],
                 pass_fds=[theirs.fileno()],
                 env=dict(environment),
@@ -74,6 +83,19 @@ class ForkServer:
                 stderr=output,
                 start_new_session=True,
             )
+        return cls(connection, process, log)
+
+    def share(self) -> socket.socket:
+        """A connection for another process: pass it to that as a descriptor, and close it here."""
+        theirs, servers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with servers:
+            self._send(_Join(), [servers.fileno()])
+        return theirs
+
+    @classmethod
+    def join(cls, descriptor: int) -> ForkServer:
+        """By a descriptor that came from `share`."""
+        return cls(socket.socket(fileno=descriptor), None, None)
 
     def start(
         self,
@@ -99,27 +121,29 @@ class ForkServer:
         finally:
             for descriptor in passed:
                 os.close(descriptor)
-        return ForkedProcess(number, reader, self, log or self._log)
+        return ForkedProcess(number, reader, self, log or self.log)
 
     def signal(self, number: int, which: signal.Signals) -> None:
         with suppress(OSError):  # the server is gone, and so are its processes
             self._send(_Signal(number, which), [])
 
     def close(self) -> None:
-        """End it, and all that it has forked."""
+        """End all that was forked for this process, and the server if this process launched it."""
         self._socket.close()
+        if self._process is None:
+            return
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _send(self, message: _Fork | _Signal, descriptors: Sequence[int]) -> None:
+    def _send(self, message: _Fork | _Signal | _Join, descriptors: Sequence[int]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: then the pipe for reports ends, too
             socket.send_fds(self._socket, [msgspec.msgpack.encode(message)], list(descriptors))
 
 
-@dataclass
+@dataclass(eq=False)
 class ForkedProcess:
     """log: where its output goes, if to a file."""
 
@@ -171,9 +195,9 @@ class ForkedProcess:
                 self._status = "the server that forks it has ended" + self._last_words()
 
     def _last_words(self) -> str:
-        if self._server._log is None:
+        if self._server.log is None:
             return ""
-        lines = self._server._log.read_text(errors="replace").strip().splitlines()
+        lines = self._server.log.read_text(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
 
@@ -185,7 +209,7 @@ def _description(status: int) -> str:
 # -- the server
 
 
-@dataclass
+@dataclass(eq=False)
 class _Child:
     pid: int
     pidfd: int
@@ -193,65 +217,85 @@ class _Child:
     reports: int
 
 
+@dataclass(eq=False)
+class _Client:
+    """Who asks. children: by the numbers that it gave them."""
+
+    socket: socket.socket
+    children: dict[int, _Child] = field(default_factory=dict)
+
+
 class _Server:
-    def __init__(self, client: socket.socket) -> None:
-        self._client = client
-        self._children: dict[int, _Child] = {}  # by their number
+    def __init__(self, first: socket.socket) -> None:
         self._selector = selectors.PollSelector()
-        self._selector.register(client, selectors.EVENT_READ, None)
+        self._clients: list[_Client] = []
+        self._admit(first)
 
     def run(self) -> None:
-        """Until who asked for it has ended."""
+        """Until the first client has ended."""
+        first = self._clients[0]
         try:
-            while True:
+            while first in self._clients:
                 for key, _ in self._selector.select():
-                    if key.data is not None:
-                        self._bury(key.data)
-                    elif not self._take():
-                        return
+                    client, child = key.data
+                    if child is not None:
+                        self._bury(client, child)
+                    elif client in self._clients:
+                        self._take(client)
         finally:
-            for child in self._children.values():
-                _kill_all_of(child.pid)
+            for client in self._clients:
+                _kill_all(client)
 
-    def _take(self) -> bool:
-        """Whether there is more to come."""
-        data, descriptors, _, _ = socket.recv_fds(self._client, _MESSAGE, _DESCRIPTORS)
+    def _admit(self, connection: socket.socket) -> None:
+        client = _Client(connection)
+        self._clients.append(client)
+        self._selector.register(connection, selectors.EVENT_READ, (client, None))
+
+    def _take(self, client: _Client) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(client.socket, _MESSAGE, _DESCRIPTORS)
+        except ConnectionError:
+            data = b""
         if not data:
-            return False
-        request = _decode(data)
-        if isinstance(request, _Fork):
-            self._fork(request, descriptors)
-        elif request.number in self._children:
-            os.kill(self._children[request.number].pid, request.signal)
-        return True
+            self._clients.remove(client)
+            self._selector.unregister(client.socket)
+            client.socket.close()
+            _kill_all(client)
+            return
+        match _decode(data):
+            case _Fork() as request:
+                self._fork(client, request, descriptors)
+            case _Signal(number=number, signal=which) if number in client.children:
+                os.kill(client.children[number].pid, which)
+            case _Join():
+                self._admit(socket.socket(fileno=descriptors[0]))
 
-    def _fork(self, request: _Fork, descriptors: Sequence[int]) -> None:
+    def _fork(self, client: _Client, request: _Fork, descriptors: Sequence[int]) -> None:
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become(request, descriptors, server, [self._client.detach(), *self._inherited()])
+            children = [child for client in self._clients for child in client.children.values()]
+            own = [client.socket.fileno() for client in self._clients]
+            own += [descriptor for child in children for descriptor in (child.pidfd, child.reports)]
+            _become(request, descriptors, server, own)
         work, reports, *passed = descriptors
         for descriptor in (work, *passed):
             os.close(descriptor)
         child = _Child(pid, os.pidfd_open(pid), request.number, reports)
-        self._children[request.number] = child
-        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        client.children[child.number] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, (client, child))
         _write(reports, f"{pid}\n")
 
-    def _inherited(self) -> Iterable[int]:
-        for child in self._children.values():
-            yield from (child.pidfd, child.reports)
-
-    def _bury(self, child: _Child) -> None:
+    def _bury(self, client: _Client, child: _Child) -> None:
         """What it had started goes with it: its group is there until its end has been taken note of."""
         os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
-        _kill_all_of(child.pid)
+        _kill_group(child.pid)
         _, status = os.waitpid(child.pid, 0)
         _write(child.reports, f"{status}\n")
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         os.close(child.reports)
-        del self._children[child.number]
+        del client.children[child.number]
 
 
 def _write(descriptor: int, text: str) -> None:
@@ -259,7 +303,12 @@ def _write(descriptor: int, text: str) -> None:
         os.write(descriptor, text.encode())
 
 
-def _kill_all_of(pid: int) -> None:
+def _kill_all(client: _Client) -> None:
+    for child in client.children.values():
+        _kill_group(child.pid)
+
+
+def _kill_group(pid: int) -> None:
     """Of its group; or it alone where it has not made that yet."""
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError):

@@ -29,7 +29,8 @@ class LocalRuntime:
 
     gpu: a worker with a device sees that one only; preload: modules (`module`, or `module:function` to call) that are
     imported once for all workers: none may start a thread or touch a device; logs: a folder, for the output of each
-    worker in a file of its name; by default it goes where that of this process goes.
+    worker in a file of its name; by default it goes where that of this process goes. server: one that is there already,
+    and stays, instead of one with this preload.
     """
 
     host = "127.0.0.1"
@@ -44,9 +45,11 @@ class LocalRuntime:
         call_timeout_s: float | None,
         logs: Path | None = None,
         preload: Sequence[str] = (),
+        server: ForkServer | None = None,
     ) -> None:
         self.gpu, self.start_timeout_s, self.call_timeout_s = gpu, start_timeout_s, call_timeout_s
         self.logs, self.preload = logs, preload
+        self._server = server
         self._stack = ExitStack()
         self._workers: dict[str, WorkerConnection] = {}
         self._processes: list[ForkedProcess] = []
@@ -55,9 +58,9 @@ class LocalRuntime:
         """Importing begins; nothing waits for it."""
         if self.logs is not None:
             self.logs.mkdir(parents=True, exist_ok=True)
-        log = self.logs and self.logs / "fork_server.log"
-        self._server = ForkServer([_WORKER, *self.preload], os.environ | worker_environment(self.gpu), log)
-        self._stack.callback(self._server.close)
+        if self._server is None:
+            self._server = launch_server(self.preload, self.gpu, self.logs and self.logs / "fork_server.log")
+            self._stack.callback(self._server.close)
         self._stack.callback(self._end_workers)
         return self
 
@@ -71,29 +74,30 @@ class LocalRuntime:
         return started.queue
 
     def start_worker(
-        self, worker: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+        self, name: str, device: int | None, roles: Mapping[RoleName, type], build: Build
     ) -> list[RemoteRole[Any]]:
         """Start a worker, in which `build(names of the roles)` makes its roles; returns at once. roles: with the class
         whose methods a handle has. device: the place of its device among those that this process sees."""
+        assert self._server is not None, "a worker is started within the context"
         pickled, token = pickle.dumps(build), new_token()
         listener, address = listen(new_address())
         with listener:
             process = self._server.start(
                 run_worker,
-                (worker, list(roles), pickled, token),
+                (name, list(roles), pickled, token),
                 [listener.fileno()],
                 environment=device_environment(device) if self.gpu else {},
-                log=self.logs and self.logs / f"{worker}.log",
+                log=self.logs and self.logs / f"{name}.log",
             )
         self._processes.append(process)
         names = [handle_name(role) for role in roles]
         connection = WorkerConnection(
-            worker, _LocalProcess(address, process), token, roles=names, start_timeout_s=self.start_timeout_s
+            name, _LocalProcess(address, process), token, roles=names, start_timeout_s=self.start_timeout_s
         )
-        self._workers[worker] = connection
+        self._workers[name] = connection
         return [
-            RemoteRole(name, role_class, connection, self.call_timeout_s)
-            for name, role_class in zip(names, roles.values(), strict=True)
+            RemoteRole(role, role_class, connection, self.call_timeout_s)
+            for role, role_class in zip(names, roles.values(), strict=True)
         ]
 
     async def start_clocks(self, origin: float) -> None:
@@ -141,6 +145,11 @@ class _LocalProcess:
 
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
+
+
+def launch_server(preload: Sequence[str], gpu: bool, log: Path | None = None) -> ForkServer:
+    """A fork server for workers of this machine, which imports what all of them need and these modules."""
+    return ForkServer.launch([_WORKER, *preload], os.environ | worker_environment(gpu), log)
 
 
 def device_environment(device: int | None) -> dict[str, str]:

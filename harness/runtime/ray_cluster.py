@@ -104,22 +104,22 @@ class RayCluster:
         return started.queue
 
     def start_worker(
-        self, worker: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+        self, name: str, device: int | None, roles: Mapping[RoleName, type], build: Build
     ) -> list[RemoteRole[Any]]:
         """Start a worker on its bundle, in which `build(names of the roles)` makes its roles; returns at once. roles:
         with the class whose methods a handle has."""
         token = new_token()
         actor = self._start_actor(device)
         process = _RayProcess(
-            worker, actor.listen.remote(worker, token), actor.serve.remote(list(roles), pickle.dumps(build)), actor
+            name, actor.listen.remote(name, token), actor.serve.remote(list(roles), pickle.dumps(build)), actor
         )
         self._actors.append(actor)
         names = [handle_name(role) for role in roles]
-        connection = WorkerConnection(worker, process, token, roles=names, start_timeout_s=self.start_timeout_s)
-        self._workers[worker] = connection
+        connection = WorkerConnection(name, process, token, roles=names, start_timeout_s=self.start_timeout_s)
+        self._workers[name] = connection
         return [
-            RemoteRole(name, role_class, connection, self.call_timeout_s)
-            for name, role_class in zip(names, roles.values(), strict=True)
+            RemoteRole(role, role_class, connection, self.call_timeout_s)
+            for role, role_class in zip(names, roles.values(), strict=True)
         ]
 
     async def start_clocks(self, origin: float) -> None:

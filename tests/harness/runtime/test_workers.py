@@ -18,7 +18,12 @@ import pytest
 from harness.protocols import Span
 from harness.runtime import messages as m
 from harness.runtime.fork_server import ForkServer
-from harness.runtime.local_runtime import LocalRuntime, device_environment, start_clocks, worker_environment
+from harness.runtime.local_runtime import (
+    LocalRuntime,
+    device_environment,
+    launch_server,
+    start_clocks,
+)
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import RemoteRole, WorkerConnection, connected
 from harness.runtime.worker_server import WorkerServer
@@ -46,11 +51,11 @@ def start(runtime: LocalRuntime, request: pytest.FixtureRequest) -> Start:
 
 
 def is_gone(pid: int) -> bool:
+    """Ended; where its parent is gone too, nobody may have taken note of that."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 async def test_roles_of_one_worker_answer_from_one_process_that_has_imported_before(start: Start) -> None:
@@ -280,10 +285,35 @@ def test_a_driver_that_is_killed_leaves_no_worker_and_its_script_runs_once(tmp_p
 MODELS = ["harness.driver.build", "engines.torch.fsdp", "engines.torch.rollout", "engines.torch.scoring"]
 
 
+async def one_run(logs: Path, server: ForkServer) -> None:
+    with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=logs, server=server) as runtime:
+        (echo,) = runtime.start_worker("worker", None, {("echo", 0): EchoRole}, build_echoes)
+        print(await echo.role.pid(), flush=True)
+        if logs.name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def drive(logs: Path, descriptor: int) -> None:
+    asyncio.run(one_run(logs, ForkServer.join(descriptor)))
+
+
+def test_drivers_and_their_workers_come_from_one_server_and_workers_end_with_their_driver(tmp_path: Path) -> None:
+    server = launch_server([__name__], gpu=False, log=tmp_path / "log")
+    try:
+        for name, end in (("whole", "ended with exit code 0"), ("killed", "killed by signal 9")):
+            with server.share() as shared:
+                driver = server.start(drive, (tmp_path / name,), [shared.fileno()], log=tmp_path / f"{name}.log")
+            assert driver.wait(60) == end, (tmp_path / f"{name}.log").read_text()
+            driver.close()
+            worker, until = int((tmp_path / f"{name}.log").read_text()), time.monotonic() + 30
+            while not is_gone(worker):
+                assert time.monotonic() < until
+    finally:
+        server.close()
+
+
 def test_a_fork_server_with_a_thread_forks_nothing_and_says_so(tmp_path: Path) -> None:
-    server = ForkServer(
-        ["tests.support.worker_roles:start_a_thread"], os.environ | worker_environment(False), tmp_path / "log"
-    )
+    server = launch_server(["tests.support.worker_roles:start_a_thread"], gpu=False, log=tmp_path / "log")
     try:
         process = server.start(print, ("never",))
         assert (process.wait(60) or "").startswith(
@@ -296,7 +326,7 @@ def test_a_fork_server_with_a_thread_forks_nothing_and_says_so(tmp_path: Path) -
 
 def test_what_real_workers_import_leaves_one_thread(tmp_path: Path) -> None:
     preload = [*MODELS, "transformers.models.qwen3.modeling_qwen3"]
-    server = ForkServer(preload, os.environ | worker_environment(False), tmp_path / "log")
+    server = launch_server(preload, gpu=False, log=tmp_path / "log")
     try:
         process = server.start(print, ("forked",), log=tmp_path / "out")
         assert process.wait(120) == "ended with exit code 0", (tmp_path / "log").read_text()
