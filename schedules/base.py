@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from schedules.capacity import Capacity
 from schedules.protocol import Job
 
-Transport = Literal["collective", "ipc", "host_staged"]
+Transport = Literal["collective", "local", "ipc", "host_staged"]
 Order = str
 """`fifo`, `completion`, or `package.module:Class` of a policy of the queue that training follows instead."""
 ORDERS: tuple[Order, ...] = ("fifo", "completion")
@@ -32,8 +32,9 @@ class Schedule(ABC):
     """
 
     transport: ClassVar[Transport]
-    """How weights travel: by broadcast between pools (collective), through memory that the processes of a pool share
-    (ipc), or to host memory in the background (host_staged)."""
+    """How weights travel: by broadcast between pools (collective), through memory that the processes of a host share
+    (ipc), to host memory in the background (host_staged), or not at all: roles that share a pool take them from the
+    trainer beside them (local)."""
 
     colocated: ClassVar[bool] = False
     """All device roles share one pool and take turns; otherwise rollout has devices of its own."""

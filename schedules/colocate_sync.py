@@ -10,12 +10,13 @@ from schedules.protocol import Job
 
 @dataclass(frozen=True)
 class ColocateSync(Schedule):
-    """Generate a batch, free the devices, then reference and old log-probs, then the update, then copy the weights.
+    """Generate a batch, free the devices, then reference and old log-probs, then the update; engines then take the
+    weights from the trainer on the same device.
 
     Lag is 0 at every token: batch i is admitted, sampled and trained while version i is the only one there is.
     """
 
-    transport = "ipc"
+    transport = "local"
     colocated = True
     eta = 0.0
 

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
+def load_architecture() -> None:
+    """Import what models are made of, which takes seconds: once before processes that need it are forked."""
+    with _without_sklearn():
+        from transformers import Qwen3ForCausalLM  # noqa: F401
+
+
 def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> Qwen3ForCausalLM:
     """The model in `config.dtype` on `device`, in eval mode, with sdpa attention.
 
@@ -25,8 +31,8 @@ def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | st
     """
     import torch
 
-    with _without_sklearn():
-        from transformers import Qwen3ForCausalLM
+    load_architecture()
+    from transformers import Qwen3ForCausalLM
 
     dtype = getattr(torch, config.dtype)
     if config.checkpoint is None:

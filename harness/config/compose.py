@@ -35,7 +35,7 @@ _PLUGINS = ("schedule", "engine", "task")
 _SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
 _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
 """Splits of a schedule that has no file."""
-_WRITTEN_IF_SET = {"task": ("reward", "reward_options"), "algorithm": ("advantage", "options")}
+_WRITTEN_IF_SET = {"task": ("reward", "reward_options", "reward_processes"), "algorithm": ("advantage", "options")}
 """Settings that a configuration names only where they are not the default, as before there were any."""
 NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights")
 """Settings that do not change what a run computes, so that they do not name a cell."""
@@ -128,6 +128,12 @@ def make_schedule(config: JobConfig) -> Schedule:
         raise ConfigError(f"schedule={name} has eta={eta}; make it a number of iterations, 0 or more")
     if transport not in get_args(Transport):
         raise ConfigError(f"schedule={name} has transport={transport}; choose one of {', '.join(get_args(Transport))}")
+    if made.colocated != (transport == "local"):
+        fix = "colocated = True" if transport == "local" else 'transport = "local"'
+        raise ConfigError(
+            f"schedule={name} has transport={transport} and colocated={made.colocated}: roles that share devices take "
+            f"weights from the trainer beside them, and only those do; give it {fix}"
+        )
     return made
 
 

@@ -75,6 +75,7 @@ class TaskConfig:
     path: str | None = None  # the file of a task that reads one
     reward: str | None = None  # `package.module:function` that scores responses instead of the task
     reward_options: dict[str, Any] = field(default_factory=dict)
+    reward_processes: CountFromZero = 0  # that score samples; 0: the worker of the host does it between two messages
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -25,6 +25,10 @@ class Placement:
     def roles_on(self, device: int) -> list[str]:
         return [role for role, devices in self.devices.items() if device in devices]
 
+    def share(self, role: str, other: str) -> bool:
+        """Whether this job has both, on the same devices."""
+        return role in self.devices and self.devices[role] == self.devices.get(other)
+
     @property
     def pools(self) -> dict[str, tuple[int, ...]]:
         """Disjoint pools, named by the roles that share them."""

@@ -12,7 +12,7 @@ import numpy as np
 from harness.config import CostConfig
 from harness.transfer_queue import Ragged
 
-Transport = Literal["collective", "ipc", "host_staged"]
+Transport = Literal["collective", "local", "ipc", "host_staged"]
 
 SAME_STEP = 1e-6  # of a step: nearer than this is the same moment, rounded
 
@@ -86,14 +86,16 @@ class TransferTimes:
 def transfer_times(cost: CostConfig, transport: Transport) -> TransferTimes:
     """What each transport of `harness.weight_sync` costs.
 
-    collective: both sides at once, over the network. ipc: the trainer writes host memory, then engines read it.
-    host_staged: the trainer copies to its host; the network in the background; then engines read their host's memory.
+    collective: both sides at once, over the network. ipc: the trainer writes host memory, then engines read it. local:
+    the same, an upper bound: what is copied on one device need not go through the host. host_staged: the trainer copies
+    to its host; the network in the background; then engines read their host's memory.
     """
     network_s = cost.weight_bytes / cost.network_bytes_per_s
     host_s = cost.weight_bytes / cost.host_bytes_per_s
     times = {
         "collective": TransferTimes(network_s + cost.sync_s, 0.0, network_s + cost.sync_s),
         "ipc": TransferTimes(host_s + cost.sync_s, 0.0, host_s + cost.sync_s),
+        "local": TransferTimes(host_s + cost.sync_s, 0.0, host_s + cost.sync_s),
         "host_staged": TransferTimes(host_s + cost.sync_s, network_s, host_s + cost.sync_s),
     }
     return times[transport]

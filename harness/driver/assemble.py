@@ -17,21 +17,23 @@ it to an engine only below the dispatch limit of that engine's version. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement
 from harness.driver.backends import Backend, RunSpec
-from harness.driver.build import EngineFactory, WorkerSpec, build_worker
+from harness.driver.build import ROLE_CLASSES, EngineFactory, WorkerSpec, build_roles
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
-from harness.runtime.runtime import Handle, collect_waits
+from harness.runtime.runtime import Handle, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
+from harness.workers.actor import ActorRole
 from harness.workers.dataflow import queue_spec
 from schedules import Schedule
 from schedules.capacity import Capacity
@@ -46,18 +48,18 @@ class Assembly:
     job: RunningJob
     queue: TransferQueue
     coordinator: Coordinator
-    trainers: Sequence[Handle]
-    workers: Sequence[Handle]
+    trainers: Sequence[Handle[ActorRole]]
+    roles: Sequence[Handle[Any]]
     """All of them, the trainers too."""
 
     async def waiting(self) -> list[str]:
         """What every loop waits for, now. Workers that compute are not waited for."""
-        return [*await self.coordinator.waiting(), *await collect_waits(self.workers), *await self.queue.waiting()]
+        return [*await self.coordinator.waiting(), *await collect_waits(self.roles), *await self.queue.waiting()]
 
     def waiting_now(self) -> list[str]:
         """The same, where all is in this process, which is not free to wait for answers."""
         assert isinstance(self.queue, LocalQueue)
-        roles = [worker.role for worker in self.workers if isinstance(worker, LocalRole)]
+        roles = [handle.role for handle in self.roles if isinstance(handle, LocalRole)]
         lines = [line for role in roles for line in role.waits.lines()]
         return [*self.coordinator.waits.lines(), *lines, *self.queue.waiting_now()]
 
@@ -84,24 +86,21 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         run.wait_timeout_s,
         backend.engines,
         engine_count=counts["rollout"],
-        shares_device=len(placement.roles_on(placement.devices["rollout"][0])) > 1,
+        colocated=schedule.colocated,
     )
-    workers = {
-        role: [backend.runtime.start(role, n, partial(build_worker, role), spec=spec) for n in range(count)]
-        for role, count in counts.items()
-    }
-    pools = {role: StagePool(role, workers[role], observer) for role in STAGES if role in workers}
+    roles = start_workers(backend, placement, counts, spec)
+    pools = {role: StagePool(role, roles[role], observer) for role in STAGES if role in roles}
     fleet = Fleet(
-        workers["rollout"],
+        roles["rollout"],
         on_lost=config.cluster.on_lost_engine,
         clear_up=partial(clear_up, queue),
         notify=observer.engine,
     )
     rollout = RolloutPool(fleet, observer)
     coordinator = Coordinator(
-        workers["actor"],
+        roles["actor"],
         fleet=fleet,
-        scorers=workers.get("actor_fwd", []),
+        scorers=[] if placement.share("actor_fwd", "actor") else roles.get("actor_fwd", []),
         transport=backend.transport,
         bucket_bytes=config.cluster.bucket_bytes,
         observe=observer.spans,
@@ -119,7 +118,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         iterations=config.iterations,
         wait_timeout_s=run.wait_timeout_s,
     )
-    all_workers = [worker for of_role in workers.values() for worker in of_role]
+    every_role = [handle for of_role in roles.values() for handle in of_role]
     job = RunningJob(
         iterations=config.iterations,
         batch=algorithm.batch_groups,
@@ -127,13 +126,32 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         rollout=rollout,
         device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES],
-        trainer=TrainerPool(workers["actor"], observer, config.training.tensor_parallel),
+        trainer=TrainerPool(roles["actor"], observer, config.training.tensor_parallel),
         weights=PublishedWeights(coordinator, queue, observer, [rollout, *pools.values()]),
     )
-    return Assembly(job, queue, coordinator, workers["actor"], all_workers)
+    return Assembly(job, queue, coordinator, roles["actor"], every_role)
 
 
-async def clear_up(queue: TransferQueue, engine: Handle) -> None:
+def start_workers(
+    backend: Backend, placement: Placement, counts: Mapping[str, int], spec: WorkerSpec
+) -> dict[str, list[Handle[Any]]]:
+    """One worker per device, and one for what needs none, each with all roles that belong there. Their handles by role,
+    in the order of their numbers."""
+    workers: dict[int | None, list[RoleName]] = {}
+    for role, count in counts.items():
+        for number in range(count):
+            device = None if role in HOST_ROLES else backend.engines.device_of(role, number, placement)
+            workers.setdefault(device, []).append((role, number))
+    handles: dict[RoleName, Handle[Any]] = {}
+    for device, names in workers.items():
+        worker = "host" if device is None else f"device[{device}]"
+        classes = {name: ROLE_CLASSES[name[0]] for name in names}
+        started = backend.runtime.start_worker(worker, device, classes, partial(build_roles, spec=spec))
+        handles |= zip(names, started, strict=True)
+    return {role: [handles[role, number] for number in range(count)] for role, count in counts.items()}
+
+
+async def clear_up(queue: TransferQueue, engine: Handle[Any]) -> None:
     """End an engine that is lost, and give back to the queue what it had not finished."""
     await engine.end()
     await queue.waiting()  # once this is answered, the queue has read all that the engine had written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from engines.simulated.passes import LockedDevice, SharedDevice
+from engines.simulated.passes import SharedDevice
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.cost_model.cost import transfer_times
 from harness.cost_model.job_cost import simulated_cost
-from harness.driver.build import EngineFactory, RealEngines, SimulatedEngines
+from harness.driver.build import PRELOAD, EngineFactory, RealEngines, SimulatedEngines
 from harness.protocols import Clock
 from harness.runtime.runtime import RealClock, Runtime
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
 from harness.weight_sync.simulated import SimulatedTransport
-from harness.weight_sync.transports import GroupTransport, WeightTransport
+from harness.weight_sync.transports import GroupTransport, LocalTransport, WeightTransport
 from schedules import Schedule
 
 
@@ -34,6 +34,8 @@ class RunSpec:
     plan: JobPlan
     model: ModelConfig
     seed: int
+    logs: Path | None = None
+    """Where workers write what they print; nowhere without it."""
 
     @property
     def wait_timeout_s(self) -> float | None:
@@ -54,38 +56,31 @@ class Backend:
 
 
 def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
-    """real: Ray workers around engines that compute. paced: Ray workers, queue and weight transfers around engines that
-    last as long as the cost model says. virtual: everything in this process, on a clock that jumps.
+    """real: workers around engines that compute. paced: workers, queue and weight transfers around engines that last as
+    long as the cost model says. virtual: everything in this process, on a clock that jumps.
 
     The stack ends what was started.
     """
     transport, timeout_s = run.schedule.transport, run.config.cluster.wait_timeout_s
     if run.plan.backend == "virtual":
-        simulated = _simulated_engines(run, clock, None)
+        simulated = _simulated_engines(run, clock)
         in_time = SimulatedTransport(transport, transfer_times(simulated.cost, transport), clock)
-        return Backend(clock, VirtualRuntime(), simulated, in_time)
-    locks = stack.enter_context(tempfile.TemporaryDirectory(prefix="cadence-devices-"))
-    runtime = stack.enter_context(_ray(run))
+        return Backend(clock, VirtualRuntime(), simulated, LocalTransport() if run.schedule.colocated else in_time)
+    runtime = stack.enter_context(_runtime(run))
+    carry = LocalTransport() if run.schedule.colocated else GroupTransport(transport, runtime.host, timeout_s)
     if run.plan.backend == "paced":
-        engines: EngineFactory = _simulated_engines(run, clock, Path(locks))
-        return Backend(clock, runtime, engines, GroupTransport(transport, runtime.host, timeout_s))
+        return Backend(clock, runtime, _simulated_engines(run, clock), carry)
     world = len(run.plan.placement.devices["actor"])
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
     store = TCPStore(runtime.host, 0, world, True, timedelta(seconds=timeout_s), wait_for_workers=False)
     engines = RealEngines(run.config, run.model, run.seed, run.plan.gpu, world, (runtime.host, store.port))
-    return Backend(clock, runtime, engines, GroupTransport(transport, runtime.host, timeout_s), kept=store)
+    return Backend(clock, runtime, engines, carry, kept=store)
 
 
-def _simulated_engines(run: RunSpec, clock: Clock, locks: Path | None) -> SimulatedEngines:
-    """locks: a folder by which processes agree whose turn it is on a device; None where all are in this one. Roles of
-    one pool have the same device."""
-    config, placement, timeout_s = run.config, run.plan.placement, run.config.cluster.wait_timeout_s
-    pools = {
-        devices: SharedDevice(clock)
-        if locks is None
-        else LockedDevice(locks / f"device-{devices[0]}", clock, timeout_s=timeout_s)
-        for devices in placement.devices.values()
-    }
+def _simulated_engines(run: RunSpec, clock: Clock) -> SimulatedEngines:
+    """Roles of one pool have the same device."""
+    config, placement = run.config, run.plan.placement
+    pools = {devices: SharedDevice(clock) for devices in placement.devices.values()}
     rank_devices = config.training.tensor_parallel * config.training.pipeline_parallel
     return SimulatedEngines(
         config,
@@ -94,7 +89,7 @@ def _simulated_engines(run: RunSpec, clock: Clock, locks: Path | None) -> Simula
         run.schedule.transport,
         devices={role: pools[devices] for role, devices in placement.devices.items()},
         data_parallel={role: len(devices) // rank_devices for role, devices in placement.devices.items()},
-        paced=locks is not None,
+        paced=run.plan.backend == "paced",
     )
 
 
@@ -107,13 +102,14 @@ def clock_of(plan: JobPlan, loop: asyncio.AbstractEventLoop) -> Clock:
     return VirtualClock(loop) if plan.backend == "virtual" else RealClock.starting_now()
 
 
-def _ray(run: RunSpec):  # type: ignore[no-untyped-def]  # a RayRuntime: loading Ray takes a second, when it is needed
-    from harness.runtime.ray_runtime import RayRuntime
+def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes a second, where it is needed
+    """Processes of this machine, or, where RAY_ADDRESS says that there is one, of a cluster."""
+    cluster, placement, gpu = run.config.cluster, run.plan.placement, run.plan.gpu
+    start_s, call_s = cluster.wait_timeout_s, cluster.call_timeout_s
+    if "RAY_ADDRESS" in os.environ:
+        from harness.runtime.ray_cluster import RayCluster
 
-    cluster = run.config.cluster
-    return RayRuntime(
-        run.plan.placement,
-        gpu=run.plan.gpu,
-        start_timeout_s=cluster.wait_timeout_s,
-        call_timeout_s=cluster.call_timeout_s,
-    )
+        return RayCluster(placement, gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s)
+    from harness.runtime.local_runtime import LocalRuntime
+
+    return LocalRuntime(gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s, logs=run.logs, preload=PRELOAD)

@@ -1,4 +1,7 @@
-"""Makes each worker of a job in the process where it will run: a role around its engine, the same on every backend.
+"""Makes the roles of a worker in the process where they will run, each around its engine, the same on every backend.
+
+What roles of one device can share, they share here: actor_fwd scores with the parameters of the trainer beside it, and
+a colocated engine takes its weights from there.
 
 An `EngineFactory` decides whether the engine computes (`RealEngines`), or lets time pass as a cost model says
 (`SimulatedEngines`). Backends differ in nothing else here.
@@ -7,10 +10,11 @@ An `EngineFactory` decides whether the engine computes (`RealEngines`), or lets 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed import TCPStore
@@ -19,14 +23,17 @@ from engines.simulated.passes import Device, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import AlgorithmConfig, CostConfig, JobConfig, ModelConfig
 from harness.config.checks.plugins import engine_class, engine_options
+from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import Lengths
-from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, TrainEngine
+from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
 from harness.rl.advantages import advantages_of
+from harness.runtime.runtime import RoleName
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import TransferQueue
-from harness.weight_sync.simulated import PacedRole
+from harness.weight_sync.endpoints import LocalReceiver, LocalSender, WeightReceiver, WeightSender
+from harness.weight_sync.simulated import PacedRole, SimulatedReceiver, SimulatedSender
 from harness.workers.actor import ActorRole
 from harness.workers.readers import (
     CompletionReader,
@@ -35,9 +42,19 @@ from harness.workers.readers import (
     TensorParallelReader,
     tensor_parallel_group,
 )
+from harness.workers.reward_pool import RewardPool
 from harness.workers.rollout import RolloutRole
-from harness.workers.stages import AdvantageStage, OldLogProbStage, ReferenceStage, RewardStage
+from harness.workers.stages import (
+    AdvantageStage,
+    OldLogProbStage,
+    ReferenceStage,
+    RewardStage,
+    TrainersLogProbStage,
+)
 from schedules import Order, Transport
+
+if TYPE_CHECKING:
+    from engines.torch.fsdp import FSDPEngine
 
 
 class EngineFactory(Protocol):
@@ -72,12 +89,25 @@ class EngineFactory(Protocol):
     def ranks(self, role: str) -> int:
         """Data-parallel ranks of a role that one worker stands for."""
 
+    def device_of(self, role: str, number: int, placement: Placement) -> int:
+        """The device whose worker has this one."""
+
     def rollout(self, number: int, clock: Clock) -> RolloutEngine: ...
 
-    def log_prob(self, role: str, clock: Clock) -> LogProbEngine: ...
+    def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
+        """With weights of its own."""
 
-    def trainer(self, rank: int) -> TrainEngine:
-        """Returns when all ranks have met."""
+    def trainer(self, rank: int) -> Any:
+        """A TrainEngine. Returns when all ranks have met."""
+
+    def scorer(self, trainer: Any, clock: Clock) -> Scorer:
+        """With the parameters of the trainer beside it."""
+
+    def local_sender(self, clock: Clock) -> WeightSender:
+        """Of a trainer whose weights are taken from where they are."""
+
+    def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
+        """Of an engine beside that trainer."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +143,9 @@ class RealEngines:
     def ranks(self, role: str) -> int:
         return 1
 
+    def device_of(self, role: str, number: int, placement: Placement) -> int:
+        return placement.devices[role][number]
+
     def rollout(self, number: int, clock: Clock) -> RolloutEngine:
         algorithm, task = self.config.algorithm, self.task
         options = engine_options(self.config)
@@ -140,7 +173,7 @@ class RealEngines:
             layout=self.config.training.layout,
         )
 
-    def trainer(self, rank: int) -> TrainEngine:
+    def trainer(self, rank: int) -> FSDPEngine:
         from engines.torch.fsdp import FSDPEngine, init_world
 
         (host, port), world, training = self.store, self.training_world, self.config.training
@@ -149,6 +182,15 @@ class RealEngines:
         mesh = init_world(store, rank, world, self.device, timeout_s, training.tensor_parallel)
         model = self._initial_model()
         return FSDPEngine(model, self.config.algorithm, mesh=mesh, device=self.device, training=training)
+
+    def scorer(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
+        return trainer.scorer()
+
+    def local_sender(self, clock: Clock) -> WeightSender:
+        return LocalSender()
+
+    def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
+        return LocalReceiver(trainer)
 
     def _initial_model(self) -> Any:
         from engines.torch.model import build_model
@@ -194,6 +236,12 @@ class SimulatedEngines:
     def ranks(self, role: str) -> int:
         return self.data_parallel[role]
 
+    def device_of(self, role: str, number: int, placement: Placement) -> int:
+        """Roles that share a pool are all on its first device, since one of them may stand for several devices."""
+        devices = placement.devices[role]
+        shared = len(placement.roles_on(devices[0])) > 1
+        return devices[0] if shared else devices[number * self.config.engine.tensor_parallel]
+
     def rollout(self, number: int, clock: Clock) -> RolloutEngine:
         group_size = self.config.algorithm.group_size
         return SimulatedRollout(
@@ -206,11 +254,20 @@ class SimulatedEngines:
             name=str(number),
         )
 
-    def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
+    def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
         ranks, load_s = self.data_parallel[role], self._times.load_s
         return SimulatedLogProb(self.cost, self.devices[role], clock=clock, load_s=load_s, ranks=ranks)
 
-    def trainer(self, rank: int) -> TrainEngine:
+    def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
+        return self.log_prob("actor_fwd", clock)
+
+    def local_sender(self, clock: Clock) -> WeightSender:
+        return SimulatedSender(self._times, clock)
+
+    def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
+        return SimulatedReceiver(self._times, clock)
+
+    def trainer(self, rank: int) -> SimulatedTrainer:
         weights = {"weights": torch.zeros(_PACED_WEIGHTS)} if self.paced else {}
         ranks = self.data_parallel["actor"]
         return SimulatedTrainer(self.cost, self.devices["actor"], ranks=ranks, parameters=weights)
@@ -226,8 +283,8 @@ _PACED_WEIGHTS = 32_768
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker needs to make its role; picklable. engine_count: of rollout; shares_device: rollout does, with
-    roles that work in turn."""
+    """All that a worker needs to make its roles; picklable. engine_count: of rollout; colocated: rollout shares devices
+    with the roles that work in turn, and takes its weights from the trainer beside it."""
 
     config: JobConfig
     order: Order
@@ -237,7 +294,7 @@ class WorkerSpec:
     wait_timeout_s: float | None
     engines: EngineFactory
     engine_count: int
-    shares_device: bool
+    colocated: bool
 
     @property
     def stage(self) -> dict[str, Any]:
@@ -251,16 +308,24 @@ class WorkerSpec:
         return min(algorithm.batch_samples, rows)
 
 
-def build_worker(role: str, number: int, spec: WorkerSpec) -> Any:
-    """Worker `number` of a role."""
-    worker = _BUILD[role](number, spec)
+Beside = Mapping[RoleName, Any]
+"""The roles of the same worker that are there already."""
+
+
+def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, Any]:
+    """All roles of a worker: the trainer first, since others take from it what they share."""
+    made: dict[RoleName, Any] = {}
+    for role in sorted(roles, key=lambda role: role[0] != "actor"):
+        made[role] = _BUILD[role[0]](role[1], spec, made)
     pace = spec.engines.transfer_pace
-    return worker if pace is None else PacedRole(worker, pace)
+    if pace is None or spec.colocated:
+        return made
+    return {role: PacedRole(built, pace) for role, built in made.items()}
 
 
-def _rollout(number: int, spec: WorkerSpec) -> RolloutRole:
+def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
     algorithm = spec.config.algorithm
-    return RolloutRole(
+    role = RolloutRole(
         spec.engines.rollout(number, spec.clock),
         spec.queue,
         spec.clock,
@@ -270,19 +335,27 @@ def _rollout(number: int, spec: WorkerSpec) -> RolloutRole:
         share=fair_share(algorithm, spec.engine_count),
         stream_share=fair_share(algorithm, spec.engine_count, batches=1 + spec.eta),
         keep_cache=spec.config.engine.keep_cache,
-        shares_device=spec.shares_device,
+        shares_device=spec.colocated,
         wait_timeout_s=spec.wait_timeout_s,
         generate_s=spec.engines.generate_s,
     )
+    if spec.colocated:
+        role.receiver = spec.engines.local_receiver(_trainer_beside(number, beside).engine, spec.clock)
+    return role
 
 
-def _reward(number: int, spec: WorkerSpec) -> RewardStage:
+def _reward(number: int, spec: WorkerSpec, beside: Beside) -> RewardStage:
     algorithm, sample_s = spec.config.algorithm, spec.engines.reward_s_per_sample
     rows = algorithm.group_size if sample_s else algorithm.batch_samples  # what takes time is handed on early
-    return RewardStage(spec.engines.task, sample_s=sample_s, name=str(number), rows=rows, minimum=1, **spec.stage)
+    processes = 0 if sample_s else spec.config.task.reward_processes
+    pool = None
+    if processes:
+        pool = RewardPool(partial(make_task, spec.config), processes, timeout_s=spec.wait_timeout_s)
+    task, name = spec.engines.task, str(number)
+    return RewardStage(task, pool=pool, sample_s=sample_s, name=name, rows=rows, minimum=1, **spec.stage)
 
 
-def _advantages(number: int, spec: WorkerSpec) -> AdvantageStage:
+def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage:
     algorithm = spec.config.algorithm
     return AdvantageStage(
         group_size=algorithm.group_size,
@@ -294,13 +367,17 @@ def _advantages(number: int, spec: WorkerSpec) -> AdvantageStage:
     )
 
 
-def _reference(number: int, spec: WorkerSpec) -> ReferenceStage:
+def _reference(number: int, spec: WorkerSpec, beside: Beside) -> ReferenceStage:
     return ReferenceStage(spec.engines.log_prob("reference", spec.clock), **_scoring("reference", number, spec))
 
 
-def _actor_fwd(number: int, spec: WorkerSpec) -> OldLogProbStage:
-    engine = spec.engines.log_prob("actor_fwd", spec.clock)
-    return OldLogProbStage(engine, spec.engines.device, **_scoring("actor_fwd", number, spec))
+def _actor_fwd(number: int, spec: WorkerSpec, beside: Beside) -> OldLogProbStage | TrainersLogProbStage:
+    stage = _scoring("actor_fwd", number, spec)
+    if any(role == "actor" for role, _ in beside):
+        actor = _trainer_beside(number, beside)
+        engine = spec.engines.scorer(actor.engine, spec.clock)
+        return TrainersLogProbStage(engine, lambda: actor.version, **stage)
+    return OldLogProbStage(spec.engines.log_prob("actor_fwd", spec.clock), spec.engines.device, **stage)
 
 
 def _scoring(role: str, number: int, spec: WorkerSpec) -> dict[str, Any]:
@@ -311,14 +388,24 @@ def _scoring(role: str, number: int, spec: WorkerSpec) -> dict[str, Any]:
     return {"name": str(number), "rows": rows, "minimum": minimum, **spec.stage}
 
 
-def _actor(number: int, spec: WorkerSpec) -> ActorRole:
+def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     """One training rank. Of ranks that share layers the first reads the queue, for all of them."""
     engine, together = spec.engines.trainer(number), spec.engines.ranks_together
     reader = _reader(number // together, spec)
     if together > 1:
         group = tensor_parallel_group(together, spec.config.cluster.wait_timeout_s)
         reader = TensorParallelReader(reader if number % together == 0 else None, group)
-    return ActorRole(engine, spec.clock, rank=number, reader=reader, device=spec.engines.device)
+    role = ActorRole(engine, spec.clock, rank=number, reader=reader, device=spec.engines.device)
+    if spec.colocated:
+        role.sender = spec.engines.local_sender(spec.clock)
+    return role
+
+
+def _trainer_beside(number: int, beside: Beside) -> ActorRole:
+    """The rank on the same device; of a simulated world the one that stands for all."""
+    actor = beside.get(("actor", number)) or beside["actor", 0]
+    assert isinstance(actor, ActorRole)
+    return actor
 
 
 def _reader(rank: int, spec: WorkerSpec) -> MicroBatchReader:
@@ -335,7 +422,7 @@ def _reader(rank: int, spec: WorkerSpec) -> MicroBatchReader:
     )
 
 
-_BUILD: dict[str, Callable[[int, WorkerSpec], Any]] = {
+_BUILD: dict[str, Callable[[int, WorkerSpec, Beside], Any]] = {
     "rollout": _rollout,
     "reward": _reward,
     "advantages": _advantages,
@@ -348,3 +435,23 @@ _BUILD: dict[str, Callable[[int, WorkerSpec], Any]] = {
 def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -> int:
     """Samples of one engine where so many batches are dealt out in whole groups."""
     return math.ceil(round(batches * algorithm.batch_groups / engines, 9)) * algorithm.group_size
+
+
+PRELOAD = (
+    "harness.driver.build",
+    "engines.torch.fsdp",
+    "engines.torch.rollout",
+    "engines.torch.model:load_architecture",
+    "torch.distributed.tensor",
+    "safetensors.torch",
+)
+"""What costs a worker most of its start, imported once for all of them."""
+ROLE_CLASSES: dict[str, type] = {
+    "rollout": RolloutRole,
+    "reward": RewardStage,
+    "advantages": AdvantageStage,
+    "reference": ReferenceStage,
+    "actor_fwd": OldLogProbStage,
+    "actor": ActorRole,
+}
+"""By which the driver knows what it may ask of each."""

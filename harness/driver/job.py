@@ -6,22 +6,24 @@ They satisfy the protocols of schedules/protocol.py by shape; nothing here knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from harness.metrics.ledger import DropReason
 from harness.protocols import Clock, Span
-from harness.runtime.runtime import Handle, call_all, death_in
+from harness.runtime.runtime import Handle, ask_all, death_in
 from harness.tasks import Task
 from harness.transfer_queue import Ragged, TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from harness.weight_sync.membership import Fleet
-from harness.workers.actor import TrainReport, one_report_per_group
+from harness.workers.actor import ActorRole, TrainReport, one_report_per_group
 from harness.workers.dataflow import partition_name
+from harness.workers.rollout import RolloutRole
+from harness.workers.stages import Stage
 from schedules.protocol import Rollout
 
 EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
@@ -121,16 +123,25 @@ class PromptSource:
         )
 
 
-class Pool:
+class SpanSource(Protocol):
+    async def take_spans(self) -> list[Span]:
+        """Spans since the last call."""
+
+
+Role = TypeVar("Role", bound=SpanSource)
+Ask = Callable[[Role], Coroutine[Any, Any, list[Span] | None]]
+
+
+class Pool(Generic[Role]):
     """Workers of one role. What they did is heard when a call ends; of a long one also meanwhile, whenever asked."""
 
-    def __init__(self, name: str, workers: Sequence[Handle], observer: Observer) -> None:
+    def __init__(self, name: str, workers: Sequence[Handle[Role]], observer: Observer) -> None:
         self.name, self.observer = name, observer
         self._workers = list(workers)
         self._asked = asyncio.Event()
 
     @property
-    def workers(self) -> list[Handle]:
+    def workers(self) -> list[Handle[Role]]:
         return self._workers
 
     def ask_spans(self) -> None:
@@ -138,8 +149,9 @@ class Pool:
         a computation answers after it."""
         self._asked.set()
 
-    async def _call(self, method: str, *arguments: Any) -> None:
-        self._hear(await call_all(self.workers, method, *arguments))
+    async def _ask_workers(self, ask: Ask[Role]) -> None:
+        for spans in await ask_all(self.workers, ask):
+            self.observer.spans(spans or ())
 
     async def _long(self, work: Coroutine[Any, Any, None]) -> None:
         """Do it; meanwhile, take the spans of all workers whenever `ask_spans` is called."""
@@ -151,28 +163,24 @@ class Pool:
                 await self._asked.wait()
                 self._asked.clear()
                 if not call.done():
-                    await self._call("take_spans")
-
-    def _hear(self, spans_by_worker: Iterable[Iterable[Span]]) -> None:
-        for spans in spans_by_worker:
-            self.observer.spans(spans)
+                    await self._ask_workers(lambda role: role.take_spans())
 
 
-class StagePool(Pool):
+class StagePool(Pool[Stage]):
     """All workers of one role between rollout and training."""
 
     async def process(self, iteration: int) -> None:
         self.observer.doing(self.name, f"batch {iteration}")
-        await self._call("process", iteration)
+        await self._ask_workers(lambda stage: stage.process(iteration))
         self.observer.doing(self.name, "waiting")
 
     async def stream(self) -> None:
         self.observer.doing(self.name, "streaming")
-        await self._long(self._call("stream"))
+        await self._long(self._ask_workers(lambda stage: stage.stream()))
         self.observer.doing(self.name, "done")
 
 
-class RolloutPool(Pool):
+class RolloutPool(Pool[RolloutRole]):
     """All rollout engines that work, or those of a cohort: the `fleet` knows which.
 
     Where one dies over a call, the fleet decides whether the run goes on. Then what it had is in the queue again, and
@@ -181,7 +189,7 @@ class RolloutPool(Pool):
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: Fleet[RolloutRole],
         observer: Observer,
         name: str = "rollout",
         *,
@@ -198,7 +206,7 @@ class RolloutPool(Pool):
         self._lost_a_stream = False
 
     @property
-    def workers(self) -> list[Handle]:
+    def workers(self) -> list[Handle[RolloutRole]]:
         return [worker for worker in self.fleet.working if self._among is None or worker.name in self._among]
 
     def split(self, cohorts: int | None = None) -> Sequence[RolloutPool]:
@@ -230,18 +238,18 @@ class RolloutPool(Pool):
 
     async def set_dispatch_limit(self, below: int) -> None:
         self.observer.doing(self.name, f"up to group {below - 1}")
-        await self._ask_all(self.workers, "set_dispatch_limit", below)
+        await self._ask_workers(lambda engine: engine.set_dispatch_limit(below))
 
     async def pause(self, *, drain: bool) -> None:
         self.observer.doing(self.name, "draining" if drain else "paused for weights")
-        await self._ask_all(self.workers, "pause", drain)
+        await self._ask_workers(lambda engine: engine.pause(drain))
 
     async def resume(self, below: int) -> None:
-        await self._ask_all(self.workers, "resume", below)
+        await self._ask_workers(lambda engine: engine.resume(below))
         self._whole.start_streams(self.workers)
         self.observer.doing(self.name, f"up to group {below - 1}")
 
-    def start_streams(self, workers: Sequence[Handle]) -> None:
+    def start_streams(self, workers: Sequence[Handle[RolloutRole]]) -> None:
         """While engines stream: these do so, too. They have weights and a dispatch limit."""
         if self._streams is not None and self._streaming:
             for worker in workers:
@@ -252,7 +260,7 @@ class RolloutPool(Pool):
         may hold weights that are too old."""
         newest, workers = self._whole._newest, self.workers
         newest |= {worker.name: iteration for worker in workers}
-        while not await self._ask_all(workers, "generate", iteration, batches):
+        while not await self._ask_all(workers, lambda engine: engine.generate(iteration, batches)):
             workers = [worker for worker in self._whole.workers if newest.get(worker.name, -1) >= iteration]
 
     async def _stream(self) -> None:
@@ -267,56 +275,52 @@ class RolloutPool(Pool):
                     self._start_stream(streams, worker)
         self._streams = None
 
-    def _start_stream(self, streams: asyncio.TaskGroup, worker: Handle) -> None:
+    def _start_stream(self, streams: asyncio.TaskGroup, worker: Handle[RolloutRole]) -> None:
         if worker.name not in self._streaming:
             self._streaming.add(worker.name)
             streams.create_task(self._stream_of(worker))
 
-    async def _stream_of(self, worker: Handle) -> None:
+    async def _stream_of(self, worker: Handle[RolloutRole]) -> None:
         try:
-            if not await self._ask(worker, "stream"):
+            if not await self._ask(worker, lambda engine: engine.stream()):
                 self._lost_a_stream = True
         finally:
             self._streaming.discard(worker.name)
 
-    async def _call(self, method: str, *arguments: Any) -> None:
-        await self._ask_all(self.workers, method, *arguments)
+    async def _ask_workers(self, ask: Ask[RolloutRole]) -> None:
+        await self._ask_all(self.workers, ask)
 
-    async def _ask_all(self, workers: Sequence[Handle], method: str, *arguments: Any) -> bool:
+    async def _ask_all(self, workers: Sequence[Handle[RolloutRole]], ask: Ask[RolloutRole]) -> bool:
         """The same of every one of them; whether all did it."""
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(self._ask(worker, method, *arguments)) for worker in workers]
+            asked = [tasks.create_task(self._ask(worker, ask)) for worker in workers]
         return all(task.result() for task in asked)
 
-    async def _ask(self, worker: Handle, method: str, *arguments: Any) -> bool:
+    async def _ask(self, worker: Handle[RolloutRole], ask: Ask[RolloutRole]) -> bool:
         """Whether it did what it was asked; False where it died over it, and the run goes on. Then what it had can be
         taken by others. Raises LostEngine where the run is to end."""
         try:
-            spans = await worker.call(method, *arguments)
+            spans = await ask(worker.role)
         except Exception as error:
             if (death := death_in(error)) is None:
                 raise
-            await self.fleet.lose({worker.name: _death_message(worker, method, death)})
+            message = str(death)
+            named = message if message.startswith(worker.name) else f"{worker.name} died: {message}"
+            await self.fleet.lose({worker.name: named})
             return False
         self.observer.spans(spans or ())
         return True
 
 
-def _death_message(worker: Handle, method: str, death: Exception) -> str:
-    """Who died over what."""
-    message = str(death)
-    return message if message.startswith(worker.name) else f"{worker.name} died during {method}: {message}"
-
-
 class TrainerPool:
     """The training world; `together` neighbouring ranks train on the same micro-batches."""
 
-    def __init__(self, ranks: Sequence[Handle], observer: Observer, together: int = 1) -> None:
+    def __init__(self, ranks: Sequence[Handle[ActorRole]], observer: Observer, together: int = 1) -> None:
         self.ranks, self.observer, self.together = ranks, observer, together
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         self.observer.doing("actor", f"batch {iteration}")
-        reports: list[TrainReport] = await call_all(self.ranks, "train", iteration, first)
+        reports = await ask_all(self.ranks, lambda actor: actor.train(iteration, first))
         self.observer.trained(iteration, one_report_per_group(reports, self.together))
         self.observer.doing("actor", "waiting")
 
@@ -326,7 +330,7 @@ class PublishedWeights:
     `pools` hand in what they did in the iteration that is closed with it."""
 
     def __init__(
-        self, coordinator: Coordinator, queue: TransferQueue, observer: Observer, pools: Sequence[Pool]
+        self, coordinator: Coordinator, queue: TransferQueue, observer: Observer, pools: Sequence[Pool[Any]]
     ) -> None:
         self.coordinator, self.queue, self.observer, self.pools = coordinator, queue, observer, pools
 

@@ -26,10 +26,12 @@ from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
 from harness.metrics.run_files import WEIGHTS, RunDirectory, mirrored_files
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.runtime.interrupts import run_in
-from harness.runtime.runtime import Handle, call_all
+from harness.runtime.runtime import Handle, ask_all
 from harness.tasks import make_task
+from harness.workers.actor import ActorRole
 
 MEMBERSHIP = "membership.json"
+LOGS = "logs"
 
 
 def run_directory(config: JobConfig, seed: int, results: Path) -> RunDirectory:
@@ -55,7 +57,14 @@ def run_seed(config: JobConfig, plan: JobPlan, seed: int, results: Path, console
         manifest["plugins"] = [dataclasses.asdict(plugin) for plugin in plugins_of(config)]
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
-        spec = RunSpec(config, make_schedule(config), plan, _initial_model(config, plan, results, console), seed)
+        spec = RunSpec(
+            config,
+            make_schedule(config),
+            plan,
+            _initial_model(config, plan, results, console),
+            seed,
+            folder.path / LOGS,
+        )
         runner = stack.enter_context(event_loop(plan))
         session = Session(spec, clock_of(plan, runner.get_loop()))
         session.recorder.listeners.append(folder.append_metrics)
@@ -130,12 +139,9 @@ def _mirror(
     return Mirror(folder, results, identity, plain(config), manifest, console)
 
 
-async def _save_weights(trainers: Sequence[Handle], folder: RunDirectory) -> None:
-    from safetensors.torch import save_file
-
-    weights = await call_all(trainers, "full_weights")
+async def _save_weights(trainers: Sequence[Handle[ActorRole]], folder: RunDirectory) -> None:
     with replacing(folder.path / WEIGHTS) as path:
-        save_file(weights[0], path)
+        await ask_all(trainers, lambda actor: actor.save_weights(str(path)))
 
 
 def _draw(folder: RunDirectory) -> None:

@@ -18,10 +18,11 @@ from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, wo
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.interrupts import run_in
-from harness.runtime.runtime import Handle, RealClock, WorkerDied, call_all, watch_progress
+from harness.runtime.runtime import Handle, RealClock, WorkerDied, watch_progress
 from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
 from harness.tasks import extra_metrics, make_task
 from harness.weight_sync.membership import LostEngine
+from harness.workers.actor import ActorRole
 
 
 class Session:
@@ -46,12 +47,17 @@ class Session:
         self._backend: Backend | None = None  # held as long as the job lives: workers meet at what it keeps
 
     @property
+    def backend(self) -> Backend:
+        assert self._backend is not None, "start comes first"
+        return self._backend
+
+    @property
     def assembly(self) -> Assembly:
         assert self._assembly is not None, "start comes first"
         return self._assembly
 
     @property
-    def trainers(self) -> Sequence[Handle]:
+    def trainers(self) -> Sequence[Handle[ActorRole]]:
         return self.assembly.trainers
 
     def start(self, stack: ExitStack) -> None:
@@ -70,20 +76,19 @@ class Session:
             loop.explain = self.assembly.waiting_now  # of workers in this process
         if isinstance(self.clock, RealClock):
             self.clock.restart()
-            await call_all(self.assembly.workers, "begin", self.clock.origin)
+            await self.backend.runtime.start_clocks(self.clock.origin)
         try:
             async with self._served():
                 await self._run_watched()
                 await self.assembly.coordinator.finish()
         except Exception as failure:
             # A death shows first in a call of another worker: name the dead one, not only the one that noticed.
-            gone = await asyncio.gather(*(worker.is_dead() for worker in self.assembly.workers))
-            dead = [worker.name for worker, is_dead in zip(self.assembly.workers, gone, strict=True) if is_dead]
+            gone = await asyncio.gather(*(role.is_dead() for role in self.assembly.roles))
+            dead = [role.name for role, is_dead in zip(self.assembly.roles, gone, strict=True) if is_dead]
             lost = _lost_engine(failure) or (f"{', '.join(dead)} died" if dead else "")
             if not lost:
                 raise
-            where = f"; the last words of {', '.join(dead)} are in Ray's logs" if dead else ""
-            raise RuntimeError(lost + where) from failure
+            raise RuntimeError(lost) from failure
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[None]:

@@ -15,8 +15,9 @@ from typing import Any
 from harness.config.plugins import import_folders
 from harness.runtime import messages as m
 from harness.runtime.fork_server import ForkedProcess, ForkServer
+from harness.runtime.runtime import Build, RoleName, role_name
 from harness.runtime.worker_client import ConnectionEnded, RemoteRole, WorkerConnection
-from harness.runtime.worker_server import Build, RoleName, handle_name, run_worker
+from harness.runtime.worker_server import run_worker
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sockets import Address, listen, new_address, new_token
@@ -90,7 +91,7 @@ class LocalRuntime:
                 log=self.logs and self.logs / f"{name}.log",
             )
         self._processes.append(process)
-        names = [handle_name(role) for role in roles]
+        names = [role_name(role) for role in roles]
         connection = WorkerConnection(
             name, _LocalProcess(address, process), token, roles=names, start_timeout_s=self.start_timeout_s
         )

@@ -18,9 +18,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.config.placement import Placement
 from harness.runtime.local_runtime import start_clocks, worker_environment
-from harness.runtime.runtime import WorkerDied
+from harness.runtime.runtime import Build, RoleName, WorkerDied, role_name
 from harness.runtime.worker_client import RemoteRole, WorkerConnection
-from harness.runtime.worker_server import Build, RoleName, WorkerServer, handle_name
+from harness.runtime.worker_server import WorkerServer
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.sockets import Address, listen, new_token
@@ -114,7 +114,7 @@ class RayCluster:
             name, actor.listen.remote(name, token), actor.serve.remote(list(roles), pickle.dumps(build)), actor
         )
         self._actors.append(actor)
-        names = [handle_name(role) for role in roles]
+        names = [role_name(role) for role in roles]
         connection = WorkerConnection(name, process, token, roles=names, start_timeout_s=self.start_timeout_s)
         self._workers[name] = connection
         return [

@@ -1,20 +1,30 @@
 """What a job needs of whatever runs its workers: handles, the clock, and why a worker's loops wait.
 
-`virtual_runtime` runs them in this process in virtual time, `ray_runtime` as Ray actors.
+`virtual_runtime` runs them in this process in virtual time, `local_runtime` in processes of this machine, `ray_cluster`
+in those of a cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from harness.protocols import Clock, EngineDied
 
 if TYPE_CHECKING:
     from harness.transfer_queue import QueueSpec, TransferQueue
+
+Role = TypeVar("Role")
+Role_co = TypeVar("Role_co", covariant=True)
+Answer = TypeVar("Answer")
+
+RoleName = tuple[str, int]
+"""A role and the number of its worker: ("actor", 0)."""
+Build = Callable[[Sequence[RoleName]], Mapping[RoleName, Any]]
+"""Makes all roles of one worker, in its process; picklable."""
 
 _CHECKS = 20  # of progress within a stall's timeout: the error comes at most 1/20 late
 _ANSWER_S = 5.0  # a loop that waits answers at once; a worker that takes longer is computing
@@ -28,20 +38,24 @@ class Stalled(TimeoutError):
     """Nothing happened for too long."""
 
 
-class Handle(Protocol):
-    """One worker of a role."""
+class Handle(Protocol[Role_co]):
+    """One role of a job, wherever it runs."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Such as `actor[0]`."""
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call the role's coroutine method there. Its exceptions arrive as themselves. Raises WorkerDied where
-        it ends without an answer."""
+    @property
+    def role(self) -> Role_co:
+        """The role itself where it is in this process, else a proxy of its type, whose coroutines are carried out
+        there. Their exceptions arrive as themselves; WorkerDied where a call ends without an answer, TimeoutError where
+        none comes in time."""
 
     async def is_dead(self, within_s: float = 5.0) -> bool:
-        """Whether the worker is gone. One that is merely busy for `within_s` counts as alive."""
+        """Whether its worker is gone. One that is merely busy for `within_s` counts as alive."""
 
     async def end(self) -> None:
-        """End the worker, whatever it is doing. Returns when it is gone."""
+        """End it, whatever it is doing, and its worker too unless that has other roles. Returns when it is gone."""
 
 
 class Runtime(Protocol):
@@ -53,15 +67,25 @@ class Runtime(Protocol):
 
     def start_queue(self, spec: QueueSpec) -> TransferQueue: ...
 
-    def start(self, role: str, number: int, build: Callable[..., Any], **arguments: Any) -> Handle:
-        """Start worker `number` of a role on its device; `build(number=number, **arguments)` makes it there."""
+    def start_worker(
+        self, name: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+    ) -> list[Handle[Any]]:
+        """Start a worker on this device, or without one. It makes `roles`, each of this class. Their handles, in the
+        same order, which wait for it when they are first used."""
+
+    async def start_clocks(self, origin: float) -> None:
+        """Have the clocks of all workers count from this reading of time.monotonic."""
 
 
-async def call_all(handles: Sequence[Handle], method: str, *arguments: Any) -> list[Any]:
-    """The same call on every worker at once; the first failure cancels the rest."""
+def role_name(role: RoleName) -> str:
+    return f"{role[0]}[{role[1]}]"
+
+
+async def ask_all(handles: Iterable[Handle[Role]], ask: Callable[[Role], Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """The same of every role at once; the first failure cancels the rest."""
     async with asyncio.TaskGroup() as tasks:
-        calls = [tasks.create_task(handle.call(method, *arguments)) for handle in handles]
-    return [call.result() for call in calls]
+        asked = [tasks.create_task(ask(handle.role)) for handle in handles]
+    return [task.result() for task in asked]
 
 
 def death_in(error: BaseException) -> Exception | None:
@@ -138,18 +162,25 @@ async def watch_progress(
             raise Stalled(f"nothing happened for {timeout_s:g} s; waiting: {lines}")
 
 
-async def collect_waits(workers: Sequence[Handle], answer_s: float = _ANSWER_S) -> list[str]:
-    """What the loops of these workers wait for, a line each. One that computes cannot answer: the line says so."""
+class WaitingRole(Protocol):
+    """Every role."""
+
+    async def waiting(self) -> list[str]:
+        """What its loops wait for, a line each."""
+
+
+async def collect_waits(handles: Sequence[Handle[WaitingRole]], answer_s: float = _ANSWER_S) -> list[str]:
+    """What the loops of these roles wait for, a line each. One that computes cannot answer: the line says so."""
     async with asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(_waits_of(worker, answer_s)) for worker in workers]
+        asked = [tasks.create_task(_waits_of(handle, answer_s)) for handle in handles]
     return [line for task in asked for line in task.result()]
 
 
-async def _waits_of(worker: Handle, answer_s: float) -> list[str]:
+async def _waits_of(handle: Handle[WaitingRole], answer_s: float) -> list[str]:
     try:
         async with asyncio.timeout(answer_s):
-            return list(await worker.call("waiting"))
+            return await handle.role.waiting()
     except TimeoutError:
-        return [f"{worker.name} does not answer (computing, or dead)"]
+        return [f"{handle.name} does not answer (computing, or dead)"]
     except WorkerDied:
-        return [f"{worker.name} is dead"]
+        return [f"{handle.name} is dead"]

@@ -9,8 +9,9 @@ import math
 import selectors
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
+from harness.runtime.runtime import Build, Handle, Role, RoleName, role_name
 from harness.transfer_queue import LocalQueue, QueueSpec, TransferQueue
 
 T = TypeVar("T")
@@ -172,17 +173,11 @@ def infrequent_gc() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class LocalRole:
-    """A Handle on a role in this process.
+class LocalRole(Generic[Role]):
+    """A Handle on a role in this process: a call takes no time to get there, and nothing is copied."""
 
-    A call is the role's own coroutine: it takes no time to get there, and what it takes and returns is not copied.
-    """
-
-    def __init__(self, name: str, role: Any) -> None:
+    def __init__(self, name: str, role: Role) -> None:
         self.name, self.role = name, role
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        return await getattr(self.role, method)(*arguments)
 
     async def is_dead(self, within_s: float = 5.0) -> bool:
         """Never: it would have taken this process with it."""
@@ -200,6 +195,12 @@ class VirtualRuntime:
     def start_queue(self, spec: QueueSpec) -> TransferQueue:
         return LocalQueue(spec)
 
-    def start(self, role: str, number: int, build: Callable[..., Any], **arguments: Any) -> LocalRole:
-        """Make worker `number` of a role here: `build(number=number, **arguments)`."""
-        return LocalRole(f"{role}[{number}]", build(number=number, **arguments))
+    def start_worker(
+        self, name: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+    ) -> list[Handle[Any]]:
+        """Make the roles here."""
+        made = build(list(roles))
+        return [LocalRole(role_name(role), made[role]) for role in roles]
+
+    async def start_clocks(self, origin: float) -> None:
+        """All have the clock of the loop."""

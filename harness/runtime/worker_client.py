@@ -66,17 +66,13 @@ class WorkerConnection:
 
     async def ask(self, request: m.Message) -> msgspec.Raw:
         """The answer, encoded. Raises what the call raised there, ConnectionEnded where the worker ends before."""
-        return await (await self.opened()).ask(request)
-
-    async def opened(self) -> _Stream:
-        """Raises ConnectionEnded, PermissionError without the right token, TimeoutError where it is not ready in
-        time."""
         if self.ended is not None:
             raise ConnectionEnded(self.ended)
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
             self._opening = asyncio.ensure_future(self._open())
             self._opening.add_done_callback(_retrieve)
-        return self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
+        stream = self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
+        return await stream.ask(request)
 
     async def connected(self) -> int:
         """Wait until its roles are there, or could not be made: then calls say why. The process's id."""
@@ -235,9 +231,8 @@ class RemoteRole(Generic[R_co]):
         request = m.Call(self.name, method, msgspec.Raw(m.encode(arguments)))
         waiting = asyncio.timeout(self._timeout_s)
         try:
-            stream = await self.connection.opened()  # how long its start may take is another question
             async with waiting:
-                answer = await stream.ask(request)
+                answer = await self.connection.ask(request)
         except ConnectionEnded as error:
             raise WorkerDied(f"{self.name} died during {method}: {error}") from error
         except TimeoutError as error:

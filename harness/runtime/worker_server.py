@@ -21,21 +21,13 @@ from typing import Any
 import msgspec
 
 from harness.runtime import messages as m
-from harness.runtime.runtime import WorkerDied
+from harness.runtime.runtime import RoleName, WorkerDied, role_name
 from harness.transfer_queue.remote.sockets import Framed, Splitter, WireError, check_digest, header, new_nonce
-
-RoleName = tuple[str, int]
-Build = Callable[[Sequence[RoleName]], Mapping[RoleName, object]]
-"""Makes all roles of a worker, in its process; picklable, and may block for long."""
 
 _HANDSHAKE_S = 30.0
 _HANDSHAKE_LIMIT = 1024  # bytes of a message before the token is proved
 
 _log = logging.getLogger(__name__)
-
-
-def handle_name(role: RoleName) -> str:
-    return f"{role[0]}[{role[1]}]"
 
 
 class WorkerServer:
@@ -58,7 +50,7 @@ class WorkerServer:
     async def serve(self, build: Callable[[], Mapping[RoleName, object]]) -> None:
         """Until `stop`; then the roles are closed."""
         try:
-            self._roles = {handle_name(name): role for name, role in build().items()}
+            self._roles = {role_name(name): role for name, role in build().items()}
         except Exception as error:
             self._failure = m.failure_of(error, self.worker)
         server = await asyncio.get_running_loop().create_server(partial(_Client, self), sock=self._listener)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -17,8 +18,7 @@ from harness.weight_sync.plan import Bucket, TransferPlan, digests, outgoing, pa
 from harness.weight_sync.process_group import BucketEnd, BucketReceiver, BucketSender, Rendezvous, TransferGroup, Work
 
 
-@dataclass(frozen=True)
-class CollectiveOffer:
+class CollectiveOffer(msgspec.Struct, frozen=True, tag=True):
     """A plan, and where to meet for its broadcasts."""
 
     plan: TransferPlan

@@ -7,16 +7,25 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 
 from harness.protocols import Span
-from harness.runtime.runtime import Handle, Waits, WorkerDied, call_all, death_in
+from harness.runtime.runtime import Waits, WorkerDied, ask_all, death_in
+from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
 from harness.weight_sync.plan import TransferError, TransferPlan
-from harness.weight_sync.transports import TransferOutcome, WeightTransport, call_each
+from harness.weight_sync.transports import (
+    Receiver,
+    Sender,
+    TransferOutcome,
+    WeightTransport,
+    ask_each,
+    stage,
+    swap,
+)
 
 Observe = Callable[[Iterable[Span]], None]
 """Called with the spans of each worker that took part in a transfer."""
-Attempt = Callable[[Sequence[Handle], int], Awaitable[TransferOutcome]]
+Attempt = Callable[[Sequence[Receiver], int], Awaitable[TransferOutcome]]
 """One attempt at bringing a version to these receivers. The number is that of the attempt, from 1."""
-Failures = Sequence[tuple[Handle, Exception]]
+Failures = Sequence[tuple[Receiver, Exception]]
 """Receivers that did not get a version, each with its last error."""
 
 
@@ -39,10 +48,10 @@ class Coordinator:
 
     def __init__(
         self,
-        trainers: Sequence[Handle],
+        trainers: Sequence[Sender],
         *,
-        fleet: Fleet,
-        scorers: Sequence[Handle] = (),
+        fleet: Fleet[EngineWorker],
+        scorers: Sequence[Receiver] = (),
         transport: WeightTransport,
         bucket_bytes: int,
         observe: Observe,
@@ -62,7 +71,7 @@ class Coordinator:
         self._transfer: asyncio.Task[None] | None = None
 
     @property
-    def receivers(self) -> list[Handle]:
+    def receivers(self) -> list[Receiver]:
         return [*self.fleet.receivers, *self.scorers]
 
     @property
@@ -72,9 +81,7 @@ class Coordinator:
 
     async def connect(self) -> None:
         """Compute the plan and connect the transport on all sides."""
-        source, *others = self.trainers
-        plan: TransferPlan = await source.call("plan", self._bucket_bytes, self.retry.verify)
-        await call_all(others, "gather_only", plan)
+        plan = await self.trainers[0].role.plan(self._bucket_bytes, self.retry.verify)
         self._retrying.plan = plan
         await self._retrying.connect(self.receivers)
         self.plan = plan
@@ -88,7 +95,7 @@ class Coordinator:
         await self.fleet.begin_transfer()
         engines = self.fleet.receivers
 
-        async def attempt(receivers: Sequence[Handle], number: int) -> TransferOutcome:
+        async def attempt(receivers: Sequence[Receiver], number: int) -> TransferOutcome:
             outcome = await self._transport.publish(self.trainers, receivers, version)
             self._loaded(outcome.succeeded(receivers), version)
             return outcome
@@ -110,7 +117,7 @@ class Coordinator:
         left = self.fleet.receivers
         engines = [engine for engine in engines if engine in left]
         # The copy travels as soon as it is there.
-        for spans in await call_all(self.trainers, "publish", version):
+        for spans in await ask_all(self.trainers, lambda actor: actor.publish(version)):
             self._observe(spans)
         self._transfer = asyncio.create_task(self._transfer_to_hosts(version, engines))
         self._transfer.add_done_callback(lambda _: self._wake())
@@ -123,11 +130,11 @@ class Coordinator:
         if self._failed:
             await self.finish()
 
-    async def swap(self, handles: Sequence[Handle], version: int) -> None:
+    async def swap(self, handles: Sequence[Receiver], version: int) -> None:
         """These receivers load `version` from their host memory, once it has arrived there."""
         await self.wait_arrived(version)
         receivers = self.fleet.receivers
-        swapped = await call_each([handle for handle in handles if handle in receivers], "swap", version)
+        swapped = await swap([handle for handle in handles if handle in receivers], version)
         for spans in swapped.spans:
             self._observe(spans)
         self._loaded(swapped.succeeded(handles), version)
@@ -152,18 +159,18 @@ class Coordinator:
         transfer = self._transfer
         return transfer is not None and transfer.done() and (transfer.cancelled() or transfer.exception() is not None)
 
-    async def _transfer_to_hosts(self, version: int, engines: Sequence[Handle]) -> None:
+    async def _transfer_to_hosts(self, version: int, engines: Sequence[Receiver]) -> None:
         """Consumes the trainer's host copy, produces the receivers'. Waits for all ends of the transport, which give up
         on each other by its timeout. A worker that computes answers late, and must not keep engines from their weights.
         """
 
-        async def attempt(receivers: Sequence[Handle], number: int) -> TransferOutcome:
-            if number > 1 and (again := await call_each(self.trainers[:1], "resend", version)).failed:
+        async def attempt(receivers: Sequence[Receiver], number: int) -> TransferOutcome:
+            if number > 1 and (again := await self._resend(version)).failed:
                 return again.skipping(receivers)
             scorers = [receiver for receiver in receivers if receiver in self.scorers]
             missing = [receiver for receiver in receivers if receiver not in scorers]
             sent, staged, swapped = await asyncio.gather(
-                call_each(self.trainers[:1], "wait_arrived", version, on_death=self._transport.abort),
+                self._sent(version),
                 self._to_engines(missing, version, all_of_them=len(missing) == len(engines)),
                 self._to_scorers(scorers, version),
             )
@@ -173,22 +180,28 @@ class Coordinator:
         await self._go_on_without(version, failures)
         self._received(engines, version)
 
-    async def _to_engines(self, engines: Sequence[Handle], version: int, *, all_of_them: bool) -> TransferOutcome:
+    async def _resend(self, version: int) -> TransferOutcome:
+        return await ask_each(self.trainers[:1], lambda actor: actor.resend(version), f"resend version {version}")
+
+    async def _sent(self, version: int) -> TransferOutcome:
+        what, on_death = f"send version {version}", self._transport.abort
+        return await ask_each(self.trainers[:1], lambda actor: actor.wait_arrived(version), what, on_death=on_death)
+
+    async def _to_engines(self, engines: Sequence[Receiver], version: int, *, all_of_them: bool) -> TransferOutcome:
         staged = await self._stage(engines, version)
         if all_of_them and not staged.failed:
             self._received(engines, version)
         return staged
 
-    async def _to_scorers(self, scorers: Sequence[Handle], version: int) -> TransferOutcome:
+    async def _to_scorers(self, scorers: Sequence[Receiver], version: int) -> TransferOutcome:
         staged = await self._stage(scorers, version)
         there = staged.succeeded(scorers)
-        swapped = await call_each(there, "swap", version, timeout_s=self._transport.timeout_s)
+        swapped = await swap(there, version, self._transport.timeout_s)
         self._loaded(swapped.succeeded(there), version)
         return staged + swapped
 
-    async def _stage(self, receivers: Sequence[Handle], version: int) -> TransferOutcome:
-        transport = self._transport
-        return await call_each(receivers, "stage", version, timeout_s=transport.timeout_s, on_death=transport.abort)
+    async def _stage(self, receivers: Sequence[Receiver], version: int) -> TransferOutcome:
+        return await stage(receivers, version, self._transport.timeout_s, self._transport.abort)
 
     async def _go_on_without(self, version: int, failures: Failures) -> None:
         """Or end the run."""
@@ -210,11 +223,11 @@ class Coordinator:
             reasons[name] = f"{name} did not get version {version} and holds version {held}: {error}{tried}"
         return reasons
 
-    def _loaded(self, receivers: Sequence[Handle], version: int) -> None:
+    def _loaded(self, receivers: Sequence[Receiver], version: int) -> None:
         for receiver in receivers:
             self.membership.set_version(receiver.name, version)
 
-    def _received(self, engines: Sequence[Handle], version: int) -> None:
+    def _received(self, engines: Sequence[Receiver], version: int) -> None:
         """All engines that are left have it in host memory."""
         self.fleet.received(engines)
         self._arrived = max(self._arrived, version)
@@ -233,25 +246,25 @@ class RetryingTransfer:
     """
 
     def __init__(
-        self, trainers: Sequence[Handle], transport: WeightTransport, *, attempts: int, observe: Observe
+        self, trainers: Sequence[Sender], transport: WeightTransport, *, attempts: int, observe: Observe
     ) -> None:
         self.trainers, self.transport, self.attempts = trainers, transport, attempts
         self.plan: TransferPlan | None = None
         self._observe = observe
         self._connected: list[str] | None = None
 
-    async def connect(self, receivers: Sequence[Handle]) -> None:
+    async def connect(self, receivers: Sequence[Receiver]) -> None:
         """Connect the transport to these receivers, unless it is."""
         names = [receiver.name for receiver in receivers]
         if self.plan is None or self._connected == names:
             return
         self._connected = None
-        await self.transport.connect(self.trainers[0], receivers, self.plan)
+        await self.transport.connect(self.trainers, receivers, self.plan)
         self._connected = names
 
-    async def connect_living(self, receivers: Sequence[Handle]) -> Failures:
+    async def connect_living(self, receivers: Sequence[Receiver]) -> Failures:
         """Connect those that live; returns the others. Raises what keeps the living from connecting."""
-        living, dead = list(receivers), list[tuple[Handle, Exception]]()
+        living, dead = list(receivers), list[tuple[Receiver, Exception]]()
         for attempt in range(1, self.attempts + 1):
             if (failure := await self._connection_failure(living)) is None:
                 break
@@ -262,12 +275,12 @@ class RetryingTransfer:
             dead += [(receiver, failure) for receiver in gone]
         return dead
 
-    async def run(self, version: int, receivers: Sequence[Handle], attempt: Attempt) -> Failures:
+    async def run(self, version: int, receivers: Sequence[Receiver], attempt: Attempt) -> Failures:
         """Those that did not get `version`.
 
         Raises an ExceptionGroup of what no other attempt would mend, the death of a training rank included.
         """
-        failures: list[tuple[Handle, Exception]] = []
+        failures: list[tuple[Receiver, Exception]] = []
         missing = list(receivers)
         for number in range(1, self.attempts + 1):
             if (failure := await self._connection_failure(missing)) is not None:
@@ -287,7 +300,7 @@ class RetryingTransfer:
                 break
         return failures
 
-    async def _connection_failure(self, receivers: Sequence[Handle]) -> TransferError | None:
+    async def _connection_failure(self, receivers: Sequence[Receiver]) -> TransferError | None:
         """Connect; why that failed, where another attempt may mend it."""
         try:
             await self.connect(receivers)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
 from harness.protocols import Clock, Span, TrainEngine
+from harness.runtime.messages import Wire
 from harness.runtime.runtime import Waits
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.host_staged import HostStagedOffer
-from harness.weight_sync.ipc import CudaSlots, SharedOffer, share_slots
-from harness.weight_sync.plan import TransferPlan, pack, plan_transfer
+from harness.weight_sync.ipc import CudaOffer, CudaSlots, SharedOffer, share_slots
+from harness.weight_sync.plan import TransferPlan, gathered, pack, plan_transfer
 from harness.weight_sync.process_group import Rendezvous, open_rendezvous
 from schedules.base import Transport
 
@@ -86,7 +87,15 @@ class WeightOffer(Protocol):
         Raises TransferError where the ends did not meet."""
 
 
-_OFFERS: dict[Transport, Callable[[TransferPlan, Rendezvous], CollectiveOffer | SharedOffer | HostStagedOffer]] = {
+class GroupOffer(WeightOffer, Protocol):
+    """Where the ends meet as a process group."""
+
+    @property
+    def rendezvous(self) -> Rendezvous: ...
+
+
+_TRAVELS = Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)
+_OFFERS: Mapping[str, Callable[[TransferPlan, Rendezvous], CollectiveOffer | SharedOffer | HostStagedOffer]] = {
     "collective": CollectiveOffer,
     "ipc": share_slots,
     "host_staged": HostStagedOffer,
@@ -104,6 +113,24 @@ class GatherOnlySender:
             pack(bucket, parameters, None)
 
 
+class LocalSender:
+    """Of a trainer whose weights are read where they are."""
+
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Nothing travels."""
+
+
+class LocalReceiver:
+    """Reads the parameters of the training rank in the same process: by reference where it has them whole, else
+    gathered from all ranks, which have to load at the same time."""
+
+    def __init__(self, trainer: TrainEngine) -> None:
+        self._trainer = trainer
+
+    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, gathered(parameter)) for name, parameter in self._trainer.named_parameters().items())
+
+
 class SendingWorker:
     """A training rank as the coordinator sees it. The role has a name, a clock, waits, a device and an engine."""
 
@@ -112,7 +139,7 @@ class SendingWorker:
     clock: Clock
     waits: Waits
     device: torch.device
-    _sender: WeightSender | None = None
+    sender: WeightSender | None = None
     joined: WeightSender | None = None  # the last one that met its receivers, not what paces it
     _source: WeightSource
     _store: dist.Store
@@ -127,7 +154,7 @@ class SendingWorker:
 
     async def open(
         self, transport: Transport, plan: TransferPlan, host: str, receivers: int, timeout_s: float
-    ) -> WeightOffer:
+    ) -> Annotated[GroupOffer, _TRAVELS]:
         """For rank 0: offer weights by this transport. `meet_receivers` must follow while the receivers join.
 
         "ipc" is the memory of the device that sender and receivers share or, where the training world has more devices,
@@ -149,30 +176,30 @@ class SendingWorker:
 
     async def use(self, sender: WeightSender) -> None:
         """Send weights by this sender, which reaches its receivers already."""
-        self._sender = sender
+        self.sender = sender
 
     async def publish(self, version: int) -> list[Span]:
         """Send the weights, now called `version`; returns when the trainer may go on.
 
         By broadcast, every receiver must be in `load` meanwhile. To host memory, they travel on in the background.
         """
-        if self._sender is None:
+        if self.sender is None:
             raise RuntimeError("publish before the transport was opened; see Coordinator.connect")
         start = self.clock.now()
         with self.waits("publish", f"version {version} to be taken"):
-            await self._sender.send(version, self.engine.named_parameters())
+            await self.sender.send(version, self.engine.named_parameters())
         return [Span("actor", self.name, "publish_weights", start, self.clock.now(), version, version - 1)]
 
     async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, the last one published, left for all receivers, where it travels in the background."""
-        if isinstance(self._sender, HostSender):
+        if isinstance(self.sender, HostSender):
             with self.waits("wait_arrived", f"version {version} to leave"):
-                await self._sender.wait_arrived(version)
+                await self.sender.wait_arrived(version)
 
     async def resend(self, version: int) -> None:
         """Send `version`, the last one published, once more in the background."""
-        assert isinstance(self._sender, HostSender), "only what is kept in host memory can be sent again"
-        await self._sender.resend(version)
+        assert isinstance(self.sender, HostSender), "only what is kept in host memory can be sent again"
+        await self.sender.resend(version)
 
 
 class ReceivingWorker(ABC):
@@ -183,16 +210,16 @@ class ReceivingWorker(ABC):
     clock: Clock
     waits: Waits
     device: torch.device
-    _receiver: WeightReceiver | HostReceiver | None = None
+    receiver: WeightReceiver | HostReceiver | None = None
 
-    async def join(self, offer: WeightOffer, number: int) -> None:
+    async def join(self, offer: Annotated[WeightOffer, _TRAVELS], number: int) -> None:
         """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
-        self._receiver = offer.receiver(number, self.device, self._receiver)
+        self.receiver = offer.receiver(number, self.device, self.receiver)
 
     async def load(self, version: int) -> list[Span]:
         """Take the weights of `version` from the trainer."""
-        assert isinstance(self._receiver, WeightReceiver), "load before join, or by a transport that stages"
-        weights = self._receiver.receive(version)
+        assert isinstance(self.receiver, WeightReceiver), "load before join, or by a transport that stages"
+        weights = self.receiver.receive(version)
         try:
             return await self._load(version, weights)
         finally:
@@ -211,12 +238,28 @@ class ReceivingWorker(ABC):
 
     @property
     def _host_receiver(self) -> HostReceiver:
-        assert isinstance(self._receiver, HostReceiver), "staging needs weights that travel by host_staged"
-        return self._receiver
+        assert isinstance(self.receiver, HostReceiver), "staging needs weights that travel by host_staged"
+        return self.receiver
 
     @abstractmethod
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
         """Load into the engine, as `version`, when nothing else uses it."""
+
+
+class EngineWorker(ReceivingWorker):
+    """A rollout engine, which may leave a run and come back."""
+
+    @abstractmethod
+    async def retire(self) -> None:
+        """Take no more groups; finish those that it has, under the loaded weights. Returns when they are done."""
+
+    @abstractmethod
+    async def rejoin(self) -> None:
+        """Take groups again."""
+
+    @abstractmethod
+    async def waiting(self) -> list[str]:
+        """What its loops wait for, a line each."""
 
 
 def stop_reading(weights: Iterator[tuple[str, torch.Tensor]]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -21,8 +21,7 @@ Copy = list[torch.Tensor]
 """All weights in host memory: uint8, a tensor for each bucket."""
 
 
-@dataclass(frozen=True)
-class HostStagedOffer:
+class HostStagedOffer(msgspec.Struct, frozen=True, tag=True):
     """A plan, and where to meet for its broadcasts, which are of host tensors whatever the devices."""
 
     plan: TransferPlan

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from mmap import mmap
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -24,12 +23,53 @@ from harness.weight_sync.process_group import HOST, BucketEnd, BucketReceiver, B
 
 _ALIGNMENT = 64  # bytes; where a slot begins, and its digests
 
-CudaHandle = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
-"""How to map a slot: a function of torch and its arguments; picklable, and of use in other processes only."""
+
+class CudaHandle(msgspec.Struct, frozen=True):
+    """How another process maps a slot: what CUDA says of its memory, as torch.multiprocessing reduces a tensor."""
+
+    device: int
+    handle: bytes
+    storage_bytes: int
+    storage_offset: int
+    ref_counter: bytes
+    ref_counter_offset: int
+    event: bytes
+    event_sync: bool
+    offset: int
+    size: int
+
+    @classmethod
+    def of(cls, slot: torch.Tensor) -> CudaHandle:
+        """slot: uint8 [size] on a GPU, kept by its process as long as others map it."""
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        _, (_, (size,), _, offset, _, _, *memory, _, counter, counter_offset, event, sync) = reduce_tensor(slot)
+        device, handle, storage_bytes, storage_offset = memory
+        return cls(device, handle, storage_bytes, storage_offset, counter, counter_offset, event, sync, offset, size)
+
+    def map(self) -> torch.Tensor:
+        from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+        return rebuild_cuda_tensor(
+            torch.Tensor,
+            (self.size,),
+            (1,),
+            self.offset,
+            torch.UntypedStorage,
+            torch.uint8,
+            self.device,
+            self.handle,
+            self.storage_bytes,
+            self.storage_offset,
+            False,
+            self.ref_counter,
+            self.ref_counter_offset,
+            self.event,
+            self.event_sync,
+        )
 
 
-@dataclass(frozen=True)
-class SharedOffer:
+class SharedOffer(msgspec.Struct, frozen=True, tag=True):
     """Slots by their path, and where to meet. The process that made the file unlinks it once all receivers joined."""
 
     plan: TransferPlan
@@ -55,8 +95,7 @@ class SharedOffer:
         self.path.unlink()
 
 
-@dataclass(frozen=True)
-class CudaOffer:
+class CudaOffer(msgspec.Struct, frozen=True, tag=True):
     """Slots by their handles, and where to meet. The sender has to hold the slots until all receivers have joined; the
     memory is freed with the last process that has it mapped."""
 
@@ -65,7 +104,7 @@ class CudaOffer:
     handles: tuple[CudaHandle, CudaHandle]
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> SlotReceiver:
-        slots = [rebuild(*arguments) for rebuild, arguments in self.handles]
+        slots = [handle.map() for handle in self.handles]
         return SlotReceiver(self.plan, slots, self.rendezvous.receiver_group(number, HOST), device)
 
 
@@ -73,11 +112,9 @@ class CudaSlots:
     """Two new slots on `device`, and the offer of them. Makes the sender, which keeps the slots."""
 
     def __init__(self, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device) -> None:
-        from torch.multiprocessing.reductions import reduce_tensor
-
         self.plan, self.rendezvous = plan, rendezvous
         self.slots = [torch.empty(slot_bytes(plan), dtype=torch.uint8, device=device) for _ in range(2)]
-        first, second = (reduce_tensor(slot) for slot in self.slots)
+        first, second = map(CudaHandle.of, self.slots)
         self.offer = CudaOffer(plan, rendezvous, (first, second))
 
     def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> SlotSender:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from harness.runtime.runtime import Handle, WorkerDied, death_in
+from harness.weight_sync.endpoints import EngineWorker
 
 Kind = Literal["engine", "scorer"]
 Health = Literal["well", "silent", "lost", "leaving", "away", "joining"]
@@ -186,14 +187,17 @@ class LostEngine(RuntimeError):
     """Engines died, or did not get a version, and the run ends with them. The message names them, with the reason."""
 
 
-async def _end(engine: Handle) -> None:
+Engine_co = TypeVar("Engine_co", bound=EngineWorker, covariant=True)
+
+
+async def _end(engine: Handle[Any]) -> None:
     await engine.end()
 
 
 def _ignore(engine: str, what: str, why: str) -> None: ...
 
 
-class Fleet:
+class Fleet(Generic[Engine_co]):
     """The rollout engines of a job, by their membership.
 
     on_lost: whether a run ends or goes on without an engine that is lost. clear_up: ends such an engine, and gives what
@@ -202,14 +206,14 @@ class Fleet:
 
     def __init__(
         self,
-        engines: Sequence[Handle],
+        engines: Sequence[Handle[Engine_co]],
         *,
         on_lost: OnLost = "end",
-        clear_up: Callable[[Handle], Awaitable[None]] = _end,
+        clear_up: Callable[[Handle[Any]], Awaitable[None]] = _end,
         notify: Callable[[str, Any, str], None] = _ignore,
     ) -> None:
         self.membership = Membership()
-        self._handles: dict[str, Handle] = {}
+        self._handles: dict[str, Handle[Engine_co]] = {}
         self._on_lost, self._clear_up, self._notify = on_lost, clear_up, notify
         self._losing = asyncio.Lock()
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -217,17 +221,17 @@ class Fleet:
             self.add(engine)
 
     @property
-    def working(self) -> list[Handle]:
+    def working(self) -> list[Handle[Engine_co]]:
         """Those that generate: they take weights, too."""
         return [self._handles[name] for name in self.membership.working]
 
     @property
-    def receivers(self) -> list[Handle]:
+    def receivers(self) -> list[Handle[Engine_co]]:
         """Those that take part in the next transfer: all that work, and those that will once they have the weights."""
         ranks = self.membership.ranks
         return [handle for name, handle in self._handles.items() if name in ranks]
 
-    def add(self, engine: Handle, version: int = 0) -> None:
+    def add(self, engine: Handle[Any], version: int = 0) -> None:
         """Another engine, which holds `version`: it works, and takes part from the next transfer on."""
         self.membership.join(engine.name, version=version)
         self._handles[engine.name] = engine
@@ -256,10 +260,10 @@ class Fleet:
             if member.health == "leaving":
                 self._notify(name, "leaves", "")
                 self._leaving[name] = asyncio.create_task(self._retire(engine))
-            elif await self._lives(engine, "rejoin"):
+            elif await self._rejoin(engine):
                 self._notify(name, "joins", "")
 
-    def received(self, engines: Sequence[Handle]) -> None:
+    def received(self, engines: Sequence[Handle[Any]]) -> None:
         """They have the weights of a transfer: those that were to join work from now on."""
         for engine in engines:
             if self.membership.received(engine.name):
@@ -275,28 +279,32 @@ class Fleet:
                 self.membership.seen(name, self.membership.of(name).version, now())
         self.membership.mark_silent(now(), _ANSWER_S)
 
-    async def _retire(self, engine: Handle) -> None:
-        if await self._lives(engine, "retire"):
-            self.membership.mark_away(engine.name)
-            self._notify(engine.name, "left", "")
-
-    async def _lives(self, engine: Handle, method: str) -> bool:
-        """Call this. The death of an engine that retires is noticed by the call that waits for its samples, if any."""
+    async def _retire(self, engine: Handle[EngineWorker]) -> None:
         try:
-            await engine.call(method)
+            await engine.role.retire()
         except Exception as error:
             if death_in(error) is None:
                 raise
-            if method == "rejoin":
-                await self.lose({engine.name: str(error)})
+            return  # noticed by the call that waits for its samples, if any
+        self.membership.mark_away(engine.name)
+        self._notify(engine.name, "left", "")
+
+    async def _rejoin(self, engine: Handle[EngineWorker]) -> bool:
+        """Whether it lives."""
+        try:
+            await engine.role.rejoin()
+        except Exception as error:
+            if death_in(error) is None:
+                raise
+            await self.lose({engine.name: str(error)})
             return False
         return True
 
 
-async def _answers(engine: Handle) -> bool:
+async def _answers(engine: Handle[EngineWorker]) -> bool:
     try:
         async with asyncio.timeout(_ANSWER_S):
-            await engine.call("waiting")
+            await engine.role.waiting()
     except (TimeoutError, WorkerDied):
         return False
     return True

@@ -10,14 +10,25 @@ import torch
 
 from harness.cost_model.cost import TransferTimes
 from harness.protocols import Clock
-from harness.runtime.runtime import Handle
 from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
 from harness.weight_sync.host_staged import require_sent, require_staged
 from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.transports import TransferOutcome, join_all, send_and_receive, stage_then_swap, write_then_read
+from harness.weight_sync.transports import (
+    Receiver,
+    Sender,
+    TransferOutcome,
+    join_all,
+    send_and_receive,
+    stage_then_swap,
+    write_then_read,
+)
 from schedules.base import Transport
 
-_PUBLISH = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
+_PUBLISH = {
+    "collective": send_and_receive,
+    "ipc": write_then_read,
+    "host_staged": stage_then_swap,
+}
 
 
 @dataclass(frozen=True)
@@ -29,11 +40,11 @@ class SimulatedTransport:
     clock: Clock
     timeout_s = None
 
-    async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
-        await source.call("use", SimulatedSender(self.times, self.clock))
+    async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
+        await trainers[0].role.use(SimulatedSender(self.times, self.clock))
         await join_all(receivers, SimulatedOffer(plan, self.times, self.clock))
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+    async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
         return await _PUBLISH[self.name](trainers, receivers, version)
 
     async def abort(self) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from harness.protocols import Span
-from harness.runtime.runtime import Handle, WorkerDied
-from harness.weight_sync.endpoints import WeightOffer
+from harness.runtime.runtime import Handle, WorkerDied, ask_all
+from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker, WeightOffer
 from harness.weight_sync.ipc import SharedOffer
 from harness.weight_sync.plan import TransferError, TransferPlan
 from harness.weight_sync.process_group import Rendezvous
 from schedules.base import Transport
 
+Role = TypeVar("Role")
+Sender = Handle[SendingWorker]
+Receiver = Handle[ReceivingWorker]
 OnDeath = Callable[[], Awaitable[None]]
 """What is done at once where one end of a transfer dies."""
 
@@ -29,11 +32,11 @@ class TransferOutcome:
     def __add__(self, other: TransferOutcome) -> TransferOutcome:
         return TransferOutcome(self.spans + other.spans, self.failed | other.failed)
 
-    def succeeded(self, handles: Sequence[Handle]) -> list[Handle]:
+    def succeeded(self, handles: Sequence[Handle[Role]]) -> list[Handle[Role]]:
         """Those of them that did not fail."""
         return [handle for handle in handles if handle.name not in self.failed]
 
-    def skipping(self, receivers: Sequence[Handle]) -> TransferOutcome:
+    def skipping(self, receivers: Sequence[Receiver]) -> TransferOutcome:
         """The same, where these failures kept receivers from being called at all: none of them got anything."""
         first = next(iter(self.failed.values()))
         errors = {receiver.name: TransferError(f"nothing was sent: {first}") for receiver in receivers}
@@ -45,11 +48,11 @@ class WeightTransport(Protocol):
     def timeout_s(self) -> float | None:
         """The longest wait of one end for the others; None where nothing can go missing."""
 
-    async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
-        """Give `source` (training rank 0) a sender, and each receiver its end; returns when all have joined. Again,
-        where the receivers are others than before, or one side failed."""
+    async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
+        """Give every training rank its sender, and each receiver its end; returns when all have joined. Again, where
+        the receivers are others than before, or one side failed."""
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+    async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
         """Bring the trained weights to every receiver, and load them there."""
 
     async def abort(self) -> None:
@@ -65,12 +68,14 @@ class GroupTransport:
     timeout_s: float
     _rendezvous: Rendezvous | None = field(default=None, init=False, compare=False)
 
-    async def connect(self, source: Handle, receivers: Sequence[Handle], plan: TransferPlan) -> None:
-        offer = await source.call("open", self.name, plan, self.host, len(receivers), self.timeout_s)
+    async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
+        source, *others = trainers
+        await ask_all(others, lambda actor: actor.gather_only(plan))
+        offer = await source.role.open(self.name, plan, self.host, len(receivers), self.timeout_s)
         self._rendezvous = offer.rendezvous
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(source.call("meet_receivers"))
+                tasks.create_task(source.role.meet_receivers())
                 tasks.create_task(join_all(receivers, offer))
         except Exception:
             await self.abort()
@@ -79,7 +84,7 @@ class GroupTransport:
             if isinstance(offer, SharedOffer):
                 offer.withdraw()
 
-    async def publish(self, trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+    async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
         publish = stage_then_swap if self.name == "host_staged" else send_and_receive
         return await publish(trainers, receivers, version, self.timeout_s, self.abort)
 
@@ -88,24 +93,42 @@ class GroupTransport:
             await asyncio.to_thread(self._rendezvous.abort)
 
 
-async def join_all(receivers: Sequence[Handle], offer: WeightOffer) -> None:
+@dataclass(frozen=True)
+class LocalTransport:
+    """Between roles of one worker: what was built beside the trainer reads its parameters (`LocalReceiver`)."""
+
+    timeout_s = None
+
+    async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
+        """They were built so."""
+
+    async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
+        return await write_then_read(trainers, receivers, version)
+
+    async def abort(self) -> None:
+        """Whatever dies takes its worker with it."""
+
+
+async def join_all(receivers: Sequence[Receiver], offer: WeightOffer) -> None:
     """Every receiver joins under its number, all at once."""
     async with asyncio.TaskGroup() as tasks:
         for number, receiver in enumerate(receivers):
-            tasks.create_task(receiver.call("join", offer, number))
+            tasks.create_task(receiver.role.join(offer, number))
 
 
-async def call_each(
-    handles: Sequence[Handle],
-    method: str,
-    *arguments: Any,
+async def ask_each(
+    handles: Sequence[Handle[Role]],
+    ask: Callable[[Role], Coroutine[Any, Any, list[Span] | None]],
+    what: str,
+    *,
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
 ) -> TransferOutcome:
-    """The same call on every worker at once; all of them are awaited. One that fails does not cancel the others: they
-    are ends of one transfer, which each leaves on its own, or because `on_death` aborts it."""
-    calls = (_call(handle, method, arguments, timeout_s, on_death) for handle in handles)
-    answers = await asyncio.gather(*calls, return_exceptions=True)
+    """The same of every role at once; all of them are awaited. One that fails does not cancel the others: they are ends
+    of one transfer, which each leaves on its own, or because `on_death` aborts it. what: for the message of one that
+    does not answer."""
+    asked = (_ask(handle, ask, what, timeout_s, on_death) for handle in handles)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
     outcome = TransferOutcome()
     for handle, answer in zip(handles, answers, strict=True):
         if isinstance(answer, Exception):
@@ -117,53 +140,83 @@ async def call_each(
     return outcome
 
 
-async def _call(
-    handle: Handle, method: str, arguments: tuple[Any, ...], timeout_s: float | None, on_death: OnDeath | None
-) -> Any:
+async def _ask(
+    handle: Handle[Role],
+    ask: Callable[[Role], Coroutine[Any, Any, list[Span] | None]],
+    what: str,
+    timeout_s: float | None,
+    on_death: OnDeath | None,
+) -> list[Span] | None:
     # Twice: a worker that waits for a peer gives up after once, and says so itself.
     limit = None if timeout_s is None else 2 * timeout_s
     try:
         async with asyncio.timeout(limit):
-            return await handle.call(method, *arguments)
+            return await ask(handle.role)
     except WorkerDied:
         if on_death is not None:
             await on_death()
         raise
     except TimeoutError as error:
-        raise TimeoutError(f"{handle.name} did not answer {method} within {limit} s") from error
+        raise TimeoutError(f"{handle.name} did not {what} within {limit} s") from error
 
 
 async def send_and_receive(
-    trainers: Sequence[Handle],
-    receivers: Sequence[Handle],
+    trainers: Sequence[Sender],
+    receivers: Sequence[Receiver],
     version: int,
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
 ) -> TransferOutcome:
     """Both sides have to take part at once."""
     sent, received = await asyncio.gather(
-        call_each(trainers, "publish", version, on_death=on_death),
-        call_each(receivers, "load", version, timeout_s=timeout_s, on_death=on_death),
+        _publish(trainers, version, on_death),
+        _load(receivers, version, timeout_s, on_death),
     )
     return sent + received
 
 
 async def stage_then_swap(
-    trainers: Sequence[Handle],
-    receivers: Sequence[Handle],
+    trainers: Sequence[Sender],
+    receivers: Sequence[Receiver],
     version: int,
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
 ) -> TransferOutcome:
     """All steps of a staged transfer, one after the other."""
-    copied = await call_each(trainers, "publish", version)
+    copied = await _publish(trainers, version)
     if copied.failed:
         return copied.skipping(receivers)
-    staged = await call_each(receivers, "stage", version, timeout_s=timeout_s, on_death=on_death)
-    return copied + staged + await call_each(staged.succeeded(receivers), "swap", version, timeout_s=timeout_s)
+    staged = await stage(receivers, version, timeout_s, on_death)
+    return copied + staged + await swap(staged.succeeded(receivers), version, timeout_s)
 
 
-async def write_then_read(trainers: Sequence[Handle], receivers: Sequence[Handle], version: int) -> TransferOutcome:
+async def write_then_read(trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
     """Receivers read what all ranks have written."""
-    written = await call_each(trainers, "publish", version)
-    return written.skipping(receivers) if written.failed else written + await call_each(receivers, "load", version)
+    written = await _publish(trainers, version)
+    return written.skipping(receivers) if written.failed else written + await _load(receivers, version)
+
+
+async def _publish(trainers: Sequence[Sender], version: int, on_death: OnDeath | None = None) -> TransferOutcome:
+    return await ask_each(
+        trainers, lambda actor: actor.publish(version), f"publish version {version}", on_death=on_death
+    )
+
+
+async def _load(
+    receivers: Sequence[Receiver], version: int, timeout_s: float | None = None, on_death: OnDeath | None = None
+) -> TransferOutcome:
+    what = f"load version {version}"
+    return await ask_each(receivers, lambda role: role.load(version), what, timeout_s=timeout_s, on_death=on_death)
+
+
+async def stage(
+    receivers: Sequence[Receiver], version: int, timeout_s: float | None, on_death: OnDeath | None
+) -> TransferOutcome:
+    """Into the host memory of each."""
+    what = f"stage version {version}"
+    return await ask_each(receivers, lambda role: role.stage(version), what, timeout_s=timeout_s, on_death=on_death)
+
+
+async def swap(receivers: Sequence[Receiver], version: int, timeout_s: float | None = None) -> TransferOutcome:
+    """Each loads what it has staged."""
+    return await ask_each(receivers, lambda role: role.swap(version), f"swap to version {version}", timeout_s=timeout_s)

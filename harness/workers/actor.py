@@ -107,14 +107,17 @@ class ActorRole(SendingWorker):
         """What this rank waits for, a line each."""
         return self.waits.lines()
 
-    async def full_weights(self) -> dict[str, torch.Tensor] | None:
-        """All weights on the CPU, gathered; every rank calls it, rank 0 gets them."""
+    async def save_weights(self, path: str) -> None:
+        """All weights into a safetensors file, gathered; every rank calls it, rank 0 writes."""
+        from safetensors.torch import save_file
+
         full: dict[str, torch.Tensor] = {}
         for name, parameter in self.engine.named_parameters().items():
             tensor = gathered(parameter)
             if self.rank == 0:
                 full[name] = tensor.cpu().clone()
-        return full if self.rank == 0 else None
+        if self.rank == 0:
+            save_file(full, path)
 
 
 def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:

@@ -11,11 +11,11 @@ import torch
 from harness.protocols import Clock, Completion, Request, RolloutEngine, Span
 from harness.runtime.runtime import Waits
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
-from harness.weight_sync.endpoints import ReceivingWorker
+from harness.weight_sync.endpoints import EngineWorker
 from harness.workers.dataflow import partition_name
 
 
-class RolloutRole(ReceivingWorker):
+class RolloutRole(EngineWorker):
     """One rollout engine, number `index`.
 
     share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it

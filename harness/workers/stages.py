@@ -19,6 +19,7 @@ from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.dataflow import iteration_of, partition_name
 from harness.workers.readers import RankQueue
+from harness.workers.reward_pool import RewardPool
 
 
 class Stage(ABC):
@@ -103,20 +104,24 @@ class Stage(ABC):
 
 
 class RewardStage(Stage):
-    """Scores each response by the task's own rule. sample_s: simulated seconds for each, one after the other."""
+    """Scores each response by the task's own rule, here or in the processes of `pool`. sample_s: simulated seconds for
+    each, one after the other."""
 
     role = kind = "reward"
 
-    def __init__(self, task: Task, *, sample_s: float = 0.0, **stage: Any) -> None:
+    def __init__(self, task: Task, *, pool: RewardPool | None = None, sample_s: float = 0.0, **stage: Any) -> None:
         super().__init__(**stage)
-        self.task, self.sample_s = task, sample_s
+        self.task, self.pool, self.sample_s = task, pool, sample_s
         self.extra_names = extra_metrics(task)
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         if self.sample_s:
             await self.clock.sleep(len(batch.rows) * self.sample_s)
         responses, answers = batch.ragged("response").rows(), batch.ragged("answer").rows()
-        scores = [self.task.score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+        if self.pool is None:
+            scores = [self.task.score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+        else:
+            scores = await self.pool.scores(responses, answers)
         columns: dict[str, Column] = {
             "reward": np.array([score.reward for score in scores], np.float32),
             "exact_match": np.array([score.exact_match for score in scores], np.bool_),
@@ -124,6 +129,11 @@ class RewardStage(Stage):
         if self.extra_names:
             columns["score_extras"] = Ragged.from_rows(list(extra_values(scores, self.extra_names)))
         return columns
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self.pool is not None:
+            self.pool.close()
 
 
 class AdvantageStage(Stage):

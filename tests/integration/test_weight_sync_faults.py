@@ -54,11 +54,11 @@ class Run:
         self.lost.append(why)
 
     async def publish(self, version: int) -> None:
-        await self.handles["trainer"].call("become", version)
+        await self.handles["trainer"].role.become(version)
         await self.coordinator.publish(version)
 
     async def serves(self, engine: str, version: int) -> None:
-        assert await self.handles[engine].call("sample") == await asyncio.to_thread(expected, version)
+        assert await self.handles[engine].role.sample() == await asyncio.to_thread(expected, version)
 
 
 @contextmanager

@@ -332,7 +332,7 @@ def test_a_staleness_that_is_no_bound_is_refused(staleness: float) -> None:
 def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
     said = {name: (s.transport, s.eta, s.order) for name, s in ((name, made()) for name, made in SCHEDULES.items())}
     assert said == {
-        "colocate_sync": ("ipc", 0.0, "fifo"),
+        "colocate_sync": ("local", 0.0, "fifo"),
         "separated_sync": ("collective", 0.0, "fifo"),
         "one_step_off": ("collective", 1.0, "fifo"),
         "k_step_off": ("collective", 3.0, "fifo"),

@@ -13,20 +13,22 @@ from harness.driver.recorder import Recorder
 from harness.driver.session import Session, simulate
 from harness.runtime.runtime import Handle, WorkerDied
 from harness.weight_sync.membership import Fleet, MembershipConflict
+from tests.support.proxies import Proxy
 
 
 class KillableHandle:
     """`harness.runtime.runtime.Handle` on a role in this process, which stops in the middle of all it does."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle[Any]) -> None:
         self.name, self._handle = handle.name, handle
+        self.role: Any = Proxy(self._call)
         self.dead = False
         self._calls: set[asyncio.Task[Any]] = set()
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def _call(self, method: str, *arguments: Any) -> Any:
         if self.dead:
             raise WorkerDied(f"{self.name} died before {method}")
-        call = asyncio.create_task(self._handle.call(method, *arguments))  # type: ignore[arg-type]
+        call = asyncio.create_task(getattr(self._handle.role, method)(*arguments))
         self._calls.add(call)
         try:
             return await call
@@ -81,7 +83,7 @@ def simulate_with(
     return simulate(config, seed, started=prepare)
 
 
-def happen(fleet: Fleet, event: Event) -> None:
+def happen(fleet: Fleet[Any], event: Event) -> None:
     name = f"rollout[{event.engine}]"
     if event.what == "dies":
         engine = fleet._handles[name]

@@ -23,6 +23,7 @@ from harness.weight_sync import collective, host_staged, ipc
 from harness.weight_sync.plan import digests
 from harness.workers.actor import ActorRole
 from tests.support.forking import forking
+from tests.support.proxies import Proxy
 from tests.support.role_setting import CPU, SMALL, CountingQueue, TickingClock, rollout_role, torch_engine
 
 PROMPT = np.array([5, 3, 8, 2])
@@ -136,7 +137,11 @@ class ProcessHandle:
     connection: Connection
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    @property
+    def role(self) -> Any:
+        return Proxy(self._call)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
         async with self._one:
             try:
                 self.connection.send_bytes(pickle.dumps((method, arguments)))

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.protocols import Span
-from harness.runtime.runtime import RealClock
-from harness.runtime.worker_server import RoleName
+from harness.runtime.runtime import RealClock, RoleName
 from harness.workers.actor import TrainReport
 
 

@@ -78,7 +78,7 @@ def test_a_schedule_of_ones_own_needs_no_file_of_settings(lab: Path) -> None:
 def test_colocated_decides_the_split_by_default(lab: Path) -> None:
     code = (lab / "my_lab/schedules.py").read_text()
     (lab / "my_lab/shared.py").write_text(
-        code.replace('transport = "collective"', 'transport = "ipc"; colocated = True')
+        code.replace('transport = "collective"', 'transport = "local"; colocated = True')
     )
     config = compose_job(["schedule=my_lab.shared:Pairs"])
     assert config.schedule.split["rollout"] == "actor"
@@ -167,7 +167,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["schedule=my_lab.broken:Pairs"], "my_lab.broken fails to import: ZeroDivisionError: division by zero"),
         (["schedule=my lab:Pairs"], "schedule=my lab:Pairs is no import path; write `package.module:Name`"),
         (["schedule=my_lab.losses:cispo"], "is no schedule; make it a frozen dataclass that extends"),
-        (["schedule=my_lab.odd:NoTransport"], "has transport=None; choose one of collective, ipc, host_staged"),
+        (["schedule=my_lab.odd:NoTransport"], "has transport=None; choose one of collective, local, ipc, host_staged"),
         (["schedule=my_lab.odd:NoEta"], "leaves out eta; write it, a field with a default"),
         (["schedule=my_lab.odd:Abstract"], "leaves out eta, run"),
         ([SCHEDULE, "schedule.k=0"], "schedule.k=0 is out of bounds; use 1 or more"),

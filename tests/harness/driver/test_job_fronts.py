@@ -12,6 +12,7 @@ from harness.driver.job import PublishedWeights, RolloutPool, StagePool, Trainer
 from harness.protocols import Span
 from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.weight_sync.membership import Fleet
+from tests.support.proxies import Proxy
 from tests.support.role_setting import settle
 
 
@@ -27,7 +28,11 @@ class Worker:
         self.error: Exception | None = None
         self._spans = 0
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    @property
+    def role(self) -> Any:
+        return Proxy(self._call)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
         self.asked.append((method, *arguments))
         if method in ("stream", "generate", "process"):
             await self.end.wait()

@@ -21,7 +21,7 @@ from harness.driver.recorder import Recorder
 from harness.driver.session import Session, simulate
 from harness.metrics.run_files import load_manifest, load_metrics
 from harness.runtime.runtime import RealClock, Stalled
-from harness.runtime.virtual_runtime import Deadlock, LocalRole, VirtualRuntime
+from harness.runtime.virtual_runtime import Deadlock
 from schedules import SCHEDULES, FullyAsync
 from schedules.protocol import Job
 from tests.support.invariants import Finished, check_run, read_run
@@ -168,24 +168,11 @@ class HandClock(RealClock):
         await asyncio.sleep(0)
 
 
-class NearRole(LocalRole):
-    """All workers have the driver's clock, which they are otherwise told when it begins."""
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        return None if method == "begin" else await super().call(method, *arguments)
-
-
-class NearRuntime(VirtualRuntime):
-    def start(self, role: str, number: int, build: Any, **arguments: Any) -> NearRole:
-        return NearRole(f"{role}[{number}]", build(number=number, **arguments))
-
-
 def test_on_a_clock_that_passes_by_itself_the_same_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session of a paced run, with its workers in this process."""
 
     def open_near(run: RunSpec, clock: Any, stack: ExitStack) -> Backend:
-        virtual = open_backend(replace(run, plan=replace(run.plan, backend="virtual")), clock, stack)
-        return replace(virtual, runtime=NearRuntime())
+        return open_backend(replace(run, plan=replace(run.plan, backend="virtual")), clock, stack)
 
     monkeypatch.setattr("harness.driver.session.open_backend", open_near)
     config = replace(planted(NeverAdmits, monkeypatch), backend="paced")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -80,8 +79,11 @@ class Worker:
         self.name, self.computes = name, computes
         self.waits = Waits(name)
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        assert method == "waiting"
+    @property
+    def role(self) -> Worker:
+        return self
+
+    async def waiting(self) -> list[str]:
         if self.computes:
             await asyncio.Event().wait()
         return self.waits.lines()

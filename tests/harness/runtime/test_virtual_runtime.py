@@ -189,7 +189,7 @@ def test_one_loop_runs_several_coroutines_one_after_the_other() -> None:
         assert runner.get_loop().time() == 7.0
 
 
-class Role:
+class Host:
     def __init__(self, number: int, greeting: str) -> None:
         self.number, self.greeting = number, greeting
 
@@ -203,11 +203,12 @@ class Role:
 
 def test_a_role_of_this_process_is_called_as_one_far_away() -> None:
     async def main() -> None:
-        role = VirtualRuntime().start("rollout", 3, Role, greeting="hello")
-        assert (role.name, await role.is_dead()) == ("rollout[3]", False)
-        assert await role.call("greet", "you") == "hello, you, from 3"
+        host = ("host", 3)
+        (handle,) = VirtualRuntime().start_worker("here", None, {host: Host}, lambda roles: {host: Host(3, "hello")})
+        assert (handle.name, await handle.is_dead()) == ("host[3]", False)
+        assert await handle.role.greet("you") == "hello, you, from 3"
         with pytest.raises(KeyError, match="itself"):
-            await role.call("fail")
+            await handle.role.fail()
 
     run_virtual(main())
     assert LocalRole("a", None).name == "a"

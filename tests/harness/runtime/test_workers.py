@@ -172,7 +172,8 @@ async def test_a_worker_that_is_busy_is_alive_and_can_be_ended(runtime: LocalRun
 async def test_a_call_that_is_not_answered_in_time_says_so(start: Start) -> None:
     first, _ = start()
     hasty = RemoteRole("echo[0]", EchoRole, first.connection, call_timeout_s=0.01)
-    with pytest.raises(TimeoutError, match=r"^echo\[0\] did not answer wait within 0.01 s$"):  # its start took longer
+    await first.connected()
+    with pytest.raises(TimeoutError, match=r"^echo\[0\] did not answer wait within 0.01 s$"):
         await hasty.role.wait()
     assert await first.role.echo(1) == [1]
 

@@ -18,6 +18,7 @@ from harness.weight_sync.plan import TransferError, plan_transfer
 from harness.weight_sync.process_group import Rendezvous
 from harness.weight_sync.transports import GroupTransport, stage_then_swap, write_then_read
 from schedules.base import Transport
+from tests.support.proxies import Proxy
 from tests.support.role_setting import settle
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
@@ -40,7 +41,11 @@ class Worker:
         self.offer: SharedOffer | None = None
         self.dead = False
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    @property
+    def role(self) -> Any:
+        return Proxy(self._call)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
         self.log.append(f"{self.name}.{method}")
         self.arguments[method] = arguments
         if self.dead:
@@ -469,7 +474,7 @@ async def test_a_transport_that_does_not_connect_is_tried_again_too() -> None:
 async def test_an_engine_that_does_not_answer_is_given_up() -> None:
     setting = Setting("collective", "go_on", engine1={"load": [TimeoutError("slow")]})
     await setting.coordinator.publish(1)
-    assert setting.count("engine1.load") == 1 and "engine1 did not answer load within 10.0 s" in setting.lost[0]
+    assert setting.count("engine1.load") == 1 and "engine1 did not load version 1 within 10.0 s" in setting.lost[0]
 
 
 async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> None:

@@ -19,6 +19,7 @@ from harness.weight_sync.service import (
     send_heartbeats,
     serving,
 )
+from tests.support.proxies import Proxy
 
 TOKEN = "a token"
 
@@ -157,7 +158,11 @@ class Engine:
         self.name, self.error, self.ended = name, error, False
         self.asked: list[str] = []
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    @property
+    def role(self) -> Any:
+        return Proxy(self._call)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
         self.asked.append(method)
         if self.error is not None:
             raise self.error

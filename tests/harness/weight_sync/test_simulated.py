@@ -91,7 +91,7 @@ def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: T
         notes: list[str] = []
         trainer, engine = LocalRole("actor[0]", Worker("trainer", notes)), LocalRole("e", Worker("engine", notes))
         carrier = SimulatedTransport(transport, TIMES, VirtualClock(asyncio.get_running_loop()))
-        await carrier.connect(trainer, [engine], TransferPlan(()))
+        await carrier.connect([trainer], [engine], TransferPlan(()))
         await carrier.publish([trainer], [engine], 1)
         return notes
 
