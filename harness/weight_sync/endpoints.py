@@ -94,7 +94,9 @@ class GroupOffer(WeightOffer, Protocol):
     def rendezvous(self) -> Rendezvous: ...
 
 
-_TRAVELS = Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)
+SentOffer = Annotated[WeightOffer, Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)]
+"""An offer on its way from the trainer to a receiver."""
+SentGroupOffer = Annotated[GroupOffer, Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)]
 _OFFERS: Mapping[str, Callable[[TransferPlan, Rendezvous], CollectiveOffer | SharedOffer | HostStagedOffer]] = {
     "collective": CollectiveOffer,
     "ipc": share_slots,
@@ -154,7 +156,7 @@ class SendingWorker:
 
     async def open(
         self, transport: Transport, plan: TransferPlan, host: str, receivers: int, timeout_s: float
-    ) -> Annotated[GroupOffer, _TRAVELS]:
+    ) -> SentGroupOffer:
         """For rank 0: offer weights by this transport. `meet_receivers` must follow while the receivers join.
 
         "ipc" is the memory of the device that sender and receivers share or, where the training world has more devices,
@@ -212,7 +214,7 @@ class ReceivingWorker(ABC):
     device: torch.device
     receiver: WeightReceiver | HostReceiver | None = None
 
-    async def join(self, offer: Annotated[WeightOffer, _TRAVELS], number: int) -> None:
+    async def join(self, offer: SentOffer, number: int) -> None:
         """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
         self.receiver = offer.receiver(number, self.device, self.receiver)
 

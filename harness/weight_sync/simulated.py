@@ -10,7 +10,7 @@ import torch
 
 from harness.cost_model.cost import TransferTimes
 from harness.protocols import Clock
-from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightReceiver, WeightSender
+from harness.weight_sync.endpoints import HostReceiver, HostSender, SentOffer, WeightOffer, WeightReceiver, WeightSender
 from harness.weight_sync.host_staged import require_sent, require_staged
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.transports import (
@@ -172,7 +172,7 @@ class PacedRole:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._role, name)
 
-    async def join(self, offer: WeightOffer, number: int) -> None:
+    async def join(self, offer: SentOffer, number: int) -> None:
         """Of a receiver."""
         await self._role.join(PacedOffer(offer, self._times, self._role.clock), number)
 

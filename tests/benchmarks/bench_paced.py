@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.bench_paced [--schedules half_step,fully_async] [--seed 0] [settings ...]
 
-Runs each job twice: on the virtual clock, and with real Ray workers, queue and weight transfers whose engines last what
-the same cost model says. Prints the mean time of an iteration after warm-up on both, and by how much the prediction is
+Runs each job twice: on the virtual clock, and with real workers, queue and weight transfers whose engines last what the
+same cost model says. Prints the mean time of an iteration after warm-up on both, and by how much the prediction is
 off. Target: 5 %. Takes about a minute for a schedule on two cores, most of it to start processes.
 """
 
