@@ -18,7 +18,7 @@ from rich.console import Console
 from harness.config.machine import this_machine
 
 _GIB = 1 << 30
-_NEEDED = ("torch", "ray", "transformers", "mlflow", "hydra-core", "pyarrow", "seaborn")
+_NEEDED = ("torch", "ray", "transformers", "mlflow", "hydra-core", "pyarrow", "matplotlib")
 
 
 @dataclass(frozen=True)

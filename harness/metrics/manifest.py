@@ -33,7 +33,6 @@ PACKAGES = (
     "pyarrow",
     "pandas",
     "matplotlib",
-    "seaborn",
 )
 
 HOW_TIMED = {"real": "measured", "virtual": "simulated", "paced": "paced by the cost model"}

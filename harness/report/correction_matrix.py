@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 
 import numpy as np
-import seaborn as sns
+from matplotlib import colormaps
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags
@@ -16,6 +17,7 @@ from harness.report.plots import save_figure
 COLORS = "viridis"  # readable for everyone, and in grey
 _CELL = (1.55, 0.85)  # inches
 _LEAST = (9.0, 3.2)  # inches: the title's width, the scale's height
+_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])  # of red, green and blue
 _NOTE = "in brackets the 95 % interval of the mean; *: differs from the baseline, by seed"
 
 
@@ -34,19 +36,23 @@ def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:
     places = [[matrix.entries.get((row, column)) for column in matrix.columns] for row in matrix.rows]
     values = np.array([[math.nan if entry is None else entry.measured.value for entry in row] for row in places])
     axes = figure.subplots()
-    sns.heatmap(
-        values,
-        mask=~np.isfinite(values),
-        annot=np.array([[_text(entry) for entry in row] for row in places]),
-        fmt="",
-        annot_kws={"fontsize": 9, "linespacing": 1.35},
-        cmap=COLORS,
-        linewidths=1.5,
-        cbar_kws={"label": "mean over seeds"},
-        ax=axes,
-    )
-    for row, column in np.argwhere(~np.isfinite(values)):  # which the heat map leaves white and empty
-        axes.text(column + 0.5, row + 0.5, _text(places[row][column]), ha="center", va="center", fontsize=9)
+    shown = np.ma.masked_invalid(values)
+    mesh = axes.pcolormesh(shown, cmap=COLORS, edgecolors="white", linewidth=1.5)
+    axes.invert_yaxis()
+    figure.colorbar(mesh, ax=axes, label="mean over seeds").outline.set_visible(False)
+    rgba = colormaps[COLORS](Normalize(shown.min(), shown.max())(values))
+    for row, column in np.ndindex(values.shape):
+        dark = math.isfinite(values[row, column]) and rgba[row, column, :3] @ _LUMINANCE < 0.4
+        axes.text(
+            column + 0.5,
+            row + 0.5,
+            _text(places[row][column]),
+            color="white" if dark else "0.15",
+            ha="center",
+            va="center",
+            fontsize=9,
+            linespacing=1.35,
+        )
     axes.set_yticks(np.arange(rows) + 0.5, [f"{row}\nmean lag {lags(matrix, row)}" for row in matrix.rows], rotation=0)
     axes.set_xticks(np.arange(columns) + 0.5, list(matrix.columns))
     axes.tick_params(length=0)

@@ -24,7 +24,12 @@ KINDS = {
     "stage_weights": "#FBAFE4",
     "wait_for_samples": "#EDEDED",
 }
-"""Of kinds of work (seaborn's colorblind palette)."""
+"""Of kinds of work."""
+COLORBLIND = (
+    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
+    *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
+)
+"""Ten colours that everyone can tell apart (seaborn's palette of this name)."""
 
 
 def of_cell(number: int) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.style import library
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.metrics.atomic_files import replacing
@@ -19,12 +20,19 @@ from harness.metrics.manifest import identity_of, run_title
 from harness.metrics.run_files import load_manifest, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Timeline
 from harness.report.gantt import draw_gantt
+from harness.report.palette import COLORBLIND
 
-_COLORS = sns.color_palette("colorblind")
-BLUE, ORANGE, GREEN, GRAY = _COLORS[0], _COLORS[1], _COLORS[2], _COLORS[7]
-_STYLE = {
-    **sns.axes_style("ticks"),
-    **sns.plotting_context("notebook", font_scale=0.9),
+BLUE, ORANGE, GREEN, GRAY = (COLORBLIND[n] for n in (0, 1, 2, 7))
+_STYLE: Any = {
+    **library["seaborn-v0_8-ticks"],
+    **library["seaborn-v0_8-notebook"],
+    **dict.fromkeys(("font.size", "axes.labelsize", "axes.titlesize"), 10.8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9.9),
+    **dict.fromkeys(("xtick.major.pad", "ytick.major.pad"), 3.5),
+    "lines.linewidth": 1.5,
+    "patch.linewidth": 1,
+    "patch.edgecolor": "w",
+    "patch.force_edgecolor": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.grid": True,
@@ -126,7 +134,11 @@ def draw_idle(figure: Figure, timeline: Timeline) -> None:
     idle = np.array([timeline.idle(role) for role in roles])
     shared = np.clip(1.0 - idle - own, 0.0, None)
     left = np.zeros(len(roles))
-    stack = [("own work", own, BLUE), ("other roles on the same devices", shared, _COLORS[9]), ("idle", idle, "0.85")]
+    stack = [
+        ("own work", own, BLUE),
+        ("other roles on the same devices", shared, COLORBLIND[9]),
+        ("idle", idle, "0.85"),
+    ]
     for label, share, color in stack:
         if label == "other roles on the same devices" and share.max() < 5e-4:
             continue

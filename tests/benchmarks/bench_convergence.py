@@ -22,7 +22,6 @@ from itertools import groupby
 from pathlib import Path
 
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -38,6 +37,7 @@ from harness.config.compose import compose_job
 from harness.config.machine import this_machine
 from harness.driver.run import run_directory
 from harness.metrics.run_files import WEIGHTS, is_done, load_metrics, load_samples
+from harness.report.palette import COLORBLIND
 from harness.report.plots import save_figure
 from tests.benchmarks.held_out import held_out_exact_match
 
@@ -63,7 +63,7 @@ SCHEDULES = {
 }
 NO_LAG = ("colocate_sync", "separated_sync")
 CORRECTIONS = {"none": "no correction", "clip": "clipping", "tis": "truncated importance sampling"}
-_BLUE, _ORANGE, _GREEN, _RED, _PINK, *_, _CYAN = sns.color_palette("colorblind")
+_BLUE, _ORANGE, _GREEN, _RED, _PINK, *_, _CYAN = COLORBLIND
 COLORS = dict(zip(SCHEDULES, ["0.65", "0.1", _BLUE, _ORANGE, _GREEN, _RED, _PINK, _CYAN], strict=True))
 LAST = 10  # iterations that the second table averages over
 SMOOTH = 7  # iterations of the running mean in the figure

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from harness.config.checks.job import device_roles
 from harness.config.compose import plain
+from harness.report.palette import COLORBLIND
 from harness.report.plots import save_figure
 from harness.studies.planner.plan import WORTH, Choice, Plan, bench_command, layout, origin
 
@@ -211,12 +211,12 @@ def _draw(figure: Figure, plan: Plan) -> None:
     figure.set_size_inches(12.5, 1.8 + 0.45 * max(6, len(plan.best_of_each)))
     points, bars = figure.subplots(1, 2, width_ratios=(1.25, 1))
     names = sorted({choice.schedule for choice in plan.choices})
-    colors = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
+    colors = dict(zip(names, COLORBLIND, strict=False))
     _draw_front(points, plan, colors)
     _draw_bars(bars, plan, colors)
 
 
-def _draw_front(axes: Axes, plan: Plan, colors: dict[str, tuple[float, float, float]]) -> None:
+def _draw_front(axes: Axes, plan: Plan, colors: dict[str, str]) -> None:
     for schedule, color in colors.items():
         outcomes = [choice.outcome for choice in plan.choices if choice.schedule == schedule]
         x, y = [outcome.lag_mean for outcome in outcomes], [outcome.samples_per_s for outcome in outcomes]
@@ -228,7 +228,7 @@ def _draw_front(axes: Axes, plan: Plan, colors: dict[str, tuple[float, float, fl
     axes.legend(fontsize="small", loc="lower right")
 
 
-def _draw_bars(axes: Axes, plan: Plan, colors: dict[str, tuple[float, float, float]]) -> None:
+def _draw_bars(axes: Axes, plan: Plan, colors: dict[str, str]) -> None:
     best = plan.best_of_each
     rates = [choice.outcome.samples_per_s for choice in best]
     axes.barh([choice.name for choice in best], rates, color=[colors[choice.schedule] for choice in best], height=0.7)
