@@ -18,6 +18,7 @@ from harness.cost_model.cost import transfer_times
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.build import PRELOAD, EngineFactory, RealEngines, SimulatedEngines
 from harness.protocols import Clock
+from harness.runtime.fork_server import ForkServer
 from harness.runtime.runtime import RealClock, Runtime
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
 from harness.weight_sync.simulated import SimulatedTransport
@@ -36,6 +37,8 @@ class RunSpec:
     seed: int
     logs: Path | None = None
     """Where workers write what they print; nowhere without it."""
+    server: ForkServer | None = None
+    """That forks the workers, and outlives the run; without it the run has one of its own."""
 
     @property
     def wait_timeout_s(self) -> float | None:
@@ -112,4 +115,6 @@ def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes
         return RayCluster(placement, gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s)
     from harness.runtime.local_runtime import LocalRuntime
 
-    return LocalRuntime(gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s, logs=run.logs, preload=PRELOAD)
+    return LocalRuntime(
+        gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s, logs=run.logs, preload=PRELOAD, server=run.server
+    )

@@ -25,6 +25,7 @@ from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
 from harness.metrics.run_files import WEIGHTS, RunDirectory, mirrored_files
 from harness.metrics.system import LoadWatch, SystemSampler
+from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, ask_all
 from harness.tasks import make_task
@@ -39,8 +40,11 @@ def run_directory(config: JobConfig, seed: int, results: Path) -> RunDirectory:
     return RunDirectory(results, config.experiment, cell_name(config), seed)
 
 
-def run_seed(config: JobConfig, plan: JobPlan, seed: int, results: Path, console: Console) -> Path:
-    """Run one seed and return its folder. Whatever ends it early leaves no DONE, no lock and no process."""
+def run_seed(
+    config: JobConfig, plan: JobPlan, seed: int, results: Path, console: Console, server: ForkServer | None = None
+) -> Path:
+    """Run one seed and return its folder. Whatever ends it early leaves no DONE, no lock and no process. server: forks
+    its workers, and stays for other runs."""
     identity = RunIdentity(
         experiment=config.experiment,
         cell=cell_name(config),
@@ -64,6 +68,7 @@ def run_seed(config: JobConfig, plan: JobPlan, seed: int, results: Path, console
             _initial_model(config, plan, results, console),
             seed,
             folder.path / LOGS,
+            server,
         )
         runner = stack.enter_context(event_loop(plan))
         session = Session(spec, clock_of(plan, runner.get_loop()))

@@ -60,7 +60,7 @@ class LocalRuntime:
         if self.logs is not None:
             self.logs.mkdir(parents=True, exist_ok=True)
         if self._server is None:
-            self._server = launch_server(self.preload, self.gpu, self.logs and self.logs / "fork_server.log")
+            self._server = launch_server(self.preload, self.logs and self.logs / "fork_server.log")
             self._stack.callback(self._server.close)
         self._stack.callback(self._end_workers)
         return self
@@ -87,7 +87,7 @@ class LocalRuntime:
                 run_worker,
                 (name, list(roles), pickled, token),
                 [listener.fileno()],
-                environment=device_environment(device) if self.gpu else {},
+                environment=network_environment(self.gpu) | (device_environment(device) if self.gpu else {}),
                 log=self.logs and self.logs / f"{name}.log",
             )
         self._processes.append(process)
@@ -148,9 +148,9 @@ class _LocalProcess:
         self._process.signal(signal.SIGKILL)
 
 
-def launch_server(preload: Sequence[str], gpu: bool, log: Path | None = None) -> ForkServer:
+def launch_server(preload: Sequence[str], log: Path | None = None) -> ForkServer:
     """A fork server for workers of this machine, which imports what all of them need and these modules."""
-    return ForkServer.launch([_WORKER, *preload], os.environ | worker_environment(gpu), log)
+    return ForkServer.launch([_WORKER, *preload], os.environ | server_environment(), log)
 
 
 def device_environment(device: int | None) -> dict[str, str]:
@@ -174,10 +174,18 @@ _FORKABLE = {
 }
 
 
-def worker_environment(gpu: bool) -> dict[str, str]:
-    """What workers have in their environment beyond that of this process."""
+def server_environment() -> dict[str, str]:
+    """What a fork server, and so each worker, has in its environment beyond that of this process."""
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(import_folders())  # where code of the user's is
-    if not gpu:
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
     return environment | _MALLOC | _FORKABLE
+
+
+def network_environment(gpu: bool) -> dict[str, str]:
+    """By which workers find each other."""
+    return {} if gpu else {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def worker_environment(gpu: bool) -> dict[str, str]:
+    """What workers have in their environment beyond that of this process."""
+    return server_environment() | network_environment(gpu)

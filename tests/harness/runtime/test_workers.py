@@ -298,7 +298,7 @@ def drive(logs: Path, descriptor: int) -> None:
 
 
 def test_drivers_and_their_workers_come_from_one_server_and_workers_end_with_their_driver(tmp_path: Path) -> None:
-    server = launch_server([__name__], gpu=False, log=tmp_path / "log")
+    server = launch_server([__name__], log=tmp_path / "log")
     try:
         for name, end in (("whole", "ended with exit code 0"), ("killed", "killed by signal 9")):
             with server.share() as shared:
@@ -313,7 +313,7 @@ def test_drivers_and_their_workers_come_from_one_server_and_workers_end_with_the
 
 
 def test_a_fork_server_with_a_thread_forks_nothing_and_says_so(tmp_path: Path) -> None:
-    server = launch_server(["tests.support.worker_roles:start_a_thread"], gpu=False, log=tmp_path / "log")
+    server = launch_server(["tests.support.worker_roles:start_a_thread"], log=tmp_path / "log")
     try:
         process = server.start(print, ("never",))
         assert (process.wait(60) or "").startswith(
@@ -326,7 +326,7 @@ def test_a_fork_server_with_a_thread_forks_nothing_and_says_so(tmp_path: Path) -
 
 def test_what_real_workers_import_leaves_one_thread(tmp_path: Path) -> None:
     preload = [*MODELS, "transformers.models.qwen3.modeling_qwen3"]
-    server = launch_server(preload, gpu=False, log=tmp_path / "log")
+    server = launch_server(preload, log=tmp_path / "log")
     try:
         process = server.start(print, ("forked",), log=tmp_path / "out")
         assert process.wait(120) == "ended with exit code 0", (tmp_path / "log").read_text()
