@@ -35,6 +35,7 @@ from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import queue_spec
+from harness.workers.turns import PlacedTurns
 from schedules import Schedule
 from schedules.capacity import Capacity
 
@@ -87,6 +88,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         backend.engines,
         engine_count=counts["rollout"],
         colocated=schedule.colocated,
+        turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
     )
     roles = start_workers(backend, placement, counts, spec)
     pools = {role: StagePool(role, roles[role], observer) for role in STAGES if role in roles}

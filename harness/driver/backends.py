@@ -11,7 +11,6 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from engines.simulated.passes import SharedDevice
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.cost_model.cost import transfer_times
@@ -45,6 +44,11 @@ class RunSpec:
         """The longest wait for rows; None on a clock that jumps, where a wait that never ends is a Deadlock at once."""
         return None if self.plan.backend == "virtual" else self.config.cluster.wait_timeout_s
 
+    @property
+    def turn_timeout_s(self) -> float | None:
+        """The longest wait for a device: what holds it may be a whole piece of work of another role."""
+        return None if self.plan.backend == "virtual" else self.config.cluster.call_timeout_s
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -66,13 +70,13 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
     """
     transport, timeout_s = run.schedule.transport, run.config.cluster.wait_timeout_s
     if run.plan.backend == "virtual":
-        simulated = _simulated_engines(run, clock)
+        simulated = _simulated_engines(run)
         in_time = SimulatedTransport(transport, transfer_times(simulated.cost, transport), clock)
         return Backend(clock, VirtualRuntime(), simulated, LocalTransport() if run.schedule.colocated else in_time)
     runtime = stack.enter_context(_runtime(run))
     carry = LocalTransport() if run.schedule.colocated else GroupTransport(transport, runtime.host, timeout_s)
     if run.plan.backend == "paced":
-        return Backend(clock, runtime, _simulated_engines(run, clock), carry)
+        return Backend(clock, runtime, _simulated_engines(run), carry)
     world = len(run.plan.placement.devices["actor"])
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
     store = TCPStore(runtime.host, 0, world, True, timedelta(seconds=timeout_s), wait_for_workers=False)
@@ -80,17 +84,14 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
     return Backend(clock, runtime, engines, carry, kept=store)
 
 
-def _simulated_engines(run: RunSpec, clock: Clock) -> SimulatedEngines:
-    """Roles of one pool have the same device."""
+def _simulated_engines(run: RunSpec) -> SimulatedEngines:
     config, placement = run.config, run.plan.placement
-    pools = {devices: SharedDevice(clock) for devices in placement.devices.values()}
     rank_devices = config.training.tensor_parallel * config.training.pipeline_parallel
     return SimulatedEngines(
         config,
         simulated_cost(config, placement),
         run.seed,
         run.schedule.transport,
-        devices={role: pools[devices] for role, devices in placement.devices.items()},
         data_parallel={role: len(devices) // rank_devices for role, devices in placement.devices.items()},
         paced=run.plan.backend == "paced",
     )

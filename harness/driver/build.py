@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.distributed import TCPStore
 
-from engines.simulated.passes import Device, SimulatedLogProb, SimulatedTrainer
+from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import AlgorithmConfig, CostConfig, JobConfig, ModelConfig
 from harness.config.checks.plugins import engine_class, engine_options
@@ -51,6 +51,7 @@ from harness.workers.stages import (
     RewardStage,
     TrainersLogProbStage,
 )
+from harness.workers.turns import Turns
 from schedules import Order, Transport
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class EngineFactory(Protocol):
     def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
         """With weights of its own."""
 
-    def trainer(self, rank: int) -> Any:
+    def trainer(self, rank: int, clock: Clock) -> Any:
         """A TrainEngine. Returns when all ranks have met."""
 
     def scorer(self, trainer: Any, clock: Clock) -> Scorer:
@@ -173,7 +174,7 @@ class RealEngines:
             layout=self.config.training.layout,
         )
 
-    def trainer(self, rank: int) -> FSDPEngine:
+    def trainer(self, rank: int, clock: Clock) -> FSDPEngine:
         from engines.torch.fsdp import FSDPEngine, init_world
 
         (host, port), world, training = self.store, self.training_world, self.config.training
@@ -201,14 +202,13 @@ class RealEngines:
 
 @dataclass(frozen=True)
 class SimulatedEngines:
-    """Engines that let time pass. cost: resolved for the model and its layout; devices: of each role; data_parallel:
-    ranks of each role; paced: weights are really sent, so that there have to be some."""
+    """Engines that let time pass. cost: resolved for the model and its layout; data_parallel: ranks of each role;
+    paced: weights are really sent, so that there have to be some."""
 
     config: JobConfig
     cost: CostConfig
     seed: int
     transport: Transport
-    devices: Mapping[str, Device]
     data_parallel: Mapping[str, int]
     paced: bool
     device = torch.device("cpu")
@@ -256,7 +256,7 @@ class SimulatedEngines:
 
     def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
         ranks, load_s = self.data_parallel[role], self._times.load_s
-        return SimulatedLogProb(self.cost, self.devices[role], clock=clock, load_s=load_s, ranks=ranks)
+        return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks)
 
     def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
         return self.log_prob("actor_fwd", clock)
@@ -267,10 +267,10 @@ class SimulatedEngines:
     def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
         return SimulatedReceiver(self._times, clock)
 
-    def trainer(self, rank: int) -> SimulatedTrainer:
+    def trainer(self, rank: int, clock: Clock) -> SimulatedTrainer:
         weights = {"weights": torch.zeros(_PACED_WEIGHTS)} if self.paced else {}
         ranks = self.data_parallel["actor"]
-        return SimulatedTrainer(self.cost, self.devices["actor"], ranks=ranks, parameters=weights)
+        return SimulatedTrainer(self.cost, clock, ranks=ranks, parameters=weights)
 
     @property
     def _times(self) -> TransferTimes:
@@ -284,7 +284,8 @@ _PACED_WEIGHTS = 32_768
 @dataclass(frozen=True)
 class WorkerSpec:
     """All that a worker needs to make its roles; picklable. engine_count: of rollout; colocated: rollout shares devices
-    with the roles that work in turn, and takes its weights from the trainer beside it."""
+    with the roles that work in turn, and takes its weights from the trainer beside it; turns_of: by role and number, on
+    its devices, shared by the roles of a process."""
 
     config: JobConfig
     order: Order
@@ -295,6 +296,7 @@ class WorkerSpec:
     engines: EngineFactory
     engine_count: int
     colocated: bool
+    turns_of: Callable[[str, int], Turns]
 
     @property
     def stage(self) -> dict[str, Any]:
@@ -338,6 +340,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
         shares_device=spec.colocated,
         wait_timeout_s=spec.wait_timeout_s,
         generate_s=spec.engines.generate_s,
+        turns=spec.turns_of("rollout", number),
     )
     if spec.colocated:
         role.receiver = spec.engines.local_receiver(_trainer_beside(number, beside).engine, spec.clock)
@@ -385,17 +388,19 @@ def _scoring(role: str, number: int, spec: WorkerSpec) -> dict[str, Any]:
     whatever the timing; else for a complete group."""
     rows = spec.micro_batch(role)
     minimum = rows if spec.order == "fifo" else spec.config.algorithm.group_size
-    return {"name": str(number), "rows": rows, "minimum": minimum, **spec.stage}
+    turns = spec.turns_of(role, number)
+    return {"name": str(number), "rows": rows, "minimum": minimum, "turns": turns, **spec.stage}
 
 
 def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     """One training rank. Of ranks that share layers the first reads the queue, for all of them."""
-    engine, together = spec.engines.trainer(number), spec.engines.ranks_together
+    engine, together = spec.engines.trainer(number, spec.clock), spec.engines.ranks_together
     reader = _reader(number // together, spec)
     if together > 1:
         group = tensor_parallel_group(together, spec.config.cluster.wait_timeout_s)
         reader = TensorParallelReader(reader if number % together == 0 else None, group)
-    role = ActorRole(engine, spec.clock, rank=number, reader=reader, device=spec.engines.device)
+    turns = spec.turns_of("actor", number)
+    role = ActorRole(engine, spec.clock, rank=number, reader=reader, device=spec.engines.device, turns=turns)
     if spec.colocated:
         role.sender = spec.engines.local_sender(spec.clock)
     return role

@@ -124,10 +124,10 @@ class RealClock:
 
 
 class Waits:
-    """What each loop of `owner` waits for at the moment."""
+    """What each loop of `owner` waits for at the moment. more: lines of waits that are known elsewhere, by owner."""
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, owner: str, more: Callable[[str], Sequence[str]] = lambda owner: ()) -> None:
+        self.owner, self._more = owner, more
         self._waits: dict[int, str] = {}
         self._count = 0
 
@@ -144,7 +144,7 @@ class Waits:
 
     def lines(self) -> list[str]:
         """One line per waiting loop, the longest wait first."""
-        return list(self._waits.values())
+        return [*self._waits.values(), *self._more(self.owner)]
 
 
 async def watch_progress(

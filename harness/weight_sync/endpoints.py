@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated, Protocol, runtime_checkable
 
 import torch
@@ -55,6 +56,9 @@ class WeightSender(Protocol):
 @runtime_checkable
 class HostSender(WeightSender, Protocol):
     """A sender whose weights still travel when `send` has returned."""
+
+    async def ready(self) -> None:
+        """Wait until the last version has left for all receivers, so that `send` only copies. Raises its error."""
 
     async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, the last one sent, has left for all receivers. Raises TransferError, naming the
@@ -146,6 +150,10 @@ class SendingWorker:
     _source: WeightSource
     _store: dist.Store
 
+    def turn(self, loop: str) -> AbstractAsyncContextManager[None]:
+        """This rank's turn on its device, for what one of its loops computes there."""
+        return nullcontext()
+
     async def plan(self, bucket_bytes: int, checked: bool = False) -> TransferPlan:
         """The transfer plan of this model's weights."""
         return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
@@ -183,14 +191,20 @@ class SendingWorker:
     async def publish(self, version: int) -> list[Span]:
         """Send the weights, now called `version`; returns when the trainer may go on.
 
-        By broadcast, every receiver must be in `load` meanwhile. To host memory, they travel on in the background.
+        By broadcast, every receiver must be in `load` meanwhile. To host memory, they travel on in the background; the
+        version before leaves first, and until it has, the device is free for others.
         """
         if self.sender is None:
             raise RuntimeError("publish before the transport was opened; see Coordinator.connect")
-        start = self.clock.now()
-        with self.waits("publish", f"version {version} to be taken"):
-            await self.sender.send(version, self.engine.named_parameters())
-        return [Span("actor", self.name, "publish_weights", start, self.clock.now(), version, version - 1)]
+        if isinstance(self.sender, HostSender):
+            with self.waits("publish", "the version before to leave"):
+                await self.sender.ready()
+        async with self.turn("publish"):
+            start = self.clock.now()
+            with self.waits("publish", f"version {version} to be taken"):
+                await self.sender.send(version, self.engine.named_parameters())
+            end = self.clock.now()
+        return [Span("actor", self.name, "publish_weights", start, end, version, version - 1)]
 
     async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, the last one published, left for all receivers, where it travels in the background."""

@@ -52,13 +52,16 @@ class HostStagedSender:
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Returns when the copy is complete. Waits for the transfer before it, and raises its error."""
-        await self.wait_arrived(self._version)
+        await self.ready()
         for bucket, buffer in zip(self.plan.buckets, self._copy, strict=True):
             pack(bucket, parameters, buffer)
         if self._copy[0].is_pinned():
             torch.cuda.synchronize()  # into pinned memory it is copied in the background
         self._version = version
         await self.resend(version)
+
+    async def ready(self) -> None:
+        await self.wait_arrived(self._version)
 
     async def resend(self, version: int) -> None:
         """Send the copy of `version`, again if need be. Returns at once."""

@@ -71,8 +71,11 @@ class SimulatedSender:
         self._version = 0
         self._arrives_at = 0.0
 
-    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+    async def ready(self) -> None:
         await self.wait_arrived(self._version)
+
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        await self.ready()
         await self._clock.sleep(self._times.send_s)
         self._version, self._arrives_at = version, self._clock.now() + self._times.stage_s
 
@@ -116,6 +119,10 @@ class PacedSender:
         start = self._clock.now()
         await self._sender.send(version, parameters)
         await self._clock.sleep(max(0.0, self._times.send_s - (self._clock.now() - start)))
+
+    async def ready(self) -> None:
+        if isinstance(self._sender, HostSender):
+            await self._sender.ready()
 
     async def wait_arrived(self, version: int) -> None:
         if isinstance(self._sender, HostSender):

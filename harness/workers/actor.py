@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.plan import gathered
 from harness.workers.readers import Deadlines, MicroBatchReader
+from harness.workers.turns import NO_TURNS, Turns
 
 
 @dataclass
@@ -50,7 +52,7 @@ class TrainReport:
 
 
 class ActorRole(SendingWorker):
-    """One training rank. `reader` knows in which order it takes groups."""
+    """One training rank. `reader` knows in which order it takes groups. It computes and publishes in its turn."""
 
     def __init__(
         self,
@@ -60,10 +62,12 @@ class ActorRole(SendingWorker):
         rank: int,
         reader: MicroBatchReader,
         device: torch.device,
+        turns: Turns = NO_TURNS,
     ) -> None:
         self.engine, self.clock, self.reader = engine, clock, reader
         self.rank, self.name, self.device = rank, str(rank), device
-        self.waits = Waits(f"actor[{rank}]")
+        self.turns = turns
+        self.waits = Waits(f"actor[{rank}]", turns.lines)
         self.version = 0  # of the engine's parameters, as they are now
 
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
@@ -76,22 +80,27 @@ class ActorRole(SendingWorker):
         while True:
             waited_from = self.clock.now()
             batch = await fetch
-            start = self.clock.now()
-            self._note(report, "wait_for_samples", waited_from, start, iteration)
+            self._note(report, "wait_for_samples", waited_from, self.clock.now(), iteration)
             if batch is None:
                 break
             fetch = self._fetch(batches, iteration)
             await asyncio.sleep(0)  # lets the request leave before the computation takes the process
-            sums = await self.engine.accumulate(train_batch(batch))
-            report.sums = add_diagnostics(report.sums, sums | _scored_ago(batch, iteration))
-            self._note(report, "update_actor", start, self.clock.now(), iteration)
+            async with self.turn("train"):
+                start = self.clock.now()
+                sums = await self.engine.accumulate(train_batch(batch))
+                report.sums = add_diagnostics(report.sums, sums | _scored_ago(batch, iteration))
+                self._note(report, "update_actor", start, self.clock.now(), iteration)
             report.trained.append(_trained_rows(batch, self.clock.now()))
-        start = self.clock.now()
-        with self.waits("train", "the other ranks' gradients"):
-            report.grad_norm = (await self.engine.step())["grad_norm"]
-        self.version = iteration + 1
-        self._note(report, "update_actor", start, self.clock.now(), iteration)
+        async with self.turn("train"):
+            start = self.clock.now()
+            with self.waits("train", "the other ranks' gradients"):
+                report.grad_norm = (await self.engine.step())["grad_norm"]
+            self.version = iteration + 1
+            self._note(report, "update_actor", start, self.clock.now(), iteration)
         return report
+
+    def turn(self, loop: str) -> AbstractAsyncContextManager[None]:
+        return self.turns.turn(f"{self.waits.owner}.{loop}")
 
     def _fetch(self, batches: AsyncIterator[Batch], iteration: int) -> asyncio.Task[Batch | None]:
         async def fetch() -> Batch | None:

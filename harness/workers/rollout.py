@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from harness.runtime.runtime import Waits
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import EngineWorker
 from harness.workers.dataflow import partition_name
+from harness.workers.turns import NO_TURNS, HeldTurn, Turns
 
 
 class RolloutRole(EngineWorker):
@@ -20,8 +22,11 @@ class RolloutRole(EngineWorker):
 
     share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it
     has at a time while it streams. With several engines, shares keep the first to ask from taking everything.
-    shares_device: with other roles; then the engine takes the device for a batch and gives it back. generate_s:
-    simulated seconds before a batch is generated as one.
+    shares_device: with other roles; then the engine wakes for a batch, and sleeps after it. generate_s: simulated
+    seconds before a batch is generated as one.
+
+    turns: on its device. It holds the device from its first sample on until it is idle or paused, or from waking to
+    sleeping; and while it loads weights.
     """
 
     role = "rollout"
@@ -41,6 +46,7 @@ class RolloutRole(EngineWorker):
         shares_device: bool,
         wait_timeout_s: float | None,
         generate_s: float = 0.0,
+        turns: Turns = NO_TURNS,
     ) -> None:
         if engine.slots < group_size:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
@@ -50,7 +56,9 @@ class RolloutRole(EngineWorker):
         self.share, self.stream_share = share, stream_share
         self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
         self.generate_s = generate_s
-        self.waits = Waits(self.consumer)
+        self.waits = Waits(self.consumer, turns.lines)
+        self.turns, self._device = turns, HeldTurn(turns, f"{self.consumer}.generate")
+        self._whole_batch = False  # whether it holds the device to the end of a batch, idle or not
         self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
         self._completed: list[Completion] = []
         self._changed = asyncio.Event()  # set when a sample was completed, or came back in the queue
@@ -62,6 +70,7 @@ class RolloutRole(EngineWorker):
         self._exclusive = asyncio.Lock()  # of what must not happen side by side: a batch, a pause, a load
         self._retired = False
         self._feeding: asyncio.Task[None] | None = None
+        self._submitting = False  # rows that the queue gave it, but the engine does not have
         self._idle = asyncio.Event()  # set while it does not generate
         self._idle.set()
 
@@ -71,14 +80,27 @@ class RolloutRole(EngineWorker):
         if self.generate_s:
             await self.clock.sleep(self.generate_s)
         async with self._exclusive:
-            if self.shares_device:
-                await self.engine.wake()
             # The first engine to ask leaves the others their share of the batch; it may take more as it finishes.
             most = min(self.engine.slots, self.share * batches)
-            await self._run([partition_name(i) for i in range(iteration, iteration + batches)], most)
-            if self.shares_device:
-                await self.engine.sleep()
+            async with self._awake():
+                await self._run([partition_name(i) for i in range(iteration, iteration + batches)], most)
         return await self.take_spans()
+
+    @asynccontextmanager
+    async def _awake(self) -> AsyncIterator[None]:
+        """Where the device is shared: holding it, from waking to sleeping."""
+        if not self.shares_device:
+            yield
+            return
+        await self._device.take()
+        self._whole_batch = True
+        try:
+            await self.engine.wake()
+            yield
+            await self.engine.sleep()
+        finally:
+            self._whole_batch = False
+            await self._device.give_back()
 
     async def stream(self) -> list[Span]:
         """Generate what the dispatch limit allows until the queue is closed and exhausted.
@@ -102,6 +124,7 @@ class RolloutRole(EngineWorker):
                 await self.engine.pause("wait" if drain else "keep")
             self._paused = True
             self._close_span()
+            await self._device.give_back()
 
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with a wider dispatch limit."""
@@ -111,7 +134,7 @@ class RolloutRole(EngineWorker):
     async def retire(self) -> None:
         """Take no more groups; finish those that it has, under the loaded weights. Returns when they are done."""
         self._retired = True
-        if self._feeding is not None:
+        if self._feeding is not None and not self._submitting:
             self._feeding.cancel()
         async with self._exclusive:
             if self._paused:
@@ -135,37 +158,55 @@ class RolloutRole(EngineWorker):
         return self.waits.lines()
 
     async def _go_on(self) -> None:
+        await self._device.take()
         await self.engine.resume()
         self._paused = False
         self._open_span()
+        await self._give_back_if_idle()
+
+    async def _take_device(self) -> None:
+        """Before the engine gets samples, unless it is paused: then `_go_on` takes the device."""
+        if not self._paused:
+            await self._device.take()
+        if self._paused:
+            await self._device.give_back()
+
+    async def _give_back_if_idle(self) -> None:
+        if not (self.engine.running or self.engine.waiting or self._whole_batch):
+            await self._device.give_back()
 
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
         """Load into a paused or idle engine. The KV cache of the old weights is dropped, unless `keep_cache`."""
         async with self._exclusive:
-            start = self.clock.now()
-            self._close_span()
-            with self.waits("load", f"the weights of version {version}"):
-                await self.engine.load_weights(version, weights)
-            if not self.keep_cache:
-                self.engine.drop_cache()
-            span = Span("rollout", self.name, "load_weights", start, self.clock.now(), version, version - 1)
-            self._spans.append(span)
+            async with nullcontext() if self._device.held else self.turns.turn(f"{self.consumer}.load"):
+                start = self.clock.now()
+                self._close_span()
+                with self.waits("load", f"the weights of version {version}"):
+                    await self.engine.load_weights(version, weights)
+                if not self.keep_cache:
+                    self.engine.drop_cache()
+                end = self.clock.now()
+            self._spans.append(Span("rollout", self.name, "load_weights", start, end, version, version - 1))
         return await self.take_spans()
 
     async def _run(self, partitions: Sequence[str | None], most: int) -> None:
         self._idle.clear()
-        async with asyncio.TaskGroup() as loops:
-            drain = loops.create_task(self._drain(), name=f"{self.waits.owner}.drain")
-            write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
-            if not self._retired:
-                self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
-                await asyncio.wait([self._feeding])
-            while self._partition_of:
-                self._empty.clear()
-                with self.waits("empty", "its last samples"):
-                    await self._empty.wait()
-            drain.cancel()
-            write.cancel()
+        try:
+            async with asyncio.TaskGroup() as loops:
+                drain = loops.create_task(self._drain(), name=f"{self.waits.owner}.drain")
+                write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
+                if not self._retired:
+                    self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
+                    await asyncio.wait([self._feeding])
+                while self._partition_of:
+                    self._empty.clear()
+                    with self.waits("empty", "its last samples"):
+                        await self._empty.wait()
+                drain.cancel()
+                write.cancel()
+        finally:
+            if not self._whole_batch:
+                await self._device.give_back()
         self._close_span()
         self._idle.set()
 
@@ -174,10 +215,13 @@ class RolloutRole(EngineWorker):
         (unblocked by `_drain`) and for groups that the dispatch limit allows (unblocked by admission and by new
         weights). Ends when the queue has no more."""
         for partition in partitions:
-            while (batch := await self._next(partition, most)) is not None:
+            while not self._retired and (batch := await self._next(partition, most)) is not None:
                 rows, prompts = batch.rows.tolist(), batch.ragged("prompt").rows()
                 self._partition_of.update(dict.fromkeys(rows, batch.partition))
+                self._submitting = True
+                await self._take_device()
                 self.engine.submit([Request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)])
+                self._submitting = False
                 self._open_span()
 
     async def _next(self, partition: str | None, most: int) -> Batch | None:
@@ -206,6 +250,7 @@ class RolloutRole(EngineWorker):
                 self._close_span()
             self._room.set()
             self._changed.set()
+            await self._give_back_if_idle()
 
     async def _write(self) -> None:
         """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""

@@ -20,13 +20,14 @@ from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.dataflow import iteration_of, partition_name
 from harness.workers.readers import RankQueue
 from harness.workers.reward_pool import RewardPool
+from harness.workers.turns import NO_TURNS, Turns
 
 
 class Stage(ABC):
     """One worker of a role between rollout and training.
 
     role: the task it is in the queue; kind: what its spans are called; rows: the micro-batch, in samples;
-    wait_timeout_s: the longest wait for rows, after which TimeoutError says which are missing.
+    wait_timeout_s: the longest wait for rows, after which TimeoutError says which are missing; turns: on its device.
     """
 
     role: str
@@ -41,11 +42,12 @@ class Stage(ABC):
         rows: int,
         minimum: int,
         wait_timeout_s: float | None,
+        turns: Turns = NO_TURNS,
     ) -> None:
-        self.queue, self.clock, self.name = queue, clock, name
+        self.queue, self.clock, self.name, self.turns = queue, clock, name, turns
         self.rows, self.minimum, self.wait_timeout_s = rows, minimum, wait_timeout_s
         self.version = 0
-        self.waits = Waits(f"{self.role}[{name}]")
+        self.waits = Waits(f"{self.role}[{name}]", turns.lines)
         self._spans: list[Span] = []
 
     async def process(self, iteration: int) -> list[Span]:
@@ -78,10 +80,12 @@ class Stage(ABC):
         """
         batch = await self._fetch(partition)
         while batch is not None:
-            start = self.clock.now()
-            columns = await self.compute(batch)
             iteration = iteration_of(batch.partition)
-            self._spans.append(Span(self.role, self.name, self.kind, start, self.clock.now(), self.version, iteration))
+            async with self.turns.turn(f"{self.waits.owner}.work"):
+                start = self.clock.now()
+                columns = await self.compute(batch)
+                end = self.clock.now()
+            self._spans.append(Span(self.role, self.name, self.kind, start, end, self.version, iteration))
             _, batch = await asyncio.gather(
                 self.queue.put(batch.partition, batch.rows, columns),
                 self._fetch(partition),
@@ -187,7 +191,7 @@ class OldLogProbStage(Stage, ReceivingWorker):
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
         """Between two micro-batches, never inside one."""
         with self.waits("load", f"the weights of version {version}"):
-            async with self._engine_is_free:
+            async with self.turns.turn(f"{self.waits.owner}.load"), self._engine_is_free:
                 start = self.clock.now()
                 await self.engine.load_weights(version, weights)
                 self.version = version

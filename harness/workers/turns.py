@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,9 @@ class NoTurns:
 
     def lines(self, owner: str) -> list[str]:
         return []
+
+
+NO_TURNS = NoTurns()
 
 
 class DeviceTurns:
@@ -79,6 +82,78 @@ class DeviceTurns:
 
     def _line(self, who: str) -> str:
         return f"{who} waits for {self._device}, which {self._holder or 'the next in line'} holds"
+
+
+class SeveralDevices:
+    """For a worker that computes on several devices at once: the turns of all, taken in ascending order of the devices,
+    so that no two workers wait for each other."""
+
+    def __init__(self, devices: Sequence[Turns]) -> None:
+        self.devices = devices
+
+    @asynccontextmanager
+    async def turn(self, who: str) -> AsyncIterator[None]:
+        async with AsyncExitStack() as held:
+            for device in self.devices:
+                await held.enter_async_context(device.turn(who))
+            yield
+
+    def lines(self, owner: str) -> list[str]:
+        return [line for device in self.devices for line in device.lines(owner)]
+
+
+class HeldTurn:
+    """A turn that begins and ends in different calls, and is taken once however often it is asked for."""
+
+    def __init__(self, turns: Turns, who: str) -> None:
+        self._turns, self._who = turns, who
+        self._taking = asyncio.Lock()
+        self._turn: AbstractAsyncContextManager[None] | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._turn is not None
+
+    async def take(self) -> None:
+        async with self._taking:
+            if self._turn is None:
+                turn = self._turns.turn(self._who)
+                await turn.__aenter__()
+                self._turn = turn
+
+    async def give_back(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            await turn.__aexit__(None, None, None)
+
+
+class PlacedTurns:
+    """The turns of every worker of a job, by role and number, where these are all in one process.
+
+    devices: of each role; workers: of each role, which have equally many of its devices, in order. What only one worker
+    uses needs no turns, and devices that the same workers use are one.
+    """
+
+    def __init__(
+        self, devices: Mapping[str, Sequence[int]], workers: Mapping[str, int], *, limit_s: float | None
+    ) -> None:
+        self._limit_s = limit_s
+        self._users: dict[int, frozenset[tuple[str, int]]] = {}
+        for role, numbers in devices.items():
+            for place, device in enumerate(numbers):
+                user = (role, place * workers[role] // len(numbers))
+                self._users[device] = self._users.get(device, frozenset()) | {user}
+        self._turns: dict[frozenset[tuple[str, int]], DeviceTurns] = {}
+
+    def __call__(self, role: str, number: int) -> Turns:
+        shared: dict[frozenset[tuple[str, int]], DeviceTurns] = {}
+        for device, users in sorted(self._users.items()):
+            if (role, number) in users and len(users) > 1 and users not in shared:
+                if users not in self._turns:
+                    self._turns[users] = DeviceTurns(f"device {device}", limit_s=self._limit_s)
+                shared[users] = self._turns[users]
+        turns = list(shared.values())
+        return SeveralDevices(turns) if len(turns) > 1 else turns[0] if turns else NO_TURNS
 
 
 # -- several ranks

@@ -14,7 +14,8 @@ from harness.config import JobConfig, job_config
 from harness.config.compose import make_schedule
 from harness.metrics.run_files import load_ledger, load_samples, load_timeline
 from harness.metrics.samples import SampleRecord, record_of
-from harness.metrics.timeline import Timeline
+from harness.metrics.timeline import WORK_KINDS, Timeline
+from harness.protocols import Span
 from schedules.capacity import Capacity
 
 ROUNDED_S = 2e-6
@@ -118,6 +119,27 @@ def check_drops(run: Finished) -> None:
 def check_fifo(run: Finished) -> None:
     """Group N is trained in iteration N // batch."""
     assert all(sample.trained_iteration == sample.group_id // run.batch for sample in run.samples)
+
+
+def spans_by_device(run: Finished) -> dict[str, list[Span]]:
+    """Work, by its start."""
+    by_device: dict[str, list[Span]] = {}
+    for span in run.timeline.spans:
+        if span.kind in WORK_KINDS and span.end > span.start:
+            for device in run.timeline.placement[span.role, span.engine].devices:
+                by_device.setdefault(device, []).append(span)
+    return by_device
+
+
+def check_devices(run: Finished) -> None:
+    """A device works for one role at a time."""
+    for spans in spans_by_device(run).values():
+        latest: dict[str, Span] = {}  # of each role, the span that ended last; spans come by their start
+        for span in spans:
+            for role, before in latest.items():
+                assert role == span.role or before.end <= span.start + ROUNDED_S, (before, span)
+            if span.role not in latest or latest[span.role].end < span.end:
+                latest[span.role] = span
 
 
 def most_loading_at_once(timeline: Timeline) -> int:

@@ -142,8 +142,8 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
         split = {
             "rollout": engines,
             "actor": trainers,
-            "actor_fwd": "actor",
-            "reference": draw(st.sampled_from(["actor", 1])),
+            "actor_fwd": draw(st.sampled_from(["actor", "actor", 1])),
+            "reference": draw(st.sampled_from(["actor", "actor_fwd", 1])),
         }
     algorithm = replace(config.algorithm, batch_groups=batch, group_size=group, micro_batch_groups=micro)
     return replace(

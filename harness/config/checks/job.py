@@ -107,12 +107,12 @@ def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) ->
 
 
 def _check_pools(schedule: Schedule, placement: Placement) -> None:
-    """A simulated engine does not slow down for what else runs on its device: they take turns, or have their own."""
+    """What scores beside an engine that keeps its device takes memory from its KV cache, which no cost counts."""
     sharing = set(placement.roles_on(placement.devices["rollout"][0])) - {"rollout"}
     if sharing and not schedule.colocated:
         raise ConfigError(
-            f"schedule.split gives rollout the devices of {', '.join(sorted(sharing))}, which work at the same time "
-            "in this schedule: no simulation knows what that costs; give rollout devices of its own, as in "
+            f"schedule.split gives rollout the devices of {', '.join(sorted(sharing))}, whose weights take room from "
+            "the engine's KV cache: no simulation counts that; give rollout devices of its own, as in "
             "schedule.split.rollout=50%"
         )
 

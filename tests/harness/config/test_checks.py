@@ -192,8 +192,8 @@ def test_weights_are_not_sent_between_two_roles_of_a_device() -> None:
     plan("schedule.split.reference=rollout", WITH_REFERENCE)
 
 
-def test_a_device_that_streaming_roles_share_with_rollout_is_not_simulated() -> None:
-    with pytest.raises(ConfigError, match="rollout the devices of reference, which work at the same"):
+def test_a_device_that_an_engine_keeps_and_shares_is_not_simulated() -> None:
+    with pytest.raises(ConfigError, match="rollout the devices of reference, whose weights take room"):
         plan("backend=virtual", "schedule.split.reference=rollout", WITH_REFERENCE)
 
 

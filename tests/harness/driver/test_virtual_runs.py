@@ -271,11 +271,11 @@ def test_a_paced_run_says_so_before_it_starts(
 
 
 @pytest.mark.parametrize("backend", ["virtual", "paced"])
-def test_roles_that_would_slow_each_other_down_are_not_simulated(
+def test_memory_that_no_cost_counts_is_not_simulated(
     backend: str, results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
         cli.main(["bench", *SMALL, f"backend={backend}", "schedule.split.reference=rollout", "algorithm.kl_coef=0.1"])
         == 2
     )
-    assert "no simulation knows what that costs; give rollout devices of its own" in capsys.readouterr().err
+    assert "no simulation counts that; give rollout devices of its own" in capsys.readouterr().err

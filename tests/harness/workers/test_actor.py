@@ -217,6 +217,8 @@ class NotingSender:
 
 
 class NotingHostSender(NotingSender):
+    async def ready(self) -> None: ...
+
     async def wait_arrived(self, version: int) -> None:
         if version not in self.sent:
             raise ValueError(f"version {version} was not sent")

@@ -17,7 +17,16 @@ from torch.distributed import TCPStore
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.runtime.virtual_runtime import run_virtual
-from harness.workers.turns import DeviceTurns, NoTurns, Turns, WorldTurns, world_turns
+from harness.workers.turns import (
+    DeviceTurns,
+    HeldTurn,
+    NoTurns,
+    PlacedTurns,
+    SeveralDevices,
+    Turns,
+    WorldTurns,
+    world_turns,
+)
 from tests.support.fsdp_samples import CPU, FREE, SMALL, World, batch_of, train, weights
 from tests.support.local_queue import virtual
 from tests.support.processes import run_in_processes
@@ -127,6 +136,65 @@ async def test_a_world_of_one_needs_its_device_only() -> None:
     free: Turns = NoTurns()
     async with free.turn("a[0].x"), free.turn("b[0].x"):
         assert free.lines("a[0]") == []
+
+
+# --- several devices, and turns that are held -------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_worker_of_several_devices_takes_them_in_one_order_and_says_which_it_lacks() -> None:
+    devices = [DeviceTurns(f"device {number}") for number in range(3)]
+    left, right, every = SeveralDevices(devices[:2]), SeveralDevices(devices[1:]), SeveralDevices(devices)
+    seen: list[tuple[str, float]] = []
+
+    async def compute(who: str, turns: Turns, times: int) -> None:
+        for _ in range(times):
+            async with turns.turn(who):
+                seen.append((who, asyncio.get_running_loop().time()))
+                await asyncio.sleep(1)
+
+    work = asyncio.gather(compute("a[0].x", left, 2), compute("b[0].x", right, 2), compute("c[0].x", every, 2))
+    await asyncio.sleep(0.5)
+    assert right.lines("b[0]") == ["b[0].x waits for device 1, which a[0].x holds"]
+    assert every.lines("c[0]") == ["c[0].x waits for device 0, which a[0].x holds"]
+    await work
+    assert sorted(at for _, at in seen) == [0, 1, 2, 3, 4, 5], "all of them need device 1"
+
+
+@virtual
+async def test_a_turn_that_is_held_is_taken_once_and_given_back_once() -> None:
+    turns = DeviceTurns()
+    held = HeldTurn(turns, "rollout[0].generate")
+    await asyncio.gather(held.take(), held.take())
+    assert held.held and turns.holder == "rollout[0].generate"
+
+    async def other() -> float:
+        async with turns.turn("reference[0].work"):
+            return asyncio.get_running_loop().time()
+
+    waiting = asyncio.create_task(other())
+    await asyncio.sleep(3)
+    await asyncio.gather(held.give_back(), held.give_back())
+    assert await waiting == 3 and not held.held and turns.holder is None
+    await held.take()
+    assert turns.holder == "rollout[0].generate"
+
+
+def test_workers_that_share_devices_share_turns_and_others_have_none() -> None:
+    devices = {"rollout": (0, 1, 2, 3), "actor": (0, 1, 2, 3), "actor_fwd": (4,), "reference": (4,)}
+    one_each = PlacedTurns(devices, {"rollout": 4, "actor": 4, "actor_fwd": 1, "reference": 1}, limit_s=None)
+    for number in range(4):
+        assert one_each("rollout", number) is one_each("actor", number)
+    assert one_each("actor", 0) is not one_each("actor", 1)
+    assert one_each("actor_fwd", 0) is one_each("reference", 0)
+
+    pooled = PlacedTurns(devices, {"rollout": 2, "actor": 1, "actor_fwd": 1, "reference": 1}, limit_s=None)
+    whole = pooled("actor", 0)
+    assert isinstance(whole, SeveralDevices)
+    assert list(whole.devices) == [pooled("rollout", 0), pooled("rollout", 1)], "two devices of an engine are one"
+
+    apart = PlacedTurns({"rollout": (0,), "actor": (1,)}, {"rollout": 1, "actor": 1}, limit_s=None)
+    assert isinstance(apart("rollout", 0), NoTurns) and isinstance(apart("actor", 0), NoTurns)
 
 
 # --- several ranks on a simulated clock -------------------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""A device computes for one role at a time, on the virtual clock too: nothing is faster than its work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.config import JobConfig, LengthsConfig
+from schedules import SCHEDULES
+from tests.support.engine_events import Event, simulate_with
+from tests.support.invariants import Finished, check_devices, check_every_sample_once, check_run, spans_by_device
+from tests.support.random_jobs import base, jobs, play
+from tests.support.simulated_setting import COST
+
+STREAM = "tests.support.colocated_stream:ColocatedStream"
+checked = settings(suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, STREAM])
+def test_spans_of_roles_that_share_a_device_do_not_overlap(schedule: str) -> None:
+    @checked
+    @given(job=jobs(schedule), seed=st.integers(0, 3))
+    def holds(job: JobConfig, seed: int) -> None:
+        run = play(job, seed).finished
+        check_run(run)
+        check_devices(run)
+
+    holds()
+
+
+@checked
+@given(job=jobs(STREAM), seed=st.integers(0, 3))
+def test_roles_that_stream_on_one_pool_take_no_less_than_their_work(job: JobConfig, seed: int) -> None:
+    run = play(job, seed).finished
+    for device, spans in spans_by_device(run).items():
+        work = sum(span.end - span.start for span in spans)
+        if device.startswith("device"):
+            assert {span.role for span in spans} >= {"rollout", "actor", "actor_fwd", "reference"}
+            assert work <= run.timeline.elapsed_window()[1] * (1 + 1e-9)
+
+
+def test_streaming_on_one_pool_is_not_faster_than_one_role_after_the_other() -> None:
+    """Of constant lengths, with nothing to switch: what streams waits for the same device."""
+    made = {}
+    for schedule in ("colocate_sync", STREAM):
+        job = base(schedule)
+        cost = replace(
+            COST,
+            lengths=LengthsConfig(kind="constant", mean=100.0, cap=400),
+            **dict.fromkeys(("offload_s", "reload_s", "sync_s", "weight_bytes"), 0.0),
+        )
+        split: dict[str, int | str] = {"actor": 2, "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
+        made[schedule] = replace(
+            job,
+            iterations=8,
+            cost=cost,
+            schedule=replace(job.schedule, split=split),
+            engine=replace(job.engine, slots=64),
+        )
+    runs = {schedule: play(job).finished for schedule, job in made.items()}
+    last = {schedule: run.timeline.elapsed_window()[1] for schedule, run in runs.items()}
+    assert last[STREAM] >= 0.99 * last["colocate_sync"]
+
+
+@checked
+@given(job=jobs(STREAM), moment=st.floats(0, 1), seed=st.integers(0, 3))
+def test_an_engine_that_dies_leaves_its_device_to_the_others(job: JobConfig, moment: float, seed: int) -> None:
+    engines = int(job.schedule.split["actor"])
+    job = replace(job, cluster=replace(job.cluster, on_lost_engine="go_on"))
+    ends_at = max(sample.trained_at or 0 for sample in play(job, seed).finished.samples)
+    events = [Event(moment * ends_at, 0, "dies")] if engines > 1 else []
+    recorder = simulate_with(job, seed, events, lambda session: None)
+    run = Finished(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    check_every_sample_once(run)
+    check_devices(run)

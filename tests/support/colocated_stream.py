@@ -1,0 +1,15 @@
+"""A schedule in which roles that share one pool all stream: their devices decide who works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedules import ColocateSync, FullyAsync
+
+
+@dataclass(frozen=True)
+class ColocatedStream(FullyAsync):
+    """`fully_async` on one pool: an engine generates until its dispatch limit or a pause stops it, then others work."""
+
+    transport = ColocateSync.transport
+    colocated = True
