@@ -17,6 +17,7 @@ from harness.tasks import TASKS, Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
 from harness.workers.dataflow import partition_name, queue_spec
 from harness.workers.rollout import RolloutRole
+from harness.workers.turns import NO_TURNS, Turns
 from schedules import Order
 
 GROUP, GROUPS = 4, 6
@@ -198,6 +199,7 @@ def rollout_role(
     stream_share: int = 100 * ROWS,
     shares_device: bool = False,
     wait_timeout_s: float = 60.0,
+    turns: Turns = NO_TURNS,
 ) -> RolloutRole:
     clock: Clock = TickingClock()
     return RolloutRole(
@@ -212,6 +214,7 @@ def rollout_role(
         keep_cache=False,
         shares_device=shares_device,
         wait_timeout_s=wait_timeout_s,
+        turns=turns,
     )
 
 

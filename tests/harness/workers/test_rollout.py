@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from harness.protocols import RolloutEngine
+from harness.workers.turns import DeviceTurns
 from tests.support.role_setting import (
     GROUP,
     ROWS,
@@ -446,3 +447,83 @@ async def test_a_load_waits_for_a_batch_that_is_taken_over() -> None:
     engine.finish(list(engine.held))
     await asyncio.gather(running, loading)
     assert engine.version == 1
+
+
+# -- its device
+
+
+async def test_an_engine_that_streams_holds_its_device_from_its_first_sample_until_it_is_idle_or_paused() -> None:
+    queue, engine, device = CountingQueue(), HandEngine(), DeviceTurns()
+    role = rollout_role(engine, queue, turns=device)
+    running = asyncio.create_task(role.stream())
+    await settle()
+    assert device.holder is None, "it has nothing to do"
+    rows = await queue.admit(0)
+    await settle()
+    assert device.holder == "rollout[0].generate" and engine.running == ROWS
+    await role.pause(drain=False)
+    assert device.holder is None and engine.running == ROWS
+    await role.join(FixedWeights(), 0)
+    await role.load(1)
+    assert device.holder is None
+    await role.resume(below=100)
+    assert device.holder == "rollout[0].generate"
+    engine.finish(rows[:GROUP])
+    await settle()
+    assert device.holder == "rollout[0].generate"
+    engine.finish(rows[GROUP:])
+    await settle()
+    assert device.holder is None
+    await queue.close()
+    await running
+
+
+@pytest.mark.parametrize("then", ["goes on", "is paused", "retires"])
+async def test_samples_that_wait_for_a_device_with_their_engine_are_generated_whatever_it_is_asked(then: str) -> None:
+    queue, engine, device = CountingQueue(), HandEngine(), DeviceTurns("device 2")
+    role = rollout_role(engine, queue, turns=device)
+    rows = await queue.admit(0)
+    async with device.turn("reference[0].work"):
+        running = asyncio.create_task(role.stream())
+        await settle()
+        assert engine.running == 0
+        assert "rollout[0].generate waits for device 2, which reference[0].work holds" in await role.waiting()
+        asked = asyncio.create_task(role.pause(drain=True) if then == "is paused" else asyncio.sleep(0))
+        if then == "retires":
+            asked = asyncio.create_task(role.retire())
+        await settle()
+    await settle()
+    assert engine.running == ROWS
+    assert device.holder == (None if then == "is paused" else "rollout[0].generate")
+    if then == "is paused":
+        await asked
+        await role.resume(below=100)
+        assert device.holder == "rollout[0].generate"
+    engine.finish(rows)
+    await settle()
+    await asked
+    assert device.holder is None and sorted(row for put in queue.responses for row in put) == rows
+    await queue.close()
+    await running
+
+
+async def test_an_engine_that_wakes_for_a_batch_holds_its_device_until_it_sleeps() -> None:
+    queue, engine, device = CountingQueue(), HandEngine(), DeviceTurns()
+    role = rollout_role(engine, queue, shares_device=True, turns=device)
+    engine.awake = False
+    async with device.turn("actor[0].train"):
+        running = asyncio.create_task(role.generate(0))
+        await settle()
+        assert not engine.awake
+    await settle()
+    assert engine.awake and device.holder == "rollout[0].generate", "idle, and nobody else may come in between"
+    rows = await queue.admit(0)
+    await settle()
+    engine.finish(rows)
+    await running
+    assert not engine.awake and device.holder is None
+    running = asyncio.create_task(role.generate(1))
+    await settle()
+    running.cancel()
+    await asyncio.wait([running])
+    assert device.holder is None, "a batch that is broken off leaves the device to others"
