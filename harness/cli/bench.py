@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from harness.runtime.fork_server import ForkServer
+if TYPE_CHECKING:
+    from harness.runtime.fork_server import ForkServer
 
 
 def run(arguments: Sequence[str], results: Path, console: Console, server: ForkServer | None = None) -> int:
@@ -20,34 +22,38 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     from harness.config.compose import compose_job, make_schedule
     from harness.config.machine import this_machine
     from harness.cost_model.job_cost import check_given
-    from harness.driver.build import PRELOAD
-    from harness.driver.progress import print_banner
-    from harness.driver.run import run_directory, run_seed
-    from harness.report.summary import print_summary
-    from harness.runtime.local_runtime import launch_server
+    from harness.metrics.run_files import run_directory
     from harness.studies.planner.automatic import with_plan
 
     machine = this_machine()
     planned = with_plan(compose_job(arguments), arguments, machine)
-    config = planned.config
-    plan = plan_job(config, make_schedule(config), machine)
-    config = dataclasses.replace(config, backend=plan.backend)  # what it is names its folder, not what was asked
+    plan = plan_job(planned.config, make_schedule(planned.config), machine)
+    # What it is names its folder, not what was asked.
+    config = dataclasses.replace(planned.config, backend=plan.backend)
     if plan.backend != "real":
         check_given(config)
-        print_banner(plan, console)
-    for line in planned.messages:
-        console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
-    folders = []
+    directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
+    to_do = [seed for seed, directory in directories.items() if config.force or not directory.done]
     with ExitStack() as stack:
-        for seed in config.seed_list:
-            folder = run_directory(config, seed, results)
-            folders.append(folder.path)
-            if folder.done and not config.force:
+        if server is None and to_do and plan.backend != "virtual" and "RAY_ADDRESS" not in os.environ:
+            from harness.driver.preload import PRELOAD
+            from harness.runtime.local_runtime import launch_server
+
+            server = stack.enter_context(closing(launch_server(PRELOAD)))  # it imports while this process does
+        with console.status("loading torch, and what workers need beside it"):
+            from harness.driver.progress import print_banner
+            from harness.driver.run import run_seed
+            from harness.report.summary import print_summary
+        if plan.backend != "real":
+            print_banner(plan, console)
+        for line in planned.messages:
+            console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        for seed in directories:
+            if seed in to_do:
+                run_seed(config, plan, seed, results, console, server)
+            else:
                 console.print(f"seed {seed} is done already; FORCE=1 runs it again", style="yellow")
-                continue
-            if server is None and plan.backend != "virtual" and "RAY_ADDRESS" not in os.environ:
-                server = stack.enter_context(closing(launch_server(PRELOAD)))
-            run_seed(config, plan, seed, results, console, server)
+    folders = [directory.path for directory in directories.values()]
     print_summary(folders, console)
     if "CADENCE_FOLDERS" in os.environ:
         Path(os.environ["CADENCE_FOLDERS"]).write_text("\n".join(map(str, folders)), encoding="utf-8")

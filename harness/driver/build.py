@@ -442,15 +442,6 @@ def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -
     return math.ceil(round(batches * algorithm.batch_groups / engines, 9)) * algorithm.group_size
 
 
-PRELOAD = (
-    "harness.driver.build",
-    "engines.torch.fsdp",
-    "engines.torch.rollout",
-    "engines.torch.model:load_architecture",
-    "torch.distributed.tensor",
-    "safetensors.torch",
-)
-"""What costs a worker most of its start, imported once for all of them."""
 ROLE_CLASSES: dict[str, type] = {
     "rollout": RolloutRole,
     "reward": RewardStage,

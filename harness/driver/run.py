@@ -23,7 +23,7 @@ from harness.driver.progress import ProgressDisplay
 from harness.driver.session import Session
 from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
-from harness.metrics.run_files import WEIGHTS, RunDirectory, mirrored_files
+from harness.metrics.run_files import WEIGHTS, RunDirectory, mirrored_files, run_directory
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import run_in
@@ -33,11 +33,6 @@ from harness.workers.actor import ActorRole
 
 MEMBERSHIP = "membership.json"
 LOGS = "logs"
-
-
-def run_directory(config: JobConfig, seed: int, results: Path) -> RunDirectory:
-    """The folder of this configuration and seed."""
-    return RunDirectory(results, config.experiment, cell_name(config), seed)
 
 
 def run_seed(
@@ -126,10 +121,11 @@ def _start(
     console: Console,
 ) -> Mirror:
     """Bring everything up. MLflow takes seconds to load and to make its database: the roles start meanwhile."""
-    with console.status("starting the roles"), ThreadPoolExecutor(1) as background:
+    with console.status("starting the queue") as status, ThreadPoolExecutor(1) as background:
         mirror = background.submit(open_mirror)
         session.start(stack)
-        run_in(runner, session.connect())
+        run_in(runner, session.connect(status.update))
+        status.update("waiting for MLflow")
         return stack.enter_context(mirror.result())
 
 

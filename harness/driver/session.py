@@ -18,7 +18,7 @@ from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, wo
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.interrupts import run_in
-from harness.runtime.runtime import Handle, RealClock, WorkerDied, watch_progress
+from harness.runtime.runtime import Handle, RealClock, WaitingRole, WorkerDied, watch_progress
 from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
 from harness.tasks import extra_metrics, make_task
 from harness.weight_sync.membership import LostEngine
@@ -65,8 +65,19 @@ class Session:
         self._backend = open_backend(self.run, self.clock, stack)
         self._assembly = assemble(self.run, self._backend, self.recorder)
 
-    async def connect(self) -> None:
-        """Bring the weight transport up on all sides."""
+    async def connect(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """Wait until every role is there, and bring the weight transport up on all sides. say: is told what for."""
+        missing = [role.name for role in self.assembly.roles]
+
+        async def made(role: Handle[WaitingRole]) -> None:
+            await role.role.waiting()
+            missing.remove(role.name)
+            say(f"waiting for {', '.join(missing)} to load" if missing else "connecting the weight transport")
+
+        say(f"waiting for {', '.join(missing)} to load")
+        async with asyncio.TaskGroup() as tasks:
+            for role in self.assembly.roles:
+                tasks.create_task(made(role))
         await self.assembly.coordinator.connect()
 
     async def measure(self) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 from omegaconf import OmegaConf
 
+from harness.config import JobConfig
+from harness.config.compose import cell_name
 from harness.metrics.atomic_files import Lock, write_text
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
@@ -24,6 +26,11 @@ _LOCK = ".lock"
 WEIGHTS = "weights.safetensors"
 INCOMPLETE = "mlflow-incomplete.txt"
 """There while MLflow lacks something of a finished run, and says why."""
+
+
+def run_directory(config: JobConfig, seed: int, results: Path) -> RunDirectory:
+    """The folder of this configuration and seed."""
+    return RunDirectory(results, config.experiment, cell_name(config), seed)
 
 
 class RunDirectory:

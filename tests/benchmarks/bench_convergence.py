@@ -35,8 +35,7 @@ from harness.comparison.running.preview import print_failures
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.machine import this_machine
-from harness.driver.run import run_directory
-from harness.metrics.run_files import WEIGHTS, is_done, load_metrics, load_samples
+from harness.metrics.run_files import WEIGHTS, is_done, load_metrics, load_samples, run_directory
 from harness.report.palette import COLORBLIND
 from harness.report.plots import save_figure
 from tests.benchmarks.held_out import held_out_exact_match

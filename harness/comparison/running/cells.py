@@ -18,7 +18,7 @@ from harness.config.job import flatten
 from harness.config.machine import Machine
 from harness.config.plugins import is_path
 from harness.cost_model.job_cost import check_given
-from harness.driver.run import run_directory
+from harness.metrics.run_files import run_directory
 from harness.studies.planner.automatic import with_plan
 from harness.studies.planner.plan import as_argument
 from schedules import SCHEDULES

@@ -13,14 +13,13 @@ from harness.config.compose import make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.memory import STATE_BYTES
 from harness.cost_model.shape import parameters
-from harness.studies.planner.explore import Effort
-from harness.studies.planner.plan import bench_command, make_plan
 
 DEVICES = 16
 """Of a simulated job that does not say: two nodes of eight, the fewest on which models of 32 billion parameters train
 beside their rollout on devices of 80 GB."""
 
-EFFORT = Effort(samples=25_000, trials=6)
+SAMPLES, TRIALS = 25_000, 6
+"""The effort of a plan that nobody asked for by itself."""
 
 _CHOSEN = (
     "schedule.split",
@@ -57,7 +56,11 @@ def with_plan(config: JobConfig, arguments: Sequence[str], machine: Machine) -> 
     if not given & {"cluster", "cluster.devices"}:
         config = replace(config, cluster=replace(config.cluster, devices=DEVICES))
     config = replace(config, backend="virtual")
-    plan = make_plan([config], frozenset(given) | {_MAX_STALENESS}, EFFORT, processes=1)
+    from harness.studies.planner.explore import Effort  # loads torch: a run that needs no plan does so later
+    from harness.studies.planner.plan import bench_command, make_plan
+
+    effort = Effort(samples=SAMPLES, trials=TRIALS)
+    plan = make_plan([config], frozenset(given) | {_MAX_STALENESS}, effort, processes=1)
     command = bench_command(plan.best, arguments, config.iterations)
     split, layout = plan.best.candidate.describe()
     messages = (

@@ -20,7 +20,6 @@ from harness.comparison.running.pipeline import ComparisonRequest
 from harness.config import ConfigError
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
-from harness.studies.planner.explore import Effort
 from schedules import SCHEDULES
 
 LAPTOP = Machine(cores=2, gpus=0, gpu_bytes=0)
@@ -119,7 +118,8 @@ def test_devices_that_the_user_chose_are_left() -> None:
 
 def test_a_resolved_cell_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runs plan nothing and choose nothing: the same folder, on any machine."""
-    monkeypatch.setattr("harness.studies.planner.automatic.EFFORT", Effort(samples=1, trials=1))
+    monkeypatch.setattr("harness.studies.planner.automatic.SAMPLES", 1)
+    monkeypatch.setattr("harness.studies.planner.automatic.TRIALS", 1)
     monkeypatch.setattr("harness.studies.planner.explore._LEAST_SAMPLES", 1)
     large = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "cost.lengths.mean=64")
     for settings in (("schedule=fully_async", *large), ("schedule=one_step_off",)):

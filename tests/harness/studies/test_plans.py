@@ -19,7 +19,7 @@ from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
 from harness.studies.planner.automatic import DEVICES, PlannedJob, with_plan
 from harness.studies.planner.candidates import Candidate
-from harness.studies.planner.explore import Effort, Exploration, TrialResult
+from harness.studies.planner.explore import Exploration, TrialResult
 from harness.studies.planner.plan import Choice, Plan, bench_command, fixed_by, plan_settings
 from harness.studies.planner.report import print_plan, why_slower
 from harness.studies.planner.search import SearchResult
@@ -155,7 +155,8 @@ LARGE = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "
 
 @pytest.fixture(autouse=True)
 def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.studies.planner.automatic.EFFORT", Effort(samples=1, trials=1))
+    monkeypatch.setattr("harness.studies.planner.automatic.SAMPLES", 1)
+    monkeypatch.setattr("harness.studies.planner.automatic.TRIALS", 1)
     monkeypatch.setattr("harness.studies.planner.explore._LEAST_SAMPLES", 1)
 
 
