@@ -15,7 +15,6 @@ import pyarrow as pa
 from omegaconf import OmegaConf
 
 from harness.config import JobConfig
-from harness.config.compose import cell_name
 from harness.metrics.atomic_files import Lock, write_text
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
@@ -30,6 +29,8 @@ INCOMPLETE = "mlflow-incomplete.txt"
 
 def run_directory(config: JobConfig, seed: int, results: Path) -> RunDirectory:
     """The folder of this configuration and seed."""
+    from harness.config.compose import cell_name  # with Hydra, which readers of results need not load
+
     return RunDirectory(results, config.experiment, cell_name(config), seed)
 
 
