@@ -22,7 +22,8 @@ from harness.config.placement import Placement
 WEIGHTS = "weights"
 """The name of the transfer group."""
 
-_LOCAL = ("ipc", "local")  # transports of colocated schedules: trainer and engine of a device hand weights over
+_LOCAL = "local"  # the transport of colocated schedules: trainer and engine of a device hand weights over
+_OVER_HOST = ("ipc", "host_staged")
 
 
 @dataclass(frozen=True, order=True)
@@ -52,8 +53,8 @@ def communicators(
 ) -> list[Communicator]:
     """Every communicator of a job that has more than one rank, as the job starts.
 
-    transport: of the schedule; "collective" sends between devices, "host_staged" between hosts, and colocated schedules
-    have no transfer group, since their engines and scorers lie on the actor's devices.
+    transport: of the schedule; "collective" sends between devices, "host_staged" between hosts, "ipc" meets at barriers
+    of the host; "local", of colocated schedules, needs no group: engines and scorers lie on the actor's devices.
     """
     world = tuple(Member("actor", rank, device) for rank, device in enumerate(placement.devices["actor"]))
     t = training_tensor_parallel
@@ -65,9 +66,9 @@ def communicators(
         found += [Communicator(f"micro-batches of group {k}", block, "host") for k, block in enumerate(blocks)]
     engines = list(_engines(placement, engine_tensor_parallel))
     found += [Communicator(f"engine {k}", engine, "device") for k, engine in enumerate(engines)]
-    if transport not in _LOCAL:
+    if transport != _LOCAL:
         receivers = [engine[0] for engine in engines] + list(_scorers(placement))
-        found.append(Communicator(WEIGHTS, (world[0], *receivers), "host" if transport == "host_staged" else "device"))
+        found.append(Communicator(WEIGHTS, (world[0], *receivers), "host" if transport in _OVER_HOST else "device"))
     return [communicator for communicator in found if len(communicator.members) > 1]
 
 
@@ -83,7 +84,7 @@ def check_communicators(found: Iterable[Communicator], placement: Placement, tra
                     f"schedule.split puts {other} and {member} on device {member.device}, and both are ranks of "
                     f"the communicator {communicator.name!r}, which can have one on a device; {_fix(other, member)}"
                 )
-    if transport not in _LOCAL:
+    if transport != _LOCAL:
         return
     actor = placement.devices["actor"]
     for role in ("rollout", "actor_fwd"):
@@ -92,12 +93,6 @@ def check_communicators(found: Iterable[Communicator], placement: Placement, tra
                 f"schedule.split gives {role} device {apart[0]}, which the actor does not have, and the weights of a "
                 f"colocated schedule stay on their device; set schedule.split.{role}=actor"
             )
-
-
-def receives_weights(found: Iterable[Communicator], role: str, number: int) -> bool:
-    """Whether this worker is sent weights through the transfer group."""
-    group = next((communicator.members[1:] for communicator in found if communicator.name == WEIGHTS), ())
-    return any((member.role, member.number) == (role, number) for member in group)
 
 
 def _engines(placement: Placement, tensor_parallel: int) -> Iterator[tuple[Member, ...]]:

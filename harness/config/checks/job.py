@@ -88,13 +88,14 @@ def _simulated(
 
 
 def _check_communicators(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+    transport = "local" if schedule.colocated else schedule.transport
     found = communicators(
         placement,
-        transport=schedule.transport,
+        transport=transport,
         training_tensor_parallel=config.training.tensor_parallel,
         engine_tensor_parallel=config.engine.tensor_parallel,
     )
-    check_communicators(found, placement, schedule.transport)
+    check_communicators(found, placement, transport)
 
 
 def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
