@@ -8,7 +8,7 @@ import pytest
 
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from harness.report.summary import summarize
-from tests.support.invariants import check_run, read_run
+from tests.support.invariants import check_devices, check_run, read_run
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
 
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
@@ -29,6 +29,10 @@ RUNS = {
         "task=expand engine.slots=8"
     ),
     "drained": DRAINED,
+    "one_pool": (
+        f"{SHORT} schedule=tests.support.colocated_stream:ColocatedStream cluster.devices=1 "
+        "schedule.max_staleness=1 algorithm.reference=true"
+    ),
 }
 FIXED = {"one_step_off": 1, "k_step_off": 3, "delayed_update": 1}
 """Schedules whose worst lag is always the same."""
@@ -46,7 +50,9 @@ def drained(runs: dict[str, Path]) -> Path:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_real_run_keeps_what_its_schedule_promises(runs: dict[str, Path], name: str) -> None:
-    check_run(read_run(runs[name]))
+    run = read_run(runs[name])
+    check_run(run)
+    check_devices(run)
     worst = summarize(runs[name]).lag_worst
     assert worst == FIXED[name] if name in FIXED else worst <= 1
 
