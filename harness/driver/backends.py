@@ -111,10 +111,10 @@ def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes
     """Processes of this machine, or, where RAY_ADDRESS says that there is one, of a cluster."""
     cluster, placement, gpu = run.config.cluster, run.plan.placement, run.plan.gpu
     start_s, call_s = cluster.wait_timeout_s, cluster.call_timeout_s
-    if "RAY_ADDRESS" in os.environ:
+    if address := os.environ.get("RAY_ADDRESS"):
         from harness.runtime.ray_cluster import RayCluster
 
-        return RayCluster(placement, gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s)
+        return RayCluster(address, placement, gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s)
     from harness.runtime.local_runtime import LocalRuntime
 
     return LocalRuntime(

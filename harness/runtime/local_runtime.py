@@ -7,16 +7,15 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from harness.config.plugins import import_folders
-from harness.runtime import messages as m
 from harness.runtime.fork_server import ForkedProcess, ForkServer
 from harness.runtime.runtime import Build, RoleName, role_name
-from harness.runtime.worker_client import ConnectionEnded, RemoteRole, WorkerConnection
+from harness.runtime.worker_client import RemoteRole, WorkerConnection, start_clocks
 from harness.runtime.worker_server import run_worker
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.remote.process import QueueProcess
@@ -103,7 +102,7 @@ class LocalRuntime:
 
     async def start_clocks(self, origin: float) -> None:
         """Time 0 of every worker that lives, a reading of time.monotonic."""
-        await start_clocks(self._workers.values(), origin)
+        await start_clocks(self._workers.values(), origin, here=True)
 
     def _end_workers(self) -> None:
         try:
@@ -118,17 +117,6 @@ class LocalRuntime:
         finally:
             for process in self._processes:
                 process.close()
-
-
-async def start_clocks(workers: Iterable[WorkerConnection], origin: float) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for worker in workers:
-            tasks.create_task(_start_clock(worker, origin))
-
-
-async def _start_clock(worker: WorkerConnection, origin: float) -> None:
-    with suppress(ConnectionEnded):  # what it was for says so
-        await worker.ask(m.StartClock(origin))
 
 
 class _LocalProcess:

@@ -268,8 +268,12 @@ class Call(Message):
     arguments: msgspec.Raw
 
 
+class ReadClock(Message):
+    """time.monotonic there, which differs between hosts."""
+
+
 class StartClock(Message):
-    """Time 0 of all roles, a reading of time.monotonic."""
+    """Time 0 of all roles, a reading of time.monotonic there."""
 
     origin: float
 
@@ -290,7 +294,7 @@ class Failed(Message):
     failure: Failure
 
 
-Request = Call | StartClock | Ping | EndRole
+Request = Call | ReadClock | StartClock | Ping | EndRole
 Answer = Challenge | Done | Failed
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_proof = msgspec.msgpack.Decoder(Proof).decode

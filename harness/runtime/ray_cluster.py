@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,9 +16,9 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.config.placement import Placement
-from harness.runtime.local_runtime import start_clocks, worker_environment
+from harness.runtime.local_runtime import worker_environment
 from harness.runtime.runtime import Build, RoleName, WorkerDied, role_name
-from harness.runtime.worker_client import RemoteRole, WorkerConnection
+from harness.runtime.worker_client import RemoteRole, WorkerConnection, start_clocks
 from harness.runtime.worker_server import WorkerServer
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
@@ -29,14 +28,16 @@ _STOP_S = 5.0  # that workers have to close their roles
 
 
 class WorkerActor:
-    """The actor. The worker's server lives in its event loop, and ends with it."""
+    """The actor. The worker's server lives in its event loop, and ends with it. It listens on the address that this
+    node has in the cluster, on a free port; from the beginning, since Ray starts calls in any order."""
 
-    async def listen(self, worker: str, token: bytes) -> Address:
-        """On the address that this node has in the cluster, on a free port."""
+    def __init__(self, worker: str, token: bytes) -> None:
         node = ray.util.get_node_ip_address()
-        listener, address = listen(f"tcp:{f'[{node}]' if ':' in node else node}:0")
+        listener, self._address = listen(f"tcp:{f'[{node}]' if ':' in node else node}:0")
         self._server = WorkerServer(worker, listener, token)
-        return address
+
+    async def address(self) -> Address:
+        return self._address
 
     async def serve(self, roles: Sequence[RoleName], build: bytes) -> None:
         await self._server.serve(lambda: pickle.loads(build)(roles))
@@ -46,39 +47,28 @@ class WorkerActor:
 
 
 class RayCluster:
-    """The cluster that an address names (RAY_ADDRESS), else one that is started here, on loopback only; one bundle per
-    device. Use as a context manager: leaving it ends every process it started."""
+    """The cluster at `address`, by Ray; one bundle per device. Use as a context manager: leaving it ends every process
+    that it started."""
 
     def __init__(
-        self, placement: Placement, *, gpu: bool, start_timeout_s: float, call_timeout_s: float | None
+        self, address: str, placement: Placement, *, gpu: bool, start_timeout_s: float, call_timeout_s: float | None
     ) -> None:
-        self.placement, self.gpu = placement, gpu
+        self.address, self.placement, self.gpu = address, placement, gpu
         self.start_timeout_s, self.call_timeout_s = start_timeout_s, call_timeout_s
-        self.host = "127.0.0.1"
+        self.host = ""  # known once it is entered
         self._group: PlacementGroup | None = None
         self._stack = ExitStack()
         self._workers: dict[str, WorkerConnection] = {}
         self._actors: list[Any] = []
 
     def __enter__(self) -> RayCluster:
-        address = os.environ.get("RAY_ADDRESS")
-        local: dict[str, Any] = {}
-        if address is None:
-            # Ray would start workers at niceness 15: then whatever else runs on the machine goes before the engines.
-            os.environ.setdefault("RAY_worker_niceness", "0")
-            local = {
-                "num_cpus": self.placement.total + 1,  # logical: one per device, one for roles without a device
-                "include_dashboard": False,
-                "_node_ip_address": self.host,
-            }
         self._stack.callback(ray.shutdown)
         try:
             ray.init(
-                address=address,
+                address=self.address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 runtime_env={"env_vars": worker_environment(self.gpu)},
-                **local,
             )
             self._stack.callback(self._stop_workers)
             self.host = ray.util.get_node_ip_address()
@@ -109,10 +99,8 @@ class RayCluster:
         """Start a worker on its bundle, in which `build(names of the roles)` makes its roles; returns at once. roles:
         with the class whose methods a handle has."""
         token = new_token()
-        actor = self._start_actor(device)
-        process = _RayProcess(
-            name, actor.listen.remote(name, token), actor.serve.remote(list(roles), pickle.dumps(build)), actor
-        )
+        actor = self._start_actor(device, name, token)
+        process = _RayProcess(name, actor.address.remote(), actor.serve.remote(list(roles), pickle.dumps(build)), actor)
         self._actors.append(actor)
         names = [role_name(role) for role in roles]
         connection = WorkerConnection(name, process, token, roles=names, start_timeout_s=self.start_timeout_s)
@@ -123,16 +111,17 @@ class RayCluster:
         ]
 
     async def start_clocks(self, origin: float) -> None:
-        """Time 0 of every worker that lives, a reading of time.monotonic."""
-        await start_clocks(self._workers.values(), origin)
+        """Time 0 of every worker that lives, a reading of time.monotonic here."""
+        await start_clocks(self._workers.values(), origin, here=False)
 
-    def _start_actor(self, device: int | None) -> Any:
+    def _start_actor(self, device: int | None, name: str, token: bytes) -> Any:
         bundle = self.placement.total if device is None else device
         options: dict[str, Any] = {"num_cpus": 1.0}
         if self.gpu and device is not None:
             options["num_gpus"] = 1.0
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
-        return ray.remote(WorkerActor).options(**options, scheduling_strategy=strategy, max_concurrency=3).remote()
+        actor = ray.remote(WorkerActor).options(**options, scheduling_strategy=strategy, max_concurrency=3)
+        return actor.remote(name, token)
 
     def _stop_workers(self) -> None:
         stopping = [actor.stop.remote() for actor in self._actors]

@@ -74,7 +74,7 @@ class Runtime(Protocol):
         same order, which wait for it when they are first used."""
 
     async def start_clocks(self, origin: float) -> None:
-        """Have the clocks of all workers count from this reading of time.monotonic."""
+        """Have the clocks of all workers count from this reading of time.monotonic in this process."""
 
 
 def role_name(role: RoleName) -> str:
@@ -99,7 +99,8 @@ def death_in(error: BaseException) -> Exception | None:
 class RealClock:
     """Seconds since `origin`, a reading of time.monotonic.
 
-    All processes of one host share that clock, so one origin gives them one time axis.
+    All processes of one host share that clock, so one origin gives them one time axis; `Runtime.start_clocks` makes it
+    that of other hosts, too.
     """
 
     @classmethod

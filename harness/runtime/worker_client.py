@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -31,6 +33,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 _CHUNK = 256 << 10  # bytes read at a time
 _REASON_S = 5.0  # how long the cause of a death may take to be known, after its connection has ended
+_CLOCK_READINGS = 5  # of which the fastest counts
 
 
 class WorkerProcess(Protocol):
@@ -77,6 +80,23 @@ class WorkerConnection:
     async def connected(self) -> int:
         """Wait until its roles are there, or could not be made: then calls say why. The process's id."""
         return m.decode(await self.ask(m.Ping()), int)
+
+    async def start_clock(self, origin: float, *, here: bool) -> None:
+        """Time 0 of its roles, a reading of time.monotonic in this process. here: it is on this host, where all
+        processes read the same. Nothing happens where it is dead: what it was for says so."""
+        with suppress(ConnectionEnded):
+            ahead = 0.0 if here else await self._clock_ahead()
+            await self.ask(m.StartClock(origin + ahead))
+
+    async def _clock_ahead(self) -> float:
+        """Of its host, in seconds; off by half of the shortest round trip at most."""
+        readings = []
+        for _ in range(_CLOCK_READINGS):
+            asked = time.monotonic()
+            there = m.decode(await self.ask(m.ReadClock()), float)
+            answered = time.monotonic()
+            readings.append((answered - asked, there - (asked + answered) / 2))
+        return min(readings)[1]
 
     async def is_dead(self, within_s: float) -> bool:
         """Whether the process is gone. One that does not answer `within_s` is alive."""
@@ -294,6 +314,13 @@ def _retrieve(opening: asyncio.Future[_Stream]) -> None:
     """Whoever waited for it may have given up: then it is no error."""
     if not opening.cancelled():
         opening.exception()
+
+
+async def start_clocks(workers: Iterable[WorkerConnection], origin: float, *, here: bool) -> None:
+    """Of all of these that live: see `WorkerConnection.start_clock`."""
+    async with asyncio.TaskGroup() as tasks:
+        for worker in workers:
+            tasks.create_task(worker.start_clock(origin, here=here))
 
 
 async def connected(handles: Iterable[RemoteRole[Any]]) -> None:

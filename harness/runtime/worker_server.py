@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -170,6 +171,8 @@ class _Client(asyncio.Protocol):
                     self._begin(frame.call, call.role, call.method, self._server.find(call))
                 case m.EndRole(role=role):
                     self._begin(frame.call, "", f"the end of {role}", partial(self._server.end, role))
+                case m.ReadClock():
+                    self._send(frame.call, m.done(time.monotonic()))
                 case m.StartClock(origin=origin):
                     self._server.start_clock(origin)
                     self._send(frame.call, m.done(None))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from collections.abc import Iterator
 
 import pytest
+from ray.cluster_utils import Cluster
 
 from harness.config.placement import Placement
 from harness.runtime.ray_cluster import RayCluster
 from harness.runtime.runtime import WorkerDied
-from harness.runtime.worker_client import connected
+from harness.runtime.worker_client import connected, start_clocks
 from tests.support.worker_roles import EchoRole, build_echoes, fail_to_build
 
 pytestmark = [
@@ -23,10 +26,20 @@ pytestmark = [
 ]
 
 
-async def test_workers_of_a_cluster_answer_die_and_end() -> None:
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Of a cluster of this machine."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+async def test_workers_of_a_cluster_answer_die_and_end(address: str) -> None:
     two = {("echo", 0): EchoRole, ("echo", 1): EchoRole}
     placement = Placement({"rollout": (0,), "actor": (1,)})
-    with RayCluster(placement, gpu=False, start_timeout_s=120, call_timeout_s=60) as cluster:
+    with RayCluster(address, placement, gpu=False, start_timeout_s=120, call_timeout_s=60) as cluster:
         first, second = cluster.start_worker("device[0]", 0, two, build_echoes)
         (other,) = cluster.start_worker("device[1]", 1, {("echo", 2): EchoRole}, build_echoes)
         (broken,) = cluster.start_worker("host", None, {("echo", 3): EchoRole}, fail_to_build)
@@ -34,6 +47,9 @@ async def test_workers_of_a_cluster_answer_die_and_end() -> None:
         assert await first.role.pid() == await second.role.pid() != await other.role.pid()
         with pytest.raises(MemoryError, match="no room for the weights"):
             await broken.role.pid()
+        before = time.monotonic()
+        await start_clocks([other.connection], 12.5, here=False)
+        assert abs(await other.role.origin() - 12.5) < time.monotonic() - before
         await first.end()
         assert await first.is_dead() and await second.role.echo(3) == [3]
         call = asyncio.create_task(second.role.block())

@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from harness.protocols import Span
+from harness.runtime import worker_server
 from harness.runtime.runtime import RealClock, RoleName
 from harness.workers.actor import TrainReport
 
@@ -48,6 +50,9 @@ class EchoRole:
 
     async def origin(self) -> float:
         return self.clock.origin
+
+    async def move_to_a_host_with_another_clock(self, ahead_s: float) -> None:
+        worker_server.time = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s)  # type: ignore[assignment]
 
     async def environment(self, name: str) -> str | None:
         return os.environ.get(name)

@@ -22,10 +22,9 @@ from harness.runtime.local_runtime import (
     LocalRuntime,
     device_environment,
     launch_server,
-    start_clocks,
 )
 from harness.runtime.runtime import WorkerDied
-from harness.runtime.worker_client import RemoteRole, WorkerConnection, connected
+from harness.runtime.worker_client import RemoteRole, WorkerConnection, connected, start_clocks
 from harness.runtime.worker_server import WorkerServer
 from harness.transfer_queue.remote.sockets import listen
 from harness.workers.actor import TrainReport
@@ -78,8 +77,16 @@ async def test_many_calls_run_at_a_time(start: Start) -> None:
 
 async def test_roles_of_a_worker_share_its_clock(start: Start) -> None:
     first, second = start()
-    await start_clocks([first.connection], 12.5)
+    await start_clocks([first.connection], 12.5, here=True)
     assert await first.role.origin() == await second.role.origin() == 12.5
+
+
+async def test_the_clock_of_another_host_is_read_before_it_is_set(start: Start) -> None:
+    first, _ = start()
+    await first.role.move_to_a_host_with_another_clock(ahead_s=1000.0)
+    before = time.monotonic()
+    await start_clocks([first.connection], 12.5, here=False)
+    assert abs(await first.role.origin() - 1012.5) < time.monotonic() - before
 
 
 async def test_what_is_no_call_is_refused_by_name(start: Start) -> None:
