@@ -84,7 +84,7 @@ class FSDPEngine:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         group = share_layers(model, mesh) if mesh is not None and training.tensor_parallel > 1 else None
         scorer = TokenScorer(model, algorithm.temperature, training.layout, group)
-        self._mesh = None if mesh is None else mesh["data"]
+        self.mesh, self._mesh = mesh, None if mesh is None else mesh["data"]
         if self._dtype != torch.float32:
             if self._mesh is None:
                 raise ValueError(f"a model in {self._dtype} is trained in mixed precision, which needs a mesh")

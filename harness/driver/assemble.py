@@ -76,6 +76,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             capacity_rows=capacity_rows(config, schedule),
             order=schedule.order,
             score_extras=bool(extra_metrics(backend.engines.task)),
+            beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         )
     )
     spec = WorkerSpec(
@@ -85,6 +86,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         queue,
         backend.clock,
         run.wait_timeout_s,
+        run.turn_timeout_s,
         backend.engines,
         engine_count=counts["rollout"],
         colocated=schedule.colocated,

@@ -39,6 +39,7 @@ from harness.workers.readers import (
     CompletionReader,
     FifoReader,
     MicroBatchReader,
+    RankQueue,
     TensorParallelReader,
     tensor_parallel_group,
 )
@@ -51,7 +52,7 @@ from harness.workers.stages import (
     RewardStage,
     TrainersLogProbStage,
 )
-from harness.workers.turns import Turns
+from harness.workers.turns import EngineTurns, Turns, world_turns
 from schedules import Order, Transport
 
 if TYPE_CHECKING:
@@ -103,6 +104,15 @@ class EngineFactory(Protocol):
 
     def scorer(self, trainer: Any, clock: Clock) -> Scorer:
         """With the parameters of the trainer beside it."""
+
+    def reference(self, trainer: Any, clock: Clock) -> Scorer:
+        """With the initial parameters, spread over the training world as those of the trainer beside it are."""
+
+    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
+        """For what all training ranks compute together, of which this one's `device` takes turns."""
+
+    def beside_turns(self, device: Turns, world: Turns) -> Turns:
+        """Of an engine whose device has a training rank, which takes its turns in `world`."""
 
     def local_sender(self, clock: Clock) -> WeightSender:
         """Of a trainer whose weights are taken from where they are."""
@@ -177,15 +187,36 @@ class RealEngines:
     def trainer(self, rank: int, clock: Clock) -> FSDPEngine:
         from engines.torch.fsdp import FSDPEngine, init_world
 
-        (host, port), world, training = self.store, self.training_world, self.config.training
-        timeout_s = self.config.cluster.wait_timeout_s
-        store = TCPStore(host, port, world, False, timedelta(seconds=timeout_s), wait_for_workers=False)
-        mesh = init_world(store, rank, world, self.device, timeout_s, training.tensor_parallel)
+        world, training, timeout_s = self.training_world, self.config.training, self.config.cluster.wait_timeout_s
+        mesh = init_world(self._join_store(), rank, world, self.device, timeout_s, training.tensor_parallel)
         model = self._initial_model()
         return FSDPEngine(model, self.config.algorithm, mesh=mesh, device=self.device, training=training)
 
     def scorer(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
         return trainer.scorer()
+
+    def reference(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
+        from engines.torch.fsdp import sharded_reference
+
+        assert trainer.mesh is not None, "a trainer of a job has a world"
+        return sharded_reference(
+            self._initial_model(),
+            mesh=trainer.mesh,
+            device=self.device,
+            temperature=self.config.algorithm.temperature,
+            training=self.config.training,
+        )
+
+    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
+        ranks = self.training_world
+        return world_turns(self._join_store(), rank=rank, ranks=ranks, device=device, limit_s=limit_s)
+
+    def beside_turns(self, device: Turns, world: Turns) -> Turns:
+        return EngineTurns(device, world)
+
+    def _join_store(self) -> TCPStore:
+        timeout = timedelta(seconds=self.config.cluster.wait_timeout_s)
+        return TCPStore(*self.store, self.training_world, False, timeout, wait_for_workers=False)
 
     def local_sender(self, clock: Clock) -> WeightSender:
         return LocalSender()
@@ -261,6 +292,15 @@ class SimulatedEngines:
     def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
         return self.log_prob("actor_fwd", clock)
 
+    def reference(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
+        return self.log_prob("reference", clock)
+
+    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
+        return device
+
+    def beside_turns(self, device: Turns, world: Turns) -> Turns:
+        return device
+
     def local_sender(self, clock: Clock) -> WeightSender:
         return SimulatedSender(self._times, clock)
 
@@ -293,6 +333,7 @@ class WorkerSpec:
     queue: TransferQueue
     clock: Clock
     wait_timeout_s: float | None
+    turn_timeout_s: float | None
     engines: EngineFactory
     engine_count: int
     colocated: bool
@@ -310,15 +351,18 @@ class WorkerSpec:
         return min(algorithm.batch_samples, rows)
 
 
-Beside = Mapping[RoleName, Any]
-"""The roles of the same worker that are there already."""
+Beside = ActorRole | None
+"""The training rank of the same worker, if there is one. One of a simulated world stands for all ranks."""
 
 
 def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, Any]:
-    """All roles of a worker: the trainer first, since others take from it what they share."""
+    """All roles of a worker: the trainer first, since others take from it what they share. Every rank makes them in the
+    same order, for some open groups together."""
     made: dict[RoleName, Any] = {}
+    actor = None
     for role in sorted(roles, key=lambda role: role[0] != "actor"):
-        made[role] = _BUILD[role[0]](role[1], spec, made)
+        made[role] = _BUILD[role[0]](role[1], spec, actor)
+        actor = actor or made.get(("actor", role[1]))
     pace = spec.engines.transfer_pace
     if pace is None or spec.colocated:
         return made
@@ -326,7 +370,7 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
 
 
 def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
-    algorithm = spec.config.algorithm
+    algorithm, turns = spec.config.algorithm, spec.turns_of("rollout", number)
     role = RolloutRole(
         spec.engines.rollout(number, spec.clock),
         spec.queue,
@@ -340,10 +384,11 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
         shares_device=spec.colocated,
         wait_timeout_s=spec.wait_timeout_s,
         generate_s=spec.engines.generate_s,
-        turns=spec.turns_of("rollout", number),
+        turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
     )
     if spec.colocated:
-        role.receiver = spec.engines.local_receiver(_trainer_beside(number, beside).engine, spec.clock)
+        assert beside is not None
+        role.receiver = spec.engines.local_receiver(beside.engine, spec.clock)
     return role
 
 
@@ -371,25 +416,31 @@ def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage
 
 
 def _reference(number: int, spec: WorkerSpec, beside: Beside) -> ReferenceStage:
-    return ReferenceStage(spec.engines.log_prob("reference", spec.clock), **_scoring("reference", number, spec))
+    stage = _scoring("reference", number, spec, beside)
+    if beside is None:
+        return ReferenceStage(spec.engines.log_prob("reference", spec.clock), **stage)
+    return ReferenceStage(spec.engines.reference(beside.engine, spec.clock), **stage)
 
 
 def _actor_fwd(number: int, spec: WorkerSpec, beside: Beside) -> OldLogProbStage | TrainersLogProbStage:
-    stage = _scoring("actor_fwd", number, spec)
-    if any(role == "actor" for role, _ in beside):
-        actor = _trainer_beside(number, beside)
-        engine = spec.engines.scorer(actor.engine, spec.clock)
-        return TrainersLogProbStage(engine, lambda: actor.version, **stage)
-    return OldLogProbStage(spec.engines.log_prob("actor_fwd", spec.clock), spec.engines.device, **stage)
+    stage = _scoring("actor_fwd", number, spec, beside)
+    if beside is None:
+        return OldLogProbStage(spec.engines.log_prob("actor_fwd", spec.clock), spec.engines.device, **stage)
+    return TrainersLogProbStage(spec.engines.scorer(beside.engine, spec.clock), lambda: beside.version, **stage)
 
 
-def _scoring(role: str, number: int, spec: WorkerSpec) -> dict[str, Any]:
+def _scoring(role: str, number: int, spec: WorkerSpec, beside: Beside) -> dict[str, Any]:
     """Arguments of a stage that scores. In order it waits for whole micro-batches, so that they hold the same rows
-    whatever the timing; else for a complete group."""
+    whatever the timing; else for a complete group. Beside a training rank it reads that rank's share, and computes when
+    the world does."""
     rows = spec.micro_batch(role)
     minimum = rows if spec.order == "fifo" else spec.config.algorithm.group_size
-    turns = spec.turns_of(role, number)
-    return {"name": str(number), "rows": rows, "minimum": minimum, "turns": turns, **spec.stage}
+    stage = {"name": str(number), "rows": rows, "minimum": minimum, **spec.stage}
+    if beside is None:
+        return stage | {"turns": spec.turns_of(role, number)}
+    together = spec.engines.ranks_together
+    group = tensor_parallel_group(together, spec.config.cluster.wait_timeout_s) if together > 1 else None
+    return stage | {"turns": beside.turns, "queue": RankQueue(spec.queue, rank=number // together, group=group)}
 
 
 def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
@@ -399,18 +450,11 @@ def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     if together > 1:
         group = tensor_parallel_group(together, spec.config.cluster.wait_timeout_s)
         reader = TensorParallelReader(reader if number % together == 0 else None, group)
-    turns = spec.turns_of("actor", number)
+    turns = spec.engines.world_turns(number, spec.turns_of("actor", number), spec.turn_timeout_s)
     role = ActorRole(engine, spec.clock, rank=number, reader=reader, device=spec.engines.device, turns=turns)
     if spec.colocated:
         role.sender = spec.engines.local_sender(spec.clock)
     return role
-
-
-def _trainer_beside(number: int, beside: Beside) -> ActorRole:
-    """The rank on the same device; of a simulated world the one that stands for all."""
-    actor = beside.get(("actor", number)) or beside["actor", 0]
-    assert isinstance(actor, ActorRole)
-    return actor
 
 
 def _reader(rank: int, spec: WorkerSpec) -> MicroBatchReader:

@@ -159,6 +159,20 @@ class PlacedTurns:
 # -- several ranks
 
 
+class EngineTurns:
+    """Of an engine beside a training rank: what it generates is its own affair, but loading gathers the weights from
+    all ranks, and so is a collective of theirs."""
+
+    def __init__(self, device: Turns, world: Turns) -> None:
+        self._device, self._world = device, world
+
+    def turn(self, who: str) -> AbstractAsyncContextManager[None]:
+        return (self._world if who.endswith(".load") else self._device).turn(who)
+
+    def lines(self, owner: str) -> list[str]:
+        return self._world.lines(owner)
+
+
 class Store(Protocol):
     """What is used of a `torch.distributed.Store`. None of these calls waits."""
 

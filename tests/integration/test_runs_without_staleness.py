@@ -30,8 +30,14 @@ RUNS = {
     "separated": "schedule=separated_sync schedule.streaming=false",
     "separated_streaming": "schedule=separated_sync schedule.streaming=true",
     "async_0": "schedule=fully_async schedule.max_staleness=0",
+    "colocated, 2 ranks": "schedule=colocate_sync cluster.devices=2 algorithm.reference=true",
+    "async_0, 2 ranks": (
+        "schedule=fully_async schedule.max_staleness=0 schedule.split.rollout=1 cluster.devices=3 "
+        "cluster.oversubscribe=true algorithm.reference=true"
+    ),
 }
-"""On a training world of one: sums over ranks round in another order."""
+"""On a training world of one, or of two, where sums over ranks round in another order, and where scoring and training
+stream side by side over the same shards."""
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +45,10 @@ def runs(results: Path) -> dict[str, Path]:
     return bench_all(results, {name: f"{SMALL} iterations=4 {settings}" for name, settings in RUNS.items()})
 
 
-@pytest.mark.parametrize("other", ["separated", "separated_streaming", "async_0"])
+@pytest.mark.parametrize("other", ["separated", "separated_streaming", "async_0", "async_0, 2 ranks"])
 def test_without_staleness_every_schedule_is_bitwise_equal_to_colocate_sync(runs: dict[str, Path], other: str) -> None:
-    assert not differences(runs["colocated"], runs[other])
+    same_world = "colocated, 2 ranks" if other.endswith("2 ranks") else "colocated"
+    assert not differences(runs[same_world], runs[other])
 
 
 def test_the_equal_runs_do_not_stand_still_and_a_difference_would_be_noticed(
