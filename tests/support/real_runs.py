@@ -21,11 +21,15 @@ SMALL = f"backend=real cluster.oversubscribe=true model.warm_start=false smoke=t
 
 _ALL = """
 import sys
-from harness.cli.main import main
-for settings in sys.argv[1:]:
-    code = main(["bench", *settings.split()])
-    if code:
-        sys.exit(f"{settings}: exit code {code}")
+from contextlib import closing
+from rich.console import Console
+from harness.cli.bench import run
+from harness.cli.main import RESULTS
+from harness.driver.preload import PRELOAD
+from harness.runtime.local_runtime import launch_server
+with closing(launch_server(PRELOAD)) as server:
+    for settings in sys.argv[1:]:
+        run(settings.split(), RESULTS, Console(), server)
 """
 
 
@@ -47,7 +51,8 @@ def bench(results: Path, experiment: str, *settings: str) -> Path:
 def bench_all(results: Path, settings: Mapping[str, str]) -> dict[str, Path]:
     """Runs `bench` with the settings of every experiment, and returns the folder of each one's seed 0.
 
-    Most of a short run is its start, importing above all, so one process makes them all, one after another.
+    Most of a short run is its start, importing above all, so one process makes them all, one after another, and their
+    workers are forked from one.
     """
     each = [f"experiment={experiment} {given}" for experiment, given in settings.items()]
     _run([sys.executable, "-c", _ALL, *each], results, FIRST_TIMEOUT_S - 20)
