@@ -110,7 +110,7 @@ def run(*settings: str, results: str | Path | None = None, quiet: bool = False, 
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CADENCE_FOLDERS": str(folders)}
         if results is not None:
             environment["CADENCE_RESULTS"] = str(results)
-        process = RunProcess("the run", command, Path(temporary) / "output", environment)
+        process = RunProcess.spawn("the run", command, Path(temporary) / "output", environment)
         try:
             code = _wait(process, quiet)
         finally:

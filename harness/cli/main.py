@@ -45,8 +45,13 @@ def main(arguments: Sequence[str]) -> int:
         lines += [f"  {name:<12}{what}" for name, what in COMMANDS.items()]
         errors.print("\n".join(lines), style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
+    return answered(lambda: command(arguments[0])(arguments[1:], RESULTS, console), errors)
+
+
+def answered(work: Callable[[], int], errors: Console) -> int:
+    """The exit code of a command, also where it cannot work or is interrupted."""
     try:
-        return command(arguments[0])(arguments[1:], RESULTS, console)
+        return work()
     except ConfigError as error:
         errors.print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.arguments import comparison_arguments
+from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.correction_matrix import matrix_of, write_matrix
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
 from harness.comparison.running.cells import CellRequest
-from harness.comparison.running.execution import Command, bench_command
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
@@ -38,7 +38,7 @@ are the least that all its schedules run on. Recomputed
 log-probs stay on for all: decoupled needs them, and fair is what is equal."""
 
 
-def run(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run what is not done yet of the matrix, compare it, and write matrix.png, .csv and .md into its folder.
 
     arguments: `schedules=`, `staleness=`, `corrections=` (lists with commas), `dry=true`, and settings of all jobs.
@@ -46,7 +46,8 @@ def run(arguments: Sequence[str], results: Path, console: Console, command: Comm
     """
     machine, results = this_machine(), results.resolve()
     request = matrix_request(arguments, machine)
-    code = run_comparison(request, machine, results, console, command)
+    with ForkedRuns() as runs:
+        code = run_comparison(request, machine, results, console, runs.start)
     folder = results / request.experiment
     campaign = read_campaign(folder)
     if request.dry or campaign is None or not common_seeds(folder, campaign):

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.arguments import own_arguments
+from harness.cli.forked_runs import ForkedRuns
 from harness.config import ConfigError
 from harness.studies.papers.experiment import Context, names
 from harness.studies.papers.run import run_papers
@@ -23,8 +24,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         )
     if not own["paper"]:
         raise ConfigError(f"which? PAPER=all, or one of {', '.join(names())}")
-    with console.status("reading") as status:
-        context = Context(results, console, processes=os.cpu_count() or 1, progress=status.update)
+    with console.status("reading") as status, ForkedRuns() as runs:
+        context = Context(results, console, runs.start, processes=os.cpu_count() or 1, progress=status.update)
         paths = run_papers(own["paper"][-1], context)
     for path in paths:
         console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)

@@ -8,17 +8,18 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.arguments import comparison_arguments
+from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.running.cells import swept_cells
-from harness.comparison.running.execution import Command, bench_command
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
 from harness.config.machine import Machine, this_machine
 
 
-def run(arguments: Sequence[str], results: Path, console: Console, command: Command = bench_command) -> int:
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Compare along settings that have several values, `name=value,value`; `dry=true`. Returns the exit code."""
     machine = this_machine()
-    return run_comparison(sweep_request(arguments, machine), machine, results, console, command)
+    with ForkedRuns() as runs:
+        return run_comparison(sweep_request(arguments, machine), machine, results, console, runs.start)
 
 
 def sweep_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequest:

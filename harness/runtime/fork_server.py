@@ -64,7 +64,7 @@ class ForkServer:
     """One process's connection to a server. The first one `launch`es it, and ends it; others `join`."""
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
-        self.log = log
+        self.log, self.has_forked = log, False
         self._socket, self._process = connection, process
         self._numbers = iter(range(1, sys.maxsize))
 
@@ -123,6 +123,10 @@ class ForkServer:
                 os.close(descriptor)
         return ForkedProcess(number, reader, self, log or self.log)
 
+    def has_ended(self) -> bool:
+        """Of a server that this process launched."""
+        return self._process is not None and self._process.poll() is not None
+
     def signal(self, number: int, which: signal.Signals) -> None:
         with suppress(OSError):  # the server is gone, and so are its processes
             self._send(_Signal(number, which), [])
@@ -132,6 +136,8 @@ class ForkServer:
         self._socket.close()
         if self._process is None:
             return
+        if not self.has_forked:
+            self._process.kill()  # it may import for seconds yet
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -153,6 +159,8 @@ class ForkedProcess:
     log: Path | None
     pid: int | None = None
     """Once `wait` has read it."""
+    code: int | None = None
+    """As subprocess has it, once it has ended; None where the server ended before."""
     _status: str | None = None
     _text: bytes = b""
     _reading: threading.Lock = field(default_factory=threading.Lock)
@@ -188,9 +196,10 @@ class ForkedProcess:
             self._text += more
             lines = self._text.decode().splitlines()
             if lines and lines[0].isdigit():
-                self.pid = int(lines[0])
+                self.pid, self._server.has_forked = int(lines[0]), True
             if len(lines) > 1 and self._text.endswith(b"\n"):
-                self._status = _description(int(lines[1]))
+                self.code = os.waitstatus_to_exitcode(int(lines[1]))
+                self._status = _description(self.code)
             elif not more:
                 self._status = "the server that forks it has ended" + self._last_words()
 
@@ -201,8 +210,7 @@ class ForkedProcess:
         return f": {lines[-1]}" if lines else ""
 
 
-def _description(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
+def _description(code: int) -> str:
     return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
@@ -334,6 +342,7 @@ def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: 
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process flushes nothing
         faulthandler.enable()
         os.environ.update(request.environment)
+        _reseed()
         with open(work, "rb") as file:
             file.seek(0)
             called, arguments = pickle.load(file)
@@ -348,6 +357,14 @@ def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: 
             with suppress(Exception):
                 stream.flush()
         os._exit(code)
+
+
+def _reseed() -> None:
+    """What draws without a seed of its own must not draw the same in every process. Python's own sees to it itself."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
 
 
 def check_forkable() -> None:

@@ -1,8 +1,10 @@
-"""A real comparison of two schedules: killed half-way, finished by the same command, the same whenever it is read."""
+"""Real comparisons: killed half-way, finished by the same command, and runs as they would be by themselves."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.comparison.equivalence import read_gate
+from harness.comparison.equivalence import differences, read_gate
 from harness.comparison.experiment import comparison_of, read_campaign
+from harness.metrics.run_files import load_manifest
 from tests.support.project import ROOT
-from tests.support.real_runs import BARE, environment
+from tests.support.real_runs import BARE, SMALL, command, environment
 
 WITHIN_S = 1200  # seven short runs; on a quiet machine two minutes
 
@@ -78,3 +81,81 @@ def test_a_comparison_that_is_killed_is_finished_by_the_same_command(results: Pa
     comparison = comparison_of(folder, campaign)
     assert [cell.label for cell in comparison.cells] == ["separated_sync", "fully_async"]
     assert [cell.seeds for cell in comparison.cells] == [(0, 1), (0, 1)]
+
+
+SPY = """
+import hashlib, json, os, sys
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from harness.rl.advantages import group_advantages
+from schedules import SCHEDULES
+
+def report(who, **more):
+    random = hashlib.sha256(torch.get_rng_state().numpy()).hexdigest()
+    said = dict(os.environ) | {"threads": torch.get_num_threads(), "random": random, "folder": os.getcwd(), **more}
+    with open(Path(os.environ["SPIED"]) / who, "a") as file:
+        file.write(json.dumps(said) + "\\n")
+
+@dataclass(frozen=True)
+class Spied(SCHEDULES["colocate_sync"]):
+    async def run(self, job):
+        report("driver", arguments=sys.argv, imported=sorted(set(sys.path)))
+        await super().run(job)
+
+def advantages(rewards):
+    report("worker")
+    return group_advantages(rewards)
+"""
+SPIED = (
+    *("schedule=spy:Spied", "algorithm.advantage=spy:advantages", "cluster.devices=1", "iterations=3"),
+    *("warmup_iterations=1", "experiment=spied", *SMALL.split()),
+)
+COMPARED = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from harness.cli.forked_runs import ForkedRuns
+from harness.comparison.running.cells import CellRequest, resolve_cell
+from harness.comparison.running.execution import Runs, run_cells
+from harness.config.machine import this_machine
+cell = resolve_cell(CellRequest("spied", tuple(sys.argv[2:])), this_machine())
+with ForkedRuns() as runs:
+    assert not run_cells(Runs((cell,), (0, 1), Path(sys.argv[1])), Console(), runs.start).failed
+"""
+
+
+OF_EACH = re.compile("CADENCE_RESULTS|SPIED|random|arguments|(MLFLOW|TORCHINDUCTOR|GIT)_.*")
+"""What differs on purpose; and what packages set for themselves as they are imported."""
+
+
+def as_seen(said: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in said.items() if not OF_EACH.fullmatch(name)}
+
+
+def test_runs_of_a_comparison_are_bit_for_bit_what_they_are_by_themselves(tmp_path: Path) -> None:
+    """Forked drivers, against a command for each seed: results, and what drivers and workers see of their process."""
+    (tmp_path / "spy.py").write_text(SPY)
+    runs, said = {}, {}
+    for name in ("compared", "alone"):
+        results, spied = tmp_path / name, tmp_path / f"{name}_said"
+        spied.mkdir()
+        folders = os.pathsep.join([str(tmp_path), str(ROOT)])
+        seen = environment(results) | {"PYTHONPATH": folders, "SPIED": str(spied), "OMP_NUM_THREADS": "2"}
+        arguments = [sys.executable, "-c", COMPARED, str(results), *SPIED]
+        commands = [arguments] if name == "compared" else [command(*SPIED, f"seeds=[{seed}]") for seed in (0, 1)]
+        for each in commands:
+            done = subprocess.run(each, cwd=ROOT, env=seen, capture_output=True, text=True, timeout=WITHIN_S)
+            assert done.returncode == 0, done.stdout + done.stderr
+        runs[name] = sorted((results / "spied").glob("*/seed=?"))
+        said[name] = {
+            who: [json.loads(line) for line in (spied / who).read_text().splitlines()] for who in ("driver", "worker")
+        }
+    assert len(runs["alone"]) == 2
+    for alone, compared in zip(runs["alone"], runs["compared"], strict=True):
+        assert not differences(alone, compared)
+        assert load_manifest(compared)["command"][:2] == load_manifest(alone)["command"][:2]
+    randoms = {line["random"] for who in said["compared"].values() for line in who}
+    assert len(randoms) == 4, "each process draws its own"
+    for who in ("driver", "worker"):
+        assert as_seen(said["compared"][who][0]) == as_seen(said["alone"][who][0])

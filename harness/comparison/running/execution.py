@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +34,8 @@ START_S = 12.0
 PendingRun = tuple[ResolvedCell, int]
 """Its cell and its seed."""
 
-Command = Callable[[ResolvedCell, int], Sequence[str]]
+StartRun = Callable[[str, Sequence[str], Path, Path], RunProcess]
+"""`bench` in a process of its own: how errors name the run, its settings, its log, the results folder."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,6 @@ class RunOutcomes:
 
     done: tuple[tuple[str, int], ...]
     failed: tuple[FailedRun, ...]
-
-
-def bench_command(cell: ResolvedCell, seed: int) -> list[str]:
-    """One seed of a cell, as a process."""
-    return [sys.executable, "-m", "harness", "bench", *cell.settings, f"seeds=[{seed}]"]
 
 
 @dataclass(frozen=True)
@@ -90,13 +85,13 @@ class Runs:
         return Estimate(self.cells, self.seeds, self.results)
 
 
-def run_cells(runs: Runs, console: Console, command: Command = bench_command) -> RunOutcomes:
+def run_cells(runs: Runs, console: Console, start: StartRun) -> RunOutcomes:
     """Run what is not done yet, each run in a process of its own, and none twice.
 
     A run that fails, or lasts longer than LIMIT_S, is among the failed. SIGINT and SIGTERM raise KeyboardInterrupt once
     the runs under way have ended.
     """
-    execution = _Execution(runs, console, command)
+    execution = _Execution(runs, console, start)
     with _interruptible(), execution.progress:
         try:
             while execution.todo or execution.running:
@@ -116,10 +111,10 @@ class _Running:
 
 
 class _Execution:
-    """A line for every run that ends; on a terminal a bar, drawn by this thread, because it forks processes."""
+    """A line for every run that ends; on a terminal a bar."""
 
-    def __init__(self, runs: Runs, console: Console, command: Command) -> None:
-        self._runs, self._console, self._command, self._estimate = runs, console, command, runs.estimate()
+    def __init__(self, runs: Runs, console: Console, start: StartRun) -> None:
+        self._runs, self._console, self._start_run, self._estimate = runs, console, start, runs.estimate()
         self.todo = deque(runs.to_do())
         self.running: list[_Running] = []
         self.failed: list[FailedRun] = []
@@ -149,9 +144,9 @@ class _Execution:
     def _start(self, cell: ResolvedCell, seed: int) -> _Running:
         folder = cell.folder(seed, self._runs.results)
         log = folder.with_name(f"{folder.name}.log")
-        environment = {"CADENCE_RESULTS": str(self._runs.results)}
-        command = [*self._command(cell, seed), *(["force=true"] if self._runs.force else [])]
-        return _Running(cell, seed, RunProcess(f"{cell.label} seed {seed}", command, log, environment))
+        settings = [*cell.settings, f"seeds=[{seed}]", *(["force=true"] if self._runs.force else [])]
+        process = self._start_run(f"{cell.label} seed {seed}", settings, log, self._runs.results)
+        return _Running(cell, seed, process)
 
     def _record(self, run: _Running, how: str) -> None:
         """how: empty where it ended well."""

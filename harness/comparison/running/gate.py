@@ -19,7 +19,7 @@ from rich.console import Console
 from engines import EMBEDDED
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
 from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
-from harness.comparison.running.execution import Command, RunOutcomes, Runs, bench_command, run_cells
+from harness.comparison.running.execution import RunOutcomes, Runs, StartRun, run_cells
 from harness.config.compose import compose_job, plugins_of
 from harness.config.machine import Machine
 from harness.metrics.atomic_files import write_text
@@ -94,7 +94,7 @@ def passed_before(job: GateJob, results: Path) -> Gate | None:
     return known if known is not None and known.passed and known.made_from == job.made_from else None
 
 
-def run_gate(job: GateJob, results: Path, machine: Machine, console: Console, command: Command = bench_command) -> Gate:
+def run_gate(job: GateJob, results: Path, machine: Machine, console: Console, start: StartRun) -> Gate:
     """Run the gate where it has not passed before, and write gate.json into the experiment's folder.
 
     Raises ConfigError where this machine cannot hold its runs.
@@ -103,7 +103,7 @@ def run_gate(job: GateJob, results: Path, machine: Machine, console: Console, co
     if known is not None:
         return known
     cells = [resolve_cell(request, machine) for request in job.cells]
-    outcomes = run_cells(Runs(tuple(cells), (0,), results, force=True), console, command)
+    outcomes = run_cells(Runs(tuple(cells), (0,), results, force=True), console, start)
     gate = _judged(job, cells, outcomes, results)
     folder = results / job.experiment
     folder.mkdir(parents=True, exist_ok=True)

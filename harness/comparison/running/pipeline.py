@@ -21,7 +21,7 @@ from harness.comparison.experiment import (
 )
 from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal
 from harness.comparison.running.cells import CellRequest, ResolvedCell, SkippedCell, device_budget, resolve_cells
-from harness.comparison.running.execution import Command, Runs, run_cells
+from harness.comparison.running.execution import Runs, StartRun, run_cells
 from harness.comparison.running.gate import gate_job, passed_before, run_gate
 from harness.comparison.running.preview import machine_warnings, print_failures, print_preview
 from harness.config import ConfigError
@@ -77,7 +77,7 @@ def comparison_request(
 
 
 def run_comparison(
-    request: ComparisonRequest, machine: Machine, results: Path, console: Console, command: Command
+    request: ComparisonRequest, machine: Machine, results: Path, console: Console, start: StartRun
 ) -> int:
     """Show what will be done; run the gate, then what is not done yet; compare. Returns the exit code: 1 where a run
     failed, the gate did, or a ledger does not close."""
@@ -95,8 +95,8 @@ def run_comparison(
     if request.dry:
         return 0
     write_campaign(folder, campaign)
-    run_gate(gate, results, machine, console, command)
-    outcomes = run_cells(runs, console, command)
+    run_gate(gate, results, machine, console, start)
+    outcomes = run_cells(runs, console, start)
     print_failures(outcomes.failed, console)
     if outcomes.failed and not common_seeds(folder, campaign):
         return 1

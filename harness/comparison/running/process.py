@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
+
+from harness.runtime.fork_server import ForkServer
 
 END_S = 60.0
 """Longest wait for an interrupted run to put its processes away; a run takes some seconds for it. Then it is killed."""
@@ -25,24 +29,25 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class RunProcess:
-    """A command whose output goes to a log. It is a session of its own, so that Ctrl-C reaches it through `end` only,
-    and where this process is killed it is interrupted."""
+    """A run whose output goes to a log. It is a session of its own, so that Ctrl-C reaches it through `end` only.
+    what: how errors name it."""
 
-    def __init__(self, what: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        """what: how errors name it. environment: on top of this process's own."""
-        self.what, self.log = what, log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self.began = time.monotonic()
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                start_new_session=True,
-                preexec_fn=_interrupted_with_parent,
-            )
+    def __init__(self, what: str, log: Path, process: _Process) -> None:
+        self.what, self.log, self.began = what, log, time.monotonic()
+        self._process = process
+
+    @classmethod
+    def spawn(cls, what: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> RunProcess:
+        """A command. Where this process is killed it is interrupted. environment: on top of this process's own."""
+        return cls(what, log, _Spawned(command, _emptied(log), environment))
+
+    @classmethod
+    def fork(
+        cls, what: str, server: ForkServer, work: Callable[..., Any], arguments: Sequence[Any], log: Path
+    ) -> RunProcess:
+        """work(*arguments, descriptor), forked by the server, which the descriptor lets it join. It ends with this
+        process and with the server, and what the server forks for it ends with it."""
+        return cls(what, log, _Forked(server, work, arguments, _emptied(log)))
 
     @property
     def seconds(self) -> float:
@@ -51,7 +56,7 @@ class RunProcess:
 
     def ended(self) -> int | None:
         """Its exit code, None while it runs."""
-        return self._process.poll()
+        return self._process.code(0.0)
 
     def log_tail(self) -> str:
         """The last lines of its log."""
@@ -61,40 +66,119 @@ class RunProcess:
     def end(self) -> None:
         """Interrupt it, and kill what of it is left after END_S, with all that it started. Raises TimeoutError, naming
         it, where a killed process does not go."""
-        if self._process.poll() is not None:
+        if self.ended() is not None:
             return
-        family = psutil.Process(self._process.pid).children(recursive=True)  # Ray's daemons leave the process group
+        if self._process.pid is None:  # nor will it do anything
+            self._process.kill_group()
+            return
+        family = _descendants(self._process.pid)
         try:
-            self._process.send_signal(signal.SIGINT)
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            pass  # then it is killed
+            self._process.interrupt()
+            self._process.code(END_S)
         finally:
             self._kill(family)
 
     def clear(self) -> None:
         """Kill what it left running in its process group."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all of them have gone by themselves
+        self._process.kill_group()
 
     def _kill(self, family: Sequence[psutil.Process]) -> None:
         self.clear()
         left = [process for process in family if process.is_running()]
         for process in left:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         _, left = psutil.wait_procs(left, timeout=KILL_S)
-        try:
-            self._process.wait(KILL_S)
-        except subprocess.TimeoutExpired:
-            left = [psutil.Process(self._process.pid), *left]
-        if left:
-            named = ", ".join(str(process.pid) for process in left)
-            raise TimeoutError(f"waited {KILL_S:g} s for processes {named} of {self.what} to go after SIGKILL")
+        named = [process.pid for process in left]
+        if self._process.code(KILL_S) is None:
+            named.append(self._process.pid or 0)
+        if named:
+            processes = ", ".join(map(str, sorted(named)))
+            raise TimeoutError(f"waited {KILL_S:g} s for processes {processes} of {self.what} to go after SIGKILL")
+
+
+class _Process(Protocol):
+    @property
+    def pid(self) -> int | None:
+        """None where it has not begun yet."""
+
+    def code(self, within_s: float) -> int | None:
+        """Its exit code, once it has ended; None where it has not within so many seconds."""
+
+    def interrupt(self) -> None: ...
+
+    def kill_group(self) -> None:
+        """Itself, and what it left running in its process group."""
+
+
+class _Spawned:
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                preexec_fn=_interrupted_with_parent,
+            )
+        self.pid = self._process.pid
+
+    def code(self, within_s: float) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(within_s)
+        return None
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def kill_group(self) -> None:
+        with suppress(ProcessLookupError):  # all of them have gone by themselves
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class _Forked:
+    """Its group is killed by the server as it ends."""
+
+    def __init__(self, server: ForkServer, work: Callable[..., Any], arguments: Sequence[Any], log: Path) -> None:
+        with server.share() as shared:
+            self._process = server.start(work, arguments, [shared.fileno()], log=log)
+        self._log = log
+        self._code: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def code(self, within_s: float) -> int | None:
+        if self._code is None and (how := self._process.wait(within_s)) is not None:
+            self._code = self._process.code
+            if self._code is None:
+                self._code = 1
+                with self._log.open("a") as output:
+                    output.write(f"{how}\n")
+            self._process.close()
+        return self._code
+
+    def interrupt(self) -> None:
+        self._process.signal(signal.SIGINT)
+
+    def kill_group(self) -> None:
+        self._process.signal(signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    """Also those that leave its process group."""
+    with suppress(psutil.NoSuchProcess):  # it ends at this moment
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _emptied(log: Path) -> Path:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(b"")
+    return log
 
 
 def _interrupted_with_parent() -> None:

@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from rich.console import Console
 
+from harness.comparison.running.execution import StartRun
 from harness.config import STRICT, ConfigError, first_line
 from harness.config.compose import EXPERIMENTS, read_settings
 
@@ -85,10 +86,12 @@ class PaperExperiment:
 @plain_dataclass(frozen=True)
 class Context:
     """What an experiment is run with. results: the folder that runs are written to and found in; processes: how many
-    simulate side by side; progress: called with what is being done; console: for runs that show their own progress."""
+    simulate side by side; progress: called with what is being done; console: for runs that show their own progress;
+    start: starts these."""
 
     results: Path
     console: Console
+    start: StartRun
     processes: int = 1
     progress: Callable[[str], None] = lambda text: None
 

@@ -69,7 +69,7 @@ def run_measured(experiment: PaperExperiment, context: Context) -> Result:
         raise ConfigError(f"{skipped[0].label}: {skipped[0].why}")
     runs = Runs(tuple(cells), tuple(range(form.seeds)), context.results)
     context.progress(f"running {len(runs.to_do())} of {len(runs.all)} runs")
-    outcome = run_cells(runs, context.console)
+    outcome = run_cells(runs, context.console, context.start)
     print_failures(outcome.failed, context.console)
     if outcome.failed:
         raise ConfigError(f"{len(outcome.failed)} runs failed; PAPER={experiment.name} again runs them again")

@@ -1,4 +1,4 @@
-"""Runs of a campaign, played by a tiny script: their order, what fails, what is interrupted, what is done already."""
+"""Runs of a campaign, played by a tiny function: their order, what fails, what is interrupted, what is done already."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import psutil
@@ -16,34 +17,11 @@ from rich.console import Console
 
 from harness.comparison.running import execution, process
 from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
-from harness.comparison.running.execution import Command, RunOutcomes, Runs, run_cells
+from harness.comparison.running.execution import RunOutcomes, Runs, StartRun, run_cells
+from harness.comparison.running.process import RunProcess
 from harness.config.machine import Machine
-
-PLAYED = """
-import json, os, pathlib, signal, subprocess, sys, time
-folder, what, log = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-with open(log, "a") as file:
-    file.write(f"{folder.parent.name.partition('-')[0]} {folder.name[-1]}\\n")
-if what == "fail":
-    print("a first line", "the last words", sep="\\n")
-    sys.exit(3)
-if what in ("SIGINT", "SIGTERM", "SIGKILL", "deaf"):
-    pids = [os.getpid()]
-    if what == "deaf":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if what != "SIGKILL":
-        pids.append(subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"]).pid)
-    with open(log, "a") as file:
-        file.write("".join(f"pid {pid}\\n" for pid in pids))
-    os.kill(os.getppid(), getattr(signal, what, signal.SIGTERM))
-if what not in ("done", "nothing"):
-    time.sleep(600)
-if what == "done":
-    folder.mkdir(parents=True)
-    manifest = {"started_at": "2026-01-01T00:00:00+00:00", "backend": "real", "smoke": True}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    (folder / "DONE").write_text("2026-01-01T00:00:40+00:00\\n")
-"""
+from harness.runtime.fork_server import ForkServer
+from tests.support.played_runs import play
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +37,37 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "_POLL_S", 0.01)
 
 
+@contextmanager
+def fork_server(preload: str = play.__module__) -> Iterator[ForkServer]:
+    with closing(ForkServer.launch([preload], os.environ)) as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with fork_server() as launched:
+        yield launched
+
+
 class Played:
-    """What runs do, by label and seed, and what was begun in which order."""
+    """What runs do, by label and seed, and what was begun in which order. Without a server each is spawned."""
 
-    def __init__(self, folder: Path, cells: tuple[ResolvedCell, ...], **does: str) -> None:
+    def __init__(self, folder: Path, cells: tuple[ResolvedCell, ...], server: ForkServer | None, **does: str) -> None:
         self.results, self.log, self.cells, self.does = folder / "results", folder / "log", cells, does
-        self.said = io.StringIO()
+        self.server, self.said = server, io.StringIO()
 
-    def command(self, cell: ResolvedCell, seed: int) -> list[str]:
-        what = self.does.get(f"{cell.label}_{seed}", "done")
-        return [sys.executable, "-S", "-c", PLAYED, str(cell.folder(seed, self.results)), what, str(self.log)]
+    def start(self, what: str, settings: Sequence[str], log: Path, results: Path) -> RunProcess:
+        does = self.does.get(what.replace(" seed ", "_"), "done")
+        arguments = [str(log.with_suffix("")), does, str(self.log), os.getpid()]
+        if self.server is not None:
+            return RunProcess.fork(what, self.server, play, arguments, log)
+        return RunProcess.spawn(what, [sys.executable, "-m", play.__module__, *map(str, arguments)], log, {})
 
     def run(self, seeds: int = 2, force: bool = False) -> RunOutcomes:
-        command: Command = self.command
+        start: StartRun = self.start
         self.log.write_text("")
         runs = Runs(self.cells, tuple(range(seeds)), self.results, force)
-        return run_cells(runs, Console(file=self.said, width=200), command)
+        return run_cells(runs, Console(file=self.said, width=200), start)
 
     @property
     def begun(self) -> list[str]:
@@ -94,8 +87,10 @@ ALL = [("one_step_off", 0), ("fully_async", 0), ("one_step_off", 1), ("fully_asy
 ORDER = [f"{label} {seed}" for label, seed in ALL]
 
 
-def test_the_first_seed_of_all_cells_comes_before_the_second(tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
-    played = Played(tmp_path, cells)
+def test_the_first_seed_of_all_cells_comes_before_the_second(
+    tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer
+) -> None:
+    played = Played(tmp_path, cells, server)
     assert played.run() == RunOutcomes(tuple(ALL), ())
     assert played.begun == ORDER
     lines = played.said.getvalue().splitlines()
@@ -103,8 +98,10 @@ def test_the_first_seed_of_all_cells_comes_before_the_second(tmp_path: Path, cel
     assert lines[3].startswith("[4/4] fully_async seed 1: done in ") and "left" not in lines[3]
 
 
-def test_what_is_done_is_not_run_again_unless_forced(tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
-    played = Played(tmp_path, cells)
+def test_what_is_done_is_not_run_again_unless_forced(
+    tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer
+) -> None:
+    played = Played(tmp_path, cells, server)
     played.run()
     shutil.rmtree(cells[1].folder(0, played.results))
     assert set(played.run().done) == set(ALL) and played.begun == ["fully_async 0"]
@@ -113,9 +110,9 @@ def test_what_is_done_is_not_run_again_unless_forced(tmp_path: Path, cells: tupl
 
 
 def test_a_run_that_fails_is_named_with_its_last_words_and_stops_no_other(
-    tmp_path: Path, cells: tuple[ResolvedCell, ...]
+    tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer
 ) -> None:
-    played = Played(tmp_path, cells, one_step_off_0="fail", fully_async_1="nothing")
+    played = Played(tmp_path, cells, server, one_step_off_0="fail", fully_async_1="nothing")
     outcome = played.run()
     assert played.begun == ORDER, "each once: nothing is tried again"
     assert outcome.done == (("fully_async", 0), ("one_step_off", 1))
@@ -137,12 +134,18 @@ def patient() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("spawned", [False, True], ids=["forked", "spawned"])
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "deaf"])
 def test_an_interrupt_ends_the_run_with_all_that_it_started(
-    how: str, tmp_path: Path, cells: tuple[ResolvedCell, ...], monkeypatch: pytest.MonkeyPatch
+    how: str,
+    spawned: bool,
+    tmp_path: Path,
+    cells: tuple[ResolvedCell, ...],
+    server: ForkServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "END_S", 1.0 if how == "deaf" else 60.0)
-    played = Played(tmp_path, cells, fully_async_0=how)
+    played = Played(tmp_path, cells, None if spawned else server, fully_async_0=how)
     with pytest.raises(KeyboardInterrupt):
         played.run()
     assert played.begun == ORDER[:2] and not played.left_alive
@@ -151,20 +154,39 @@ def test_an_interrupt_ends_the_run_with_all_that_it_started(
 
 
 def test_a_run_that_lasts_longer_than_the_limit_is_ended_and_among_the_failed(
-    tmp_path: Path, cells: tuple[ResolvedCell, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "LIMIT_S", 0.5)
-    played = Played(tmp_path, cells[:1], one_step_off_0="hang")
+    played = Played(tmp_path, cells[:1], server, one_step_off_0="hang")
     (failed,) = played.run(seeds=1).failed
     assert failed.how.startswith("FAILED, not done after ")
 
 
-def test_a_run_does_not_outlive_the_campaign_that_is_killed(tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
-    """Here the run itself kills its parent."""
-    played = Played(tmp_path, cells[:1], one_step_off_0="SIGKILL")
+@pytest.mark.parametrize("spawned", [False, True], ids=["forked", "spawned"])
+def test_a_run_does_not_outlive_the_campaign_that_is_killed(
+    spawned: bool, tmp_path: Path, cells: tuple[ResolvedCell, ...]
+) -> None:
+    """Here the run itself kills the campaign."""
+    played = Played(tmp_path, cells[:1], None, one_step_off_0="SIGKILL")
     pid = os.fork()
     if pid == 0:
-        played.run(seeds=1)
+        with nullcontext() if spawned else fork_server() as played.server:
+            played.run(seeds=1)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL and not played.left_alive
+
+
+def test_a_server_that_is_gone_fails_its_runs_and_says_so(tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
+    with fork_server("tests.support.nothing") as server:
+        (failed,) = Played(tmp_path, cells[:1], server).run(seeds=1).failed
+        assert server.has_ended()
+    assert failed.how == "FAILED with exit code 1" and "the server that forks it has ended" in failed.log_tail
+
+
+def test_what_has_not_begun_yet_need_not_be_waited_for(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with fork_server("tests.support.played_runs:hang") as server:
+        run = RunProcess.fork("the run", server, play, [str(tmp_path), "hang", str(log), 0], tmp_path / "out")
+        run.end()
+    assert server.has_ended() and not log.exists()

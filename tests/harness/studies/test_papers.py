@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.comparison.running.process import RunProcess
 from harness.config import ConfigError
 from harness.config.compose import compose_job
 from harness.studies.papers.experiment import Context, PaperExperiment, names, parse, read_experiment
@@ -55,8 +56,12 @@ def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.studies.papers.fits._NEAR", 0.02)
 
 
+def run_nothing(*arguments: object) -> RunProcess:
+    raise AssertionError("a run was started")
+
+
 def context(folder: Path) -> Context:
-    return Context(folder, Console(file=io.StringIO(), width=200))
+    return Context(folder, Console(file=io.StringIO(), width=200), run_nothing)
 
 
 @pytest.mark.parametrize("name", names())
