@@ -93,13 +93,21 @@ class Session:
                 await self._run_watched()
                 await self.assembly.coordinator.finish()
         except Exception as failure:
-            # A death shows first in a call of another worker: name the dead one, not only the one that noticed.
-            gone = await asyncio.gather(*(role.is_dead() for role in self.assembly.roles))
-            dead = [role.name for role, is_dead in zip(self.assembly.roles, gone, strict=True) if is_dead]
-            lost = _lost_engine(failure) or (f"{', '.join(dead)} died" if dead else "")
-            if not lost:
-                raise
-            raise RuntimeError(lost) from failure
+            # A death shows first in a call of another worker: name the dead, not only the one that noticed.
+            lost, dead = _lost_engine(failure), await self._dead()
+            others = [name for name in dead if name not in lost]
+            if lost and others:
+                raise RuntimeError(f"{lost}; {', '.join(others)} died, too") from failure
+            if lost or others:
+                raise RuntimeError(lost or f"{', '.join(others)} died") from failure
+            raise
+
+    async def _dead(self) -> list[str]:
+        """Roles whose worker is gone, but for engines without which the run went on."""
+        lost = [member.name for member in self.assembly.coordinator.membership.members if member.health == "lost"]
+        left = [role for role in self.assembly.roles if role.name not in lost]
+        gone = await asyncio.gather(*(role.is_dead() for role in left))
+        return [role.name for role, is_dead in zip(left, gone, strict=True) if is_dead]
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[None]:

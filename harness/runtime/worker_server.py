@@ -7,6 +7,7 @@ run at a time, on one event loop; one whose caller has gone runs to its end.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import logging
 import os
@@ -25,6 +26,7 @@ from harness.runtime import messages as m
 from harness.runtime.runtime import RoleName, WorkerDied, role_name
 from harness.transfer_queue.remote.sockets import Framed, Splitter, WireError, check_digest, header, new_nonce
 
+_PR_SET_NAME = 15
 _HANDSHAKE_S = 30.0
 _HANDSHAKE_LIMIT = 1024  # bytes of a message before the token is proved
 
@@ -218,6 +220,7 @@ class _Client(asyncio.Protocol):
 def run_worker(worker: str, roles: Sequence[RoleName], build: bytes, token: bytes, descriptor: int) -> None:
     """The whole life of a worker's process. build: pickled, so that what cannot be loaded here is told the driver;
     descriptor: of the socket that listens."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, worker.encode())  # what `top` shows; its command line is the server's
     listener = socket.socket(fileno=descriptor)
 
     async def serve() -> None:

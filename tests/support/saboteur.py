@@ -12,13 +12,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
+from rich.console import Console
+
 import harness.driver.run
-from harness.cli.main import main
+from harness.cli import bench
+from harness.cli.main import RESULTS
+from harness.driver.preload import PRELOAD
 from harness.driver.session import Session
+from harness.runtime.local_runtime import launch_server
 from harness.weight_sync.service import ServiceClient
 
 Moments = Sequence[tuple[str, str, int]]
@@ -31,11 +36,11 @@ def sabotaged(moments: Moments) -> type[Session]:
         asking: set[asyncio.Task[None]]
         processes: dict[str, int]
 
-        async def connect(self) -> None:
-            await super().connect()
+        async def connect(self, say: Callable[[str], None] = lambda line: None) -> None:
+            await super().connect(say)
             engines: Any = self.assembly.coordinator.fleet.working
             self.asking = set()
-            self.processes = {engine.name: await engine._actor.answer.remote() for engine in engines}
+            self.processes = {engine.name: await engine.connected() for engine in engines}
             left, doing, publish_address = list(moments), self.recorder.doing, self.publish_address
 
             def heard(role: str, what: str) -> None:
@@ -67,11 +72,19 @@ def sabotaged(moments: Moments) -> type[Session]:
     return Sabotaged
 
 
+def _message(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
+
+
 if __name__ == "__main__":
     runs: list[dict[str, Any]] = json.loads(sys.argv[1])
-    for run in runs:
-        harness.driver.run.Session = sabotaged(run["moments"])  # type: ignore[misc]
-        try:
-            print(json.dumps({"code": main(["bench", *run["settings"].split()])}), flush=True)
-        except Exception as error:
-            print(json.dumps({"code": 1, "error": str(error)}), flush=True)
+    with closing(launch_server(PRELOAD)) as server:
+        for run in runs:
+            harness.driver.run.Session = sabotaged(run["moments"])  # type: ignore[misc]
+            try:
+                code = bench.run(run["settings"].split(), RESULTS, Console(), server)
+                print(json.dumps({"code": code}), flush=True)
+            except Exception as error:
+                print(json.dumps({"code": 1, "error": _message(error)}), flush=True)
