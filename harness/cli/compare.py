@@ -21,7 +21,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """
     machine = this_machine()
-    with ForkedRuns() as runs:
+    with ForkedRuns(at_once="dry=true" not in arguments) as runs:
         return run_comparison(compare_request(arguments, machine), machine, results, console, runs.start)
 
 

@@ -34,20 +34,15 @@ DRIVER_PRELOAD = (
 
 class ForkedRuns:
     """Starts runs as `python -m harness bench` would, without its imports. As a context manager; leaving it ends all
-    that is left of them."""
+    that is left of them. at_once: importing begins now; by default with the first run."""
 
-    def __init__(self) -> None:
-        self._server: ForkServer | None = None
-
-    def launch(self) -> None:
-        """Importing begins; by itself it does so with the first run."""
-        self._server = launch_server([*PRELOAD, *DRIVER_PRELOAD])
+    def __init__(self, at_once: bool = False) -> None:
+        self._server = _launch() if at_once else None
 
     def start(self, what: str, settings: Sequence[str], log: Path, results: Path) -> RunProcess:
         """A `StartRun`."""
         if self._server is None or self._server.has_ended():
-            self.launch()
-        assert self._server is not None
+            self._server = _launch()
         environment = os.environ | {"CADENCE_RESULTS": str(results)}
         return RunProcess.fork(what, self._server, _bench, (list(settings), results, environment, _threads()), log)
 
@@ -59,6 +54,10 @@ class ForkedRuns:
     ) -> None:
         if self._server is not None:
             self._server.close()
+
+
+def _launch() -> ForkServer:
+    return launch_server([*PRELOAD, *DRIVER_PRELOAD])
 
 
 def _threads() -> int:

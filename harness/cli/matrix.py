@@ -45,8 +45,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """
     machine, results = this_machine(), results.resolve()
-    request = matrix_request(arguments, machine)
-    with ForkedRuns() as runs:
+    with ForkedRuns(at_once="dry=true" not in arguments) as runs:
+        request = matrix_request(arguments, machine)
         code = run_comparison(request, machine, results, console, runs.start)
     folder = results / request.experiment
     campaign = read_campaign(folder)

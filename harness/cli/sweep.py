@@ -18,7 +18,7 @@ from harness.config.machine import Machine, this_machine
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Compare along settings that have several values, `name=value,value`; `dry=true`. Returns the exit code."""
     machine = this_machine()
-    with ForkedRuns() as runs:
+    with ForkedRuns(at_once="dry=true" not in arguments) as runs:
         return run_comparison(sweep_request(arguments, machine), machine, results, console, runs.start)
 
 

@@ -28,8 +28,8 @@ LIMIT_S = 24 * 3600.0
 
 _POLL_S = 0.2
 
-START_S = 12.0
-"""About what a run takes besides its iterations: imports, processes that start, plots. Scaling leaves it out."""
+START_S = 4.0
+"""About what a run takes besides its iterations: processes that start, plots. Scaling leaves it out."""
 
 PendingRun = tuple[ResolvedCell, int]
 """Its cell and its seed."""

@@ -13,7 +13,7 @@ from harness.comparison.running.execution import FailedRun, Runs, time_text
 from harness.config.machine import Machine
 from harness.driver.progress import print_banner
 
-GATE_S = 75.0
+GATE_S = 40.0
 """About what the runs of an equivalence gate take together, the first warm start included."""
 
 
