@@ -1,9 +1,14 @@
 """Which packages a module may bring along: the rules of docs/architecture.md, in processes of their own."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.support.project import ROOT
+from tests.support.real_runs import SMALL, bench
 
 GPU_MACHINE = ("ray", "hydra", "mlflow", "omegaconf")
 """What a machine that only runs and profiles engines need not have."""
@@ -65,3 +70,15 @@ def test_the_package_itself_loads_nothing_and_its_functions_neither_torch_nor_ra
 
 def test_a_package_that_is_brought_along_would_be_noticed() -> None:
     assert brought_along("harness.protocols", ("numpy", "torch")) == ["numpy"]
+
+
+@pytest.mark.slow
+def test_a_real_run_needs_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "absent").mkdir()
+    (tmp_path / "absent" / "ray.py").write_text('raise ImportError("there is no Ray on this machine")')
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "absent"), str(ROOT)]))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    folder = bench(tmp_path, "no_ray", *SMALL.split(), "iterations=2", "task.reward_processes=2")
+
+    assert (folder / "DONE").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import sys
@@ -18,7 +19,7 @@ from rich.console import Console
 from harness.config.machine import this_machine
 
 _GIB = 1 << 30
-_NEEDED = ("torch", "ray", "transformers", "mlflow", "hydra-core", "pyarrow", "matplotlib")
+_NEEDED = ("torch", "transformers", "mlflow", "hydra-core", "pyarrow", "matplotlib")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,17 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def examine(results: Path) -> list[Finding]:
     """All findings, the basic ones first."""
-    return [_python(), _cores(), _memory(), _shared_memory(), _gpus(), *_packages(), _ports(), _writable(results)]
+    return [
+        _python(),
+        _cores(),
+        _memory(),
+        _shared_memory(),
+        _gpus(),
+        *_packages(),
+        _ray(),
+        _ports(),
+        _writable(results),
+    ]
 
 
 def _python() -> Finding:
@@ -69,9 +80,9 @@ def _memory() -> Finding:
 
 def _shared_memory() -> Finding:
     if not Path("/dev/shm").is_dir():
-        return Finding("note", "shared memory", "no /dev/shm", "Ray and colocated weights will use the disk instead")
+        return Finding("note", "shared memory", "no /dev/shm", "transport `ipc` uses the disk instead, NCCL fails")
     free = shutil.disk_usage("/dev/shm").free / _GIB
-    meaning = "" if free >= 2 else "Ray keeps objects there and will spill to disk"
+    meaning = "" if free >= 2 else "transport `ipc`, and NCCL between GPUs, keep their buffers there"
     return Finding("ok" if free >= 2 else "note", "shared memory", f"{free:.1f} GiB free in /dev/shm", meaning)
 
 
@@ -94,6 +105,17 @@ def _packages() -> list[Finding]:
     ]
 
 
+def _ray() -> Finding:
+    """This machine alone needs none."""
+    address, found = os.environ.get("RAY_ADDRESS"), _installed("ray")
+    if address and not found:
+        return Finding(
+            "bad", "ray", "not installed", f"RAY_ADDRESS={address} names a cluster: unset it, or install ray"
+        )
+    meaning = f"workers run on the cluster at RAY_ADDRESS={address}" if address else ""
+    return Finding("ok", "ray", found or "not installed, and not needed without a cluster", meaning)
+
+
 def _installed(package: str) -> str | None:
     try:
         return version(package)
@@ -107,7 +129,7 @@ def _ports() -> Finding:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
     except OSError as error:
-        return Finding("bad", "ports", str(error), "Ray and torch.distributed meet on loopback ports; allow them")
+        return Finding("bad", "ports", str(error), "torch.distributed meets on loopback ports; allow them")
     return Finding("ok", "ports", f"loopback gives some (tried {port})")
 
 

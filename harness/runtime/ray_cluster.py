@@ -60,6 +60,7 @@ class RayCluster:
         self._stack = ExitStack()
         self._workers: dict[str, WorkerConnection] = {}
         self._actors: list[Any] = []
+        self._serving: list[Any] = []
 
     def __enter__(self) -> RayCluster:
         self._stack.callback(ray.shutdown)
@@ -100,8 +101,10 @@ class RayCluster:
         with the class whose methods a handle has."""
         token = new_token()
         actor = self._start_actor(device, name, token)
-        process = _RayProcess(name, actor.address.remote(), actor.serve.remote(list(roles), pickle.dumps(build)), actor)
+        serving = actor.serve.remote(list(roles), pickle.dumps(build))
+        process = _RayProcess(name, actor.address.remote(), serving, actor)
         self._actors.append(actor)
+        self._serving.append(serving)
         names = [role_name(role) for role in roles]
         connection = WorkerConnection(name, process, token, roles=names, start_timeout_s=self.start_timeout_s)
         self._workers[name] = connection
@@ -124,9 +127,12 @@ class RayCluster:
         return actor.remote(name, token)
 
     def _stop_workers(self) -> None:
-        stopping = [actor.stop.remote() for actor in self._actors]
-        if stopping:
-            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_S)
+        for worker in self._workers.values():
+            worker.ended = worker.ended or "it was stopped"  # once Ray is shut down, it cannot be asked
+        for actor in self._actors:
+            actor.stop.remote()
+        if self._serving:
+            ray.wait(self._serving, num_returns=len(self._serving), timeout=_STOP_S)
 
 
 class _RayProcess:

@@ -15,7 +15,7 @@ FIRST_TIMEOUT_S = 1500
 """Of a test that may be the first to ask for a row of runs, and waits for all of them."""
 
 BARE = "algorithm.recompute_log_probs=false"
-"""Without the two roles that only measure: five processes instead of seven."""
+"""Without the role that only measures."""
 SMALL = f"backend=real cluster.oversubscribe=true model.warm_start=false smoke=true {BARE}"
 """From random weights, so that no warm start is needed; rewards are rare, not absent, and updates move the weights."""
 

@@ -1,4 +1,4 @@
-"""A job's roles over one queue in one process: what a Ray job is, without Ray."""
+"""A job's roles over one queue in one process: what a real job is, without its workers."""
 
 from __future__ import annotations
 

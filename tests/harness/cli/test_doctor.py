@@ -63,7 +63,18 @@ def test_a_missing_package_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -
         raise doctor.PackageNotFoundError(package)
 
     monkeypatch.setattr(doctor, "version", absent)
-    assert finding(good, "ray").grade == "bad" and "make bench installs it" in finding(good, "ray").meaning
+    assert finding(good, "torch").grade == "bad" and "make bench installs it" in finding(good, "torch").meaning
+
+
+def test_ray_is_needed_where_an_address_names_a_cluster(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(package: str) -> str:
+        raise doctor.PackageNotFoundError(package)
+
+    monkeypatch.setattr(doctor, "version", absent)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert finding(good, "ray").grade == "ok"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert finding(good, "ray").grade == "bad" and "10.0.0.1:6379" in finding(good, "ray").meaning
 
 
 def test_results_that_cannot_be_written_are_bad(good: Path) -> None:
