@@ -89,7 +89,7 @@ def _settings_of(group: str, path: str) -> dict[str, Any]:
         return common | ({} if own is None else defaults(own, group, path)) | {"name": path}
     if group == "task":
         own = {name: value for name, value in defaults(load(path, group), group, path).items() if name != "name"}
-        return {"path": None, "reward": None} | own | {"name": path}
+        return {"path": None, "reward": None, "reward_processes": 0} | own | {"name": path}
     schedule = _schedule_class(path)
     return {"name": path, **defaults(schedule, group, path), "split": _SHARED if schedule.colocated else _SEPARATE}
 

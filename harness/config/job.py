@@ -325,7 +325,7 @@ def job_config(tree: Mapping[str, Any]) -> JobConfig:
     schedule, task = dict(tree.get("schedule") or {}), dict(tree.get("task") or {})
     named = {"name": schedule.pop("name", None), "split": schedule.pop("split", {})}
     tree["schedule"] = named | {"options": schedule}
-    own = {name: task.pop(name) for name in ("path", "reward", "reward_options") if name in task}
+    own = {name: task.pop(name) for name in ("path", "reward", "reward_options", "reward_processes") if name in task}
     tree["task"] = {"name": task.pop("name", None), **own, "options": task}
     engine = dict(tree.get("engine") or {})
     common = {name: engine.pop(name) for name in COMMON_TO_ENGINES if name in engine}

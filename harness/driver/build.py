@@ -398,7 +398,9 @@ def _reward(number: int, spec: WorkerSpec, beside: Beside) -> RewardStage:
     processes = 0 if sample_s else spec.config.task.reward_processes
     pool = None
     if processes:
-        pool = RewardPool(partial(make_task, spec.config), processes, timeout_s=spec.wait_timeout_s)
+        reward = spec.config.task.reward or f"of task {spec.config.task.name}"
+        make = partial(make_task, spec.config)
+        pool = RewardPool(make, processes, reward=reward, timeout_s=spec.wait_timeout_s)
     task, name = spec.engines.task, str(number)
     return RewardStage(task, pool=pool, sample_s=sample_s, name=name, rows=rows, minimum=1, **spec.stage)
 

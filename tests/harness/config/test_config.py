@@ -51,6 +51,7 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
         ("model.layers", 0, "model.layers=0 is too small"),
         ("model.dtype", "int8", "model.dtype=int8 is unknown; choose 'float32' or 'bfloat16'"),
         ("engine.slots", -1, "engine.slots=-1 is too small"),
+        ("task.reward_processes", -1, "task.reward_processes=-1 is too small; use at least 0"),
         ("algorithm.batch_groups", 0, "algorithm.batch_groups=0 is too small"),
         ("algorithm.group_size", 1, "algorithm.group_size=1 is too small; use at least 2"),
         ("algorithm.learning_rate", -1.0, "algorithm.learning_rate=-1.0 is too small"),

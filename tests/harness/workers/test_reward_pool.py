@@ -1,0 +1,71 @@
+"""Rewards in processes of their own: the same scores, clear errors, and an end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import psutil
+import pytest
+
+from harness.config.compose import compose_job
+from harness.tasks import make_task
+from harness.tasks.characters import STOP
+from harness.workers.reward_pool import RewardPool
+
+SAMPLES = 24
+RESPONSES = [np.arange(1, 2 + i) for i in range(SAMPLES)]
+ANSWERS = [np.append(np.arange(1, 1 + i % 3), STOP) for i in range(SAMPLES)]
+
+
+@contextmanager
+def scoring(reward: str, *, timeout_s: float | None = 120) -> Iterator[RewardPool]:
+    config = compose_job([f"task.reward=tests.support.rewards:{reward}"])
+    assert config.task.reward is not None
+    pool = RewardPool(partial(make_task, config), 2, reward=config.task.reward, timeout_s=timeout_s)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def scorers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+async def test_processes_give_the_scores_that_the_task_gives_in_the_same_order() -> None:
+    task = make_task(compose_job(["task.reward=tests.support.rewards:long"]))
+    here = [task.score(response, answer) for response, answer in zip(RESPONSES, ANSWERS, strict=True)]
+    with scoring("long") as pool:
+        there = await pool.scores(RESPONSES, ANSWERS)
+    assert [(score.reward, score.exact_match) for score in there] == [(s.reward, s.exact_match) for s in here]
+    assert len({score.extra["process"] for score in there}) == 2
+    assert not {score.extra["process"] for score in there} & {score.extra["process"] for score in here}
+
+
+async def test_a_reward_that_ends_its_process_is_named() -> None:
+    died = "the reward tests.support.rewards:deadly ended the process that scored samples with it"
+    with scoring("deadly") as pool:
+        with pytest.raises(RuntimeError, match=died):
+            await pool.scores(RESPONSES, ANSWERS)
+        with pytest.raises(RuntimeError, match=died):
+            await pool.scores(RESPONSES, ANSWERS)
+
+
+async def test_what_a_reward_raises_arrives_with_where_it_was_raised() -> None:
+    with scoring("failing") as pool:
+        with pytest.raises(ZeroDivisionError, match="a response of 1 tokens") as raised:
+            await pool.scores(RESPONSES[:1], ANSWERS[:1])
+    assert "tests/support/rewards.py" in str(raised.value.__cause__)
+
+
+async def test_a_reward_that_takes_too_long_is_an_error_and_its_processes_end_with_the_pool() -> None:
+    with scoring("endless", timeout_s=0.5) as pool:
+        with pytest.raises(TimeoutError, match=r"rewards:endless took longer than 0.5 s for 24 samples"):
+            await pool.scores(RESPONSES, ANSWERS)
+        left = scorers()
+        assert len(left) == 2
+    _, alive = psutil.wait_procs(left, timeout=60)
+    assert alive == []
