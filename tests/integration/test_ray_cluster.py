@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ray.cluster_utils import Cluster
@@ -15,6 +16,7 @@ from harness.config.placement import Placement
 from harness.runtime.ray_cluster import RayCluster
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import connected, start_clocks
+from tests.support.real_runs import SMALL, bench
 from tests.support.worker_roles import EchoRole, build_echoes, fail_to_build
 
 pytestmark = [
@@ -29,7 +31,7 @@ pytestmark = [
 @pytest.fixture
 def address() -> Iterator[str]:
     """Of a cluster of this machine."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     try:
         yield cluster.address
     finally:
@@ -61,3 +63,15 @@ async def test_workers_of_a_cluster_answer_die_and_end(address: str) -> None:
         await second.end()
         with pytest.raises(WorkerDied, match=r"echo\[1\] died during block"):
             await call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["fully_async", "colocate_sync"])
+def test_a_run_whose_workers_are_on_a_cluster(
+    schedule: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+
+    folder = bench(tmp_path, "cluster", f"schedule={schedule}", *SMALL.split(), "iterations=2")
+
+    assert (folder / "DONE").is_file()
