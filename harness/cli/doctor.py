@@ -73,9 +73,9 @@ def _cores() -> Finding:
 def _memory() -> Finding:
     memory = psutil.virtual_memory()
     free = memory.available / _GIB
-    meaning = "" if free >= 6 else "the main job's processes take about 5 GiB together; close something"
+    meaning = "" if free >= 2 else "the main job's processes take about 1 GiB together; close something"
     found = f"{memory.total / _GIB:.0f} GiB, {free:.0f} GiB free"
-    return Finding("ok" if free >= 6 else "bad", "memory", found, meaning)
+    return Finding("ok" if free >= 2 else "bad", "memory", found, meaning)
 
 
 def _shared_memory() -> Finding:
