@@ -442,7 +442,8 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: Beside) -> dict[s
         return stage | {"turns": spec.turns_of(role, number)}
     together = spec.engines.ranks_together
     group = tensor_parallel_group(together, spec.config.cluster.wait_timeout_s) if together > 1 else None
-    return stage | {"turns": beside.turns, "queue": RankQueue(spec.queue, rank=number // together, group=group)}
+    queue = RankQueue(spec.queue, rank=number // together, group=group)
+    return stage | {"turns": beside.turns, "queue": queue, "ahead": spec.order == "fifo"}
 
 
 def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:

@@ -6,7 +6,7 @@ They satisfy the protocols of schedules/protocol.py by shape; nothing here knows
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -26,6 +26,7 @@ from harness.workers.rollout import RolloutRole
 from harness.workers.stages import Stage
 from schedules.protocol import Rollout
 
+_RECORD_AFTER_S = 0.005  # by then the next batch is asked for, and its workers need nothing of the driver
 EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
 
 
@@ -45,8 +46,9 @@ class Observer(Protocol):
 
     def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None: ...
 
-    def published(self, version: int, queue: Mapping[str, float]) -> None:
-        """queue: its metrics, as `queue_metrics` names them."""
+    def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
+        """Ends an iteration now. What is left to do, which may take milliseconds and is called with the metrics of the
+        queue, as `queue_metrics` names them."""
 
 
 class PromptSource:
@@ -327,12 +329,13 @@ class TrainerPool:
 
 class PublishedWeights:
     """The coordinator, made known. While weights travel, the queue forgets the samples that they learnt from, and
-    `pools` hand in what they did in the iteration that is closed with it."""
+    `pools` hand in what they did in the iteration that ends with it. Writing that down keeps nobody waiting."""
 
     def __init__(
         self, coordinator: Coordinator, queue: TransferQueue, observer: Observer, pools: Sequence[Pool[Any]]
     ) -> None:
         self.coordinator, self.queue, self.observer, self.pools = coordinator, queue, observer, pools
+        self._recording: asyncio.Task[None] | None = None
 
     async def publish(self, version: int) -> None:
         await self._close(version, "publishing", self.coordinator.publish(version))
@@ -360,13 +363,29 @@ class PublishedWeights:
         self.observer.doing("actor", f"{what} version {version}")
         for pool in self.pools:
             pool.ask_spans()
-        async with asyncio.TaskGroup() as tasks:
+        queue = asyncio.gather(self.queue.describe(), self.queue.clear_finished())
+        try:
+            await asyncio.sleep(0)  # the queue is asked before it gets anything of the next iteration
             for part in transfer:
-                tasks.create_task(part)
-            described = tasks.create_task(self.queue.describe())
-            tasks.create_task(self.queue.clear_finished())
-        self.observer.published(version, queue_metrics(described.result()))
+                await part
+            await self.recorded()
+        except BaseException:
+            queue.cancel()
+            raise
+        self._recording = asyncio.create_task(self._record(self.observer.published(version), queue))
         self.observer.doing("actor", "waiting")
+
+    async def recorded(self) -> None:
+        """Wait until what ended is written down."""
+        if self._recording is not None:
+            await self._recording
+
+    async def _record(
+        self, record: Callable[[Mapping[str, float]], None], queue: Awaitable[tuple[Mapping[str, Any], list[str]]]
+    ) -> None:
+        described, _ = await queue
+        await asyncio.sleep(_RECORD_AFTER_S)
+        record(queue_metrics(described))
 
 
 @dataclass(frozen=True)

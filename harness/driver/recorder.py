@@ -176,15 +176,28 @@ class Recorder:
             self.timeline.add(report.spans)
         self._trained = (iteration, reports)
 
-    def published(self, version: int, queue: Mapping[str, float]) -> None:
-        """Closes iteration version - 1. queue: its metrics."""
+    def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
+        """Ends iteration version - 1. What is left is called with the metrics of the queue."""
         assert self._trained is not None and self._trained[0] == version - 1
         iteration, reports = self._trained
         at = self.clock.now()
         self.timeline.end_iteration(iteration, at)
+        for report in reports:
+            for rows in report.trained:
+                self.ledger.trained(rows.rows.tolist(), iteration)
+        ledger = self.ledger.metrics()
+        return lambda queue: self._close(iteration, reports, at, {**ledger, **queue})
+
+    def _close(
+        self,
+        iteration: int,
+        reports: Sequence[TrainReport],
+        at: float,
+        counts: Mapping[str, float],
+    ) -> None:
+        """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended."""
         trained = [rows for report in reports for rows in report.trained]
         records = [record for rows in trained for record in self.decoder.records(rows, iteration, self.group_size)]
-        self.ledger.trained([record.sample_id for record in records], iteration)
         self._records += records
         for rows in trained:
             self._responses += self.decoder.responses(rows)
@@ -201,8 +214,7 @@ class Recorder:
             throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
             staleness_metrics(records),
             self.decoder.metrics(records, sums),
-            self.ledger.metrics(),
-            queue,
+            counts,
         )
         for listener in self.listeners:
             listener(metrics)

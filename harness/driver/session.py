@@ -128,13 +128,15 @@ class Session:
         run = self.run.schedule.run(self.assembly.job)
         if not isinstance(self.clock, RealClock):
             with infrequent_gc():
-                return await run
+                await run
+                return await self.assembly.job.weights.recorded()
         limit = self.run.config.cluster.stall_timeout_s
         async with asyncio.TaskGroup() as tasks:
             guard = tasks.create_task(
                 watch_progress(lambda: self.recorder.events, self.assembly.waiting, limit, self.clock)
             )
             await run
+            await self.assembly.job.weights.recorded()
             guard.cancel()
 
 

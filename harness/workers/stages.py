@@ -27,7 +27,8 @@ class Stage(ABC):
     """One worker of a role between rollout and training.
 
     role: the task it is in the queue; kind: what its spans are called; rows: the micro-batch, in samples;
-    wait_timeout_s: the longest wait for rows, after which TimeoutError says which are missing; turns: on its device.
+    wait_timeout_s: the longest wait for rows, after which TimeoutError says which are missing; turns: on its device;
+    ahead: ask for the next micro-batch while one is computed, where no other worker could compute it instead.
     """
 
     role: str
@@ -43,8 +44,9 @@ class Stage(ABC):
         minimum: int,
         wait_timeout_s: float | None,
         turns: Turns = NO_TURNS,
+        ahead: bool = False,
     ) -> None:
-        self.queue, self.clock, self.name, self.turns = queue, clock, name, turns
+        self.queue, self.clock, self.name, self.turns, self.ahead = queue, clock, name, turns, ahead
         self.rows, self.minimum, self.wait_timeout_s = rows, minimum, wait_timeout_s
         self.version = 0
         self.waits = Waits(f"{self.role}[{name}]", turns.lines)
@@ -75,21 +77,27 @@ class Stage(ABC):
     async def _work(self, partition: str | None) -> None:
         """Consumes this role's inputs, of one partition or of all, and produces its outputs.
 
-        Waits for rows only; the roles before it unblock it. Result and the next request leave together: the queue
-        takes the calls of one process in order, and if it refuses the result, that error ends the run.
+        Waits for rows only; the roles before it unblock it. Result and the next request leave together, or the result
+        while the next micro-batch is computed: the queue takes the calls of one process in order, and if it refuses a
+        result, that error ends the run.
         """
-        batch = await self._fetch(partition)
+        batch, written = await self._fetch(partition), asyncio.create_task(_nothing())
         while batch is not None:
+            following = asyncio.create_task(self._fetch(partition)) if self.ahead else None
+            await asyncio.sleep(0)  # lets what was asked leave before the computation takes the process
             iteration = iteration_of(batch.partition)
             async with self.turns.turn(f"{self.waits.owner}.work"):
                 start = self.clock.now()
                 columns = await self.compute(batch)
                 end = self.clock.now()
             self._spans.append(Span(self.role, self.name, self.kind, start, end, self.version, iteration))
-            _, batch = await asyncio.gather(
-                self.queue.put(batch.partition, batch.rows, columns),
-                self._fetch(partition),
-            )
+            await written
+            written = asyncio.create_task(self.queue.put(batch.partition, batch.rows, columns))
+            if following is None:
+                _, batch = await asyncio.gather(written, self._fetch(partition))
+            else:
+                batch = await following
+        await written
 
     async def _fetch(self, partition: str | None) -> Batch | None:
         with self.waits("work", f"rows of {partition or 'any batch'}"):
@@ -215,6 +223,9 @@ class TrainersLogProbStage(Stage):
         self.version = self._trainer_version()
         log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
         return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
+
+
+async def _nothing() -> None: ...
 
 
 def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:

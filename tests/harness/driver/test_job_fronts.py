@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -64,9 +64,9 @@ class Heard:
     def trained(self, iteration: int, reports: Sequence[Any]) -> None:
         self.reports.append((iteration, reports))
 
-    def published(self, version: int, queue: Mapping[str, float]) -> None:
+    def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
         self.lines.append(f"published {version}")
-        self.versions.append((version, int(queue["queue/depth_samples"])))
+        return lambda queue: self.versions.append((version, int(queue["queue/depth_samples"])))
 
     @property
     def of_spans(self) -> list[str]:
@@ -213,6 +213,7 @@ async def test_a_version_closes_its_iteration_when_its_transfer_lets_the_trainer
     assert weights.asked == [(how, 1)] and not heard.versions and queue.cleared == 1
     weights.moved.set()
     await publishing
+    await front.recorded()
     assert heard.versions == [(1, 7)]
     assert heard.lines.index("span 1 of 0") < heard.lines.index("published 1")
     worker.end.set()
@@ -228,6 +229,7 @@ async def test_who_computes_while_a_version_is_published_holds_nobody_up() -> No
     await settle()
     worker.answer.clear()
     await front.publish(1)
+    await front.recorded()
     assert heard.versions == [(1, 7)] and heard.of_spans == []
     worker.answer.set()
     await settle()
@@ -238,7 +240,9 @@ async def test_who_computes_while_a_version_is_published_holds_nobody_up() -> No
 
 async def test_a_version_that_is_kept_goes_nowhere() -> None:
     heard, weights, queue = Heard(), Weights(), Queue()
-    await PublishedWeights(weights, queue, heard, []).mark_version(2)  # type: ignore[arg-type]
+    front = PublishedWeights(weights, queue, heard, [])  # type: ignore[arg-type]
+    await front.mark_version(2)
+    await front.recorded()
     assert (weights.asked, heard.versions, queue.cleared) == ([], [(2, 7)], 1)
 
 

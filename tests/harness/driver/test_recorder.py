@@ -87,7 +87,7 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
         reports.append(TrainReport([trained(mine, version)], sums, 0.5, spans))
     recorder.trained(iteration, reports)
     recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
-    recorder.published(iteration + 1, queue={"queue/depth_samples": 3.0})
+    recorder.published(iteration + 1)({"queue/depth_samples": 3.0})
 
 
 def admit(recorder: Recorder, groups: range) -> None:
@@ -126,7 +126,7 @@ def test_extra_values_of_scores_are_custom_metrics_and_columns(recorder: Recorde
     rows.score_extras = Ragged.from_rows(list(values))
     recorder.trained(0, [TrainReport([rows], {"tokens": 12.0, "clipped": 0.0, "ratio_max": 1.0}, 0.5, [])])
     recorder.clock.time = 1.0  # type: ignore[attr-defined]
-    recorder.published(1, queue={})
+    recorder.published(1)({})
     (metrics,) = load_metrics(run.path)
     assert (metrics["custom/copied"], metrics["custom/style/caps"]) == (2.5, 0.5)
     recorder.write(run)
@@ -207,7 +207,7 @@ def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: Run
         span = Span("actor", "0", "update_actor", iteration, iteration + 0.9, iteration, iteration)
         recorder.trained(iteration, [TrainReport([told], {}, 0.0, [span])])
         recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
-        recorder.published(iteration + 1, queue={})
+        recorder.published(iteration + 1)({})
     recorder.write(run)
     *_, last = load_metrics(run.path)
     assert not [name for name in last if name.startswith(("reward/", "policy/"))]
