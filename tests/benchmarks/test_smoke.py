@@ -24,6 +24,7 @@ SHORT = [
 ARGUMENTS = {
     "bench_convergence": [*SHORT, "--schedules", "one_step_off", "--seeds", "0"],
     "bench_intervals": ["--repeats", "200"],
+    "bench_overhead": ["--rounds", "1", "--iterations", "6"],
     "bench_layouts": ["--rounds", "3"],
     "bench_paced": ["--schedules", "one_step_off", "iterations=2", "warmup_iterations=1"],
     "bench_prediction": ["--rounds", "1", "--iterations", "8", "--schedules", "fully_async"],
@@ -32,7 +33,6 @@ ARGUMENTS = {
     "bench_weight_sync": ["--rounds", "1", "--layers", "1", "--verify"],
     "transfer_queue": ["--quick", "--cases", "stream"],
 }
-KNOWN_BROKEN = {"bench_overhead"}
 
 
 def run(name: str, results: Path, *arguments: str) -> str:
@@ -58,4 +58,4 @@ def test_engines_are_compared_over_finished_runs(tmp_path: Path) -> None:
 
 def test_every_benchmark_is_tried() -> None:
     there = {path.stem for path in (ROOT / "tests/benchmarks").glob("bench_*.py")} | {"transfer_queue"}
-    assert there == set(ARGUMENTS) | {"bench_engines"} | KNOWN_BROKEN
+    assert there == set(ARGUMENTS) | {"bench_engines"}
