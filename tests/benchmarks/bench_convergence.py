@@ -28,6 +28,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 from rich.console import Console
 
+from harness.cli.forked_runs import ForkedRuns
 from harness.cli.main import RESULTS
 from harness.comparison.running.cells import CellRequest, resolve_cell
 from harness.comparison.running.execution import Runs, run_cells
@@ -127,9 +128,10 @@ def wanted_cells(schedules: Sequence[str], seeds: Sequence[int], more: tuple[str
 def run_all(cells: Sequence[list[Run]]) -> None:
     """Every run that is not done, one after another, each in a process of its own."""
     machine, console = this_machine(), Console()
-    for seeds, some in groupby(cells, key=lambda runs: tuple(run.seed for run in runs)):
-        laid_out = tuple(resolve_cell(CellRequest(runs[0].name, runs[0].settings), machine) for runs in some)
-        print_failures(run_cells(Runs(laid_out, seeds, RESULTS), console).failed, console)
+    with ForkedRuns() as forked:
+        for seeds, some in groupby(cells, key=lambda runs: tuple(run.seed for run in runs)):
+            laid_out = tuple(resolve_cell(CellRequest(runs[0].name, runs[0].settings), machine) for runs in some)
+            print_failures(run_cells(Runs(laid_out, seeds, RESULTS), console, forked.start).failed, console)
 
 
 def markdown(runs: Sequence[Run], value: Callable[[Run], float]) -> str:

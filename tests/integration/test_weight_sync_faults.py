@@ -154,7 +154,7 @@ async def test_a_frozen_receiver_is_given_up_by_its_timeout_and_the_others_get_t
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
         await run.publish(2)
-        assert "engine1 did not answer load within 20.0 s" in run.lost[0]
+        assert "engine1 did not load version 2 within 20.0 s" in run.lost[0]
         await run.serves("engine0", 2)
         process.kill()  # its answer is still waited for, in a thread
 
