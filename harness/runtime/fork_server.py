@@ -177,6 +177,11 @@ class ForkedProcess:
             self._read()
         return self._status
 
+    def has_begun(self) -> bool:
+        """Whether the server has forked it: not as long as it imports."""
+        self.wait(0.0)
+        return self.pid is not None
+
     def signal(self, which: signal.Signals) -> None:
         """Nothing happens where it has ended."""
         if self._status is None:

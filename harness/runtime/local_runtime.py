@@ -109,10 +109,13 @@ class LocalRuntime:
             for process in self._processes:
                 process.signal(signal.SIGTERM)
             until = time.monotonic() + self.stop_s
-            for process in self._processes:
+            begun = [
+                process for process in self._processes if process.has_begun()
+            ]  # others end with the server's client
+            for process in begun:
                 if process.wait(max(0.0, until - time.monotonic())) is None:
                     process.signal(signal.SIGKILL)
-            for process in self._processes:
+            for process in begun:
                 process.wait(self.stop_s)
         finally:
             for process in self._processes:
