@@ -20,6 +20,7 @@ from tests.support.real_runs import SMALL, bench
 from tests.support.worker_roles import EchoRole, build_echoes, fail_to_build
 
 pytestmark = [
+    pytest.mark.slow,
     # Ray leaves files, sockets and its log handles to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -65,7 +66,6 @@ async def test_workers_of_a_cluster_answer_die_and_end(address: str) -> None:
             await call
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["fully_async", "colocate_sync"])
 def test_a_run_whose_workers_are_on_a_cluster(
     schedule: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from harness.transfer_queue.storage.protocol import Session
 from harness.transfer_queue.storage.ray_objects import RayBackend
 
 pytestmark = [
+    pytest.mark.slow,
     # Ray leaves files, sockets and its log handles to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
