@@ -48,8 +48,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml .ci/constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (about three minutes the first time)"
-	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check torch
-	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@PIP_CONSTRAINT=.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check torch
+	@PIP_CONSTRAINT=.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
 # Versions are exact and complete, so nothing is resolved; only torch brings what its build for this machine needs.
@@ -58,7 +58,7 @@ setup-vllm: $(VLLM)/.installed
 $(VLLM)/.installed: pyproject.toml .ci/constraints-vllm.txt
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@echo "installing into $(VLLM) (about five minutes the first time)"
-	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints-vllm.txt $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	@PIP_CONSTRAINT=.ci/constraints-vllm.txt $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch
 	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-vllm.txt -e .
 	@$(VLLM)/bin/python -m compileall -q -j 2 -x py312 $(VLLM)/lib
 	@touch $@
@@ -69,7 +69,7 @@ setup-sglang: $(SGLANG)/.installed
 $(SGLANG)/.installed: .ci/constraints-sglang.txt
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	@echo "installing into $(SGLANG) (about five minutes the first time)"
-	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints-sglang.txt $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	@PIP_CONSTRAINT=.ci/constraints-sglang.txt $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check torch
 	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-sglang.txt
 	@$(SGLANG)/bin/python -m compileall -q -j 2 -x py312 $(SGLANG)/lib
 	@touch $@
@@ -156,8 +156,8 @@ test-redis: $(STAMP)
 $(PEER)/.installed: .ci/constraints.txt
 	@test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
 	@echo "installing the queue's peer into $(PEER)"
-	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(PEER)/bin/python -m pip install --quiet --disable-pip-version-check torch
-	@PIP_CONSTRAINT=$(CURDIR)/.ci/constraints.txt $(PEER)/bin/python -m pip install --quiet --disable-pip-version-check \
+	@PIP_CONSTRAINT=.ci/constraints.txt $(PEER)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	@PIP_CONSTRAINT=.ci/constraints.txt $(PEER)/bin/python -m pip install --quiet --disable-pip-version-check \
 		numpy ray psutil tensordict==0.15.3 TransferQueue==0.1.11
 	@touch $@
 

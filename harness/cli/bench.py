@@ -23,6 +23,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     from harness.config.machine import this_machine
     from harness.cost_model.job_cost import check_given
     from harness.metrics.run_files import run_directory
+    from harness.runtime.runtime import cluster_address
     from harness.studies.planner.automatic import with_plan
 
     machine = this_machine()
@@ -35,7 +36,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
     to_do = [seed for seed, directory in directories.items() if config.force or not directory.done]
     with ExitStack() as stack:
-        if server is None and to_do and plan.backend != "virtual" and "RAY_ADDRESS" not in os.environ:
+        if server is None and to_do and plan.backend != "virtual" and cluster_address() is None:
             from harness.driver.preload import PRELOAD
             from harness.runtime.local_runtime import launch_server
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import sys
@@ -17,6 +16,7 @@ import psutil
 from rich.console import Console
 
 from harness.config.machine import this_machine
+from harness.runtime.runtime import cluster_address
 
 _GIB = 1 << 30
 _NEEDED = ("torch", "transformers", "mlflow", "hydra-core", "pyarrow", "matplotlib")
@@ -107,7 +107,7 @@ def _packages() -> list[Finding]:
 
 def _ray() -> Finding:
     """This machine alone needs none."""
-    address, found = os.environ.get("RAY_ADDRESS"), _installed("ray")
+    address, found = cluster_address(), _installed("ray")
     if address and not found:
         return Finding(
             "bad", "ray", "not installed", f"RAY_ADDRESS={address} names a cluster: unset it, or install ray"

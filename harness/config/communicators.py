@@ -103,9 +103,9 @@ def _engines(placement: Placement, tensor_parallel: int) -> Iterator[tuple[Membe
 
 def _scorers(placement: Placement) -> Sequence[Member]:
     """actor_fwd, where it has devices without the actor."""
-    devices = placement.devices.get("actor_fwd", ())
-    beside = placement.devices["actor"]
-    return [Member("actor_fwd", number, device) for number, device in enumerate(devices) if device not in beside]
+    if placement.share("actor_fwd", "actor"):
+        return []
+    return [Member("actor_fwd", number, device) for number, device in enumerate(placement.devices.get("actor_fwd", ()))]
 
 
 def _fix(one: Member, other: Member) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from harness.config import CostConfig
 from harness.transfer_queue import Ragged
-
-Transport = Literal["collective", "local", "ipc", "host_staged"]
+from schedules import Transport
 
 SAME_STEP = 1e-6  # of a step: nearer than this is the same moment, rounded
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +18,7 @@ from harness.driver.build import EngineFactory, RealEngines, SimulatedEngines
 from harness.driver.preload import PRELOAD
 from harness.protocols import Clock
 from harness.runtime.fork_server import ForkServer
-from harness.runtime.runtime import RealClock, Runtime
+from harness.runtime.runtime import RealClock, Runtime, cluster_address
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
 from harness.weight_sync.simulated import SimulatedTransport
 from harness.weight_sync.transports import GroupTransport, LocalTransport, WeightTransport
@@ -111,7 +110,7 @@ def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes
     """Processes of this machine, or, where RAY_ADDRESS says that there is one, of a cluster."""
     cluster, placement, gpu = run.config.cluster, run.plan.placement, run.plan.gpu
     start_s, call_s = cluster.wait_timeout_s, cluster.call_timeout_s
-    if address := os.environ.get("RAY_ADDRESS"):
+    if (address := cluster_address()) is not None:
         from harness.runtime.ray_cluster import RayCluster
 
         return RayCluster(address, placement, gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s)

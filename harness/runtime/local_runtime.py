@@ -14,8 +14,8 @@ from typing import Any
 
 from harness.config.plugins import import_folders
 from harness.runtime.fork_server import ForkedProcess, ForkServer
-from harness.runtime.runtime import Build, RoleName, role_name
-from harness.runtime.worker_client import RemoteRole, WorkerConnection, start_clocks
+from harness.runtime.runtime import Build, RoleName
+from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.runtime.worker_server import run_worker
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.remote.process import QueueProcess
@@ -47,11 +47,10 @@ class LocalRuntime:
         preload: Sequence[str] = (),
         server: ForkServer | None = None,
     ) -> None:
-        self.gpu, self.start_timeout_s, self.call_timeout_s = gpu, start_timeout_s, call_timeout_s
-        self.logs, self.preload = logs, preload
+        self.gpu, self.logs, self.preload = gpu, logs, preload
         self._server = server
         self._stack = ExitStack()
-        self._workers: dict[str, WorkerConnection] = {}
+        self._workers = ConnectedWorkers(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=True)
         self._processes: list[ForkedProcess] = []
 
     def __enter__(self) -> LocalRuntime:
@@ -69,7 +68,10 @@ class LocalRuntime:
 
     def start_queue(self, spec: QueueSpec) -> TransferQueue:
         """The queue of this run, in a process of its own, which ends with the run."""
-        started = QueueProcess.start(spec, timeout_s=self.start_timeout_s, call_timeout_s=self.call_timeout_s or 60.0)
+        limits = self._workers
+        started = QueueProcess.start(
+            spec, timeout_s=limits.start_timeout_s, call_timeout_s=limits.call_timeout_s or 60.0
+        )
         self._stack.callback(started.stop)
         return started.queue
 
@@ -90,28 +92,18 @@ class LocalRuntime:
                 log=self.logs and self.logs / f"{name}.log",
             )
         self._processes.append(process)
-        names = [role_name(role) for role in roles]
-        connection = WorkerConnection(
-            name, _LocalProcess(address, process), token, roles=names, start_timeout_s=self.start_timeout_s
-        )
-        self._workers[name] = connection
-        return [
-            RemoteRole(role, role_class, connection, self.call_timeout_s)
-            for role, role_class in zip(names, roles.values(), strict=True)
-        ]
+        return self._workers.add(name, _LocalProcess(address, process), token, roles)
 
     async def start_clocks(self, origin: float) -> None:
         """Time 0 of every worker that lives, a reading of time.monotonic."""
-        await start_clocks(self._workers.values(), origin, here=True)
+        await self._workers.start_clocks(origin)
 
     def _end_workers(self) -> None:
         try:
             for process in self._processes:
                 process.signal(signal.SIGTERM)
             until = time.monotonic() + self.stop_s
-            begun = [
-                process for process in self._processes if process.has_begun()
-            ]  # others end with the server's client
+            begun = [process for process in self._processes if process.has_begun()]  # the server ends the others
             for process in begun:
                 if process.wait(max(0.0, until - time.monotonic())) is None:
                     process.signal(signal.SIGKILL)

@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.config.placement import Placement
 from harness.runtime.local_runtime import worker_environment
-from harness.runtime.runtime import Build, RoleName, WorkerDied, role_name
-from harness.runtime.worker_client import RemoteRole, WorkerConnection, start_clocks
+from harness.runtime.runtime import Build, RoleName, WorkerDied
+from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.runtime.worker_server import WorkerServer
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
@@ -54,11 +54,11 @@ class RayCluster:
         self, address: str, placement: Placement, *, gpu: bool, start_timeout_s: float, call_timeout_s: float | None
     ) -> None:
         self.address, self.placement, self.gpu = address, placement, gpu
-        self.start_timeout_s, self.call_timeout_s = start_timeout_s, call_timeout_s
+        self.start_timeout_s = start_timeout_s
         self.host = ""  # known once it is entered
         self._group: PlacementGroup | None = None
         self._stack = ExitStack()
-        self._workers: dict[str, WorkerConnection] = {}
+        self._workers = ConnectedWorkers(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=False)
         self._actors: list[Any] = []
         self._serving: list[Any] = []
 
@@ -90,7 +90,9 @@ class RayCluster:
 
     def start_queue(self, spec: QueueSpec) -> TransferQueue:
         """The queue of this run, in an actor, which ends with the run."""
-        started = QueueActor.start(spec, timeout_s=self.start_timeout_s, call_timeout_s=self.call_timeout_s or 60.0)
+        started = QueueActor.start(
+            spec, timeout_s=self.start_timeout_s, call_timeout_s=self._workers.call_timeout_s or 60.0
+        )
         self._stack.callback(started.stop)
         return started.queue
 
@@ -105,17 +107,11 @@ class RayCluster:
         process = _RayProcess(name, actor.address.remote(), serving, actor)
         self._actors.append(actor)
         self._serving.append(serving)
-        names = [role_name(role) for role in roles]
-        connection = WorkerConnection(name, process, token, roles=names, start_timeout_s=self.start_timeout_s)
-        self._workers[name] = connection
-        return [
-            RemoteRole(role, role_class, connection, self.call_timeout_s)
-            for role, role_class in zip(names, roles.values(), strict=True)
-        ]
+        return self._workers.add(name, process, token, roles)
 
     async def start_clocks(self, origin: float) -> None:
         """Time 0 of every worker that lives, a reading of time.monotonic here."""
-        await start_clocks(self._workers.values(), origin, here=False)
+        await self._workers.start_clocks(origin)
 
     def _start_actor(self, device: int | None, name: str, token: bytes) -> Any:
         bundle = self.placement.total if device is None else device
@@ -127,7 +123,7 @@ class RayCluster:
         return actor.remote(name, token)
 
     def _stop_workers(self) -> None:
-        for worker in self._workers.values():
+        for worker in self._workers.connections.values():
             worker.ended = worker.ended or "it was stopped"  # once Ray is shut down, it cannot be asked
         for actor in self._actors:
             actor.stop.remote()

@@ -7,6 +7,7 @@ in those of a cluster.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,6 +76,11 @@ class Runtime(Protocol):
 
     async def start_clocks(self, origin: float) -> None:
         """Have the clocks of all workers count from this reading of time.monotonic in this process."""
+
+
+def cluster_address() -> str | None:
+    """Of the Ray cluster that RAY_ADDRESS names; None where it names none, and all is on this machine."""
+    return os.environ.get("RAY_ADDRESS") or None
 
 
 def role_name(role: RoleName) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from harness.runtime import messages as m
-from harness.runtime.runtime import WorkerDied
+from harness.runtime.runtime import RoleName, WorkerDied, role_name
 from harness.transfer_queue.remote.sockets import (
     Address,
     ClientSocket,
@@ -310,25 +310,34 @@ class _Proxy:
         return f"<{self._class.__name__} {self._name} in its worker>"
 
 
+class ConnectedWorkers:
+    """The workers of a runtime, by name, as the driver talks to them. start_timeout_s, call_timeout_s: the longest wait
+    for the roles of one to be made, and for an answer. here: all are on this host."""
+
+    def __init__(self, *, start_timeout_s: float, call_timeout_s: float | None, here: bool) -> None:
+        self.start_timeout_s, self.call_timeout_s, self.here = start_timeout_s, call_timeout_s, here
+        self.connections: dict[str, WorkerConnection] = {}
+
+    def add(
+        self, worker: str, process: WorkerProcess, token: bytes, roles: Mapping[RoleName, type]
+    ) -> list[RemoteRole[Any]]:
+        """Handles on its roles, each with the methods of this class."""
+        named = {role_name(role): role_class for role, role_class in roles.items()}
+        connection = WorkerConnection(worker, process, token, roles=named, start_timeout_s=self.start_timeout_s)
+        self.connections[worker] = connection
+        return [RemoteRole(name, role_class, connection, self.call_timeout_s) for name, role_class in named.items()]
+
+    async def start_clocks(self, origin: float) -> None:
+        """Time 0 of every worker that lives, a reading of time.monotonic in this process."""
+        async with asyncio.TaskGroup() as tasks:
+            for connection in self.connections.values():
+                tasks.create_task(connection.start_clock(origin, here=self.here))
+
+
 def _retrieve(opening: asyncio.Future[_Stream]) -> None:
     """Whoever waited for it may have given up: then it is no error."""
     if not opening.cancelled():
         opening.exception()
-
-
-async def start_clocks(workers: Iterable[WorkerConnection], origin: float, *, here: bool) -> None:
-    """Of all of these that live: see `WorkerConnection.start_clock`."""
-    async with asyncio.TaskGroup() as tasks:
-        for worker in workers:
-            tasks.create_task(worker.start_clock(origin, here=here))
-
-
-async def connected(handles: Iterable[RemoteRole[Any]]) -> None:
-    """Wait until the workers of these have made their roles, or could not: then calls say why."""
-    connections = {id(handle.connection): handle.connection for handle in handles}
-    async with asyncio.TaskGroup() as tasks:
-        for connection in connections.values():
-            tasks.create_task(connection.connected())
 
 
 def _keep_alive(sock: socket.socket) -> None:

@@ -260,7 +260,9 @@ class Fleet(Generic[Engine_co]):
             if member.health == "leaving":
                 self._notify(name, "leaves", "")
                 self._leaving[name] = asyncio.create_task(self._retire(engine))
-            elif await self._rejoin(engine):
+            elif (death := await _death_over(engine.role.rejoin())) is not None:
+                await self.lose({name: str(death)})
+            else:
                 self._notify(name, "joins", "")
 
     def received(self, engines: Sequence[Handle[Any]]) -> None:
@@ -280,25 +282,21 @@ class Fleet(Generic[Engine_co]):
         self.membership.mark_silent(now(), _ANSWER_S)
 
     async def _retire(self, engine: Handle[EngineWorker]) -> None:
-        try:
-            await engine.role.retire()
-        except Exception as error:
-            if death_in(error) is None:
-                raise
-            return  # noticed by the call that waits for its samples, if any
-        self.membership.mark_away(engine.name)
-        self._notify(engine.name, "left", "")
+        """Its death is noticed by the call that waits for its samples, if any."""
+        if await _death_over(engine.role.retire()) is None:
+            self.membership.mark_away(engine.name)
+            self._notify(engine.name, "left", "")
 
-    async def _rejoin(self, engine: Handle[EngineWorker]) -> bool:
-        """Whether it lives."""
-        try:
-            await engine.role.rejoin()
-        except Exception as error:
-            if death_in(error) is None:
-                raise
-            await self.lose({engine.name: str(error)})
-            return False
-        return True
+
+async def _death_over(call: Awaitable[None]) -> Exception | None:
+    """What this call raised, where that is a death."""
+    try:
+        await call
+    except Exception as error:
+        if death_in(error) is None:
+            raise
+        return error
+    return None
 
 
 async def _answers(engine: Handle[EngineWorker]) -> bool:

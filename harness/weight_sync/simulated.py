@@ -24,11 +24,7 @@ from harness.weight_sync.transports import (
 )
 from schedules.base import Transport
 
-_PUBLISH = {
-    "collective": send_and_receive,
-    "ipc": write_then_read,
-    "host_staged": stage_then_swap,
-}
+_PUBLISH = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
 
 
 @dataclass(frozen=True)

@@ -77,27 +77,26 @@ class Stage(ABC):
     async def _work(self, partition: str | None) -> None:
         """Consumes this role's inputs, of one partition or of all, and produces its outputs.
 
-        Waits for rows only; the roles before it unblock it. Result and the next request leave together, or the result
-        while the next micro-batch is computed: the queue takes the calls of one process in order, and if it refuses a
-        result, that error ends the run.
+        Waits for rows only; the roles before it unblock it. Result and the next request leave together, unless that was
+        asked ahead: the queue takes the calls of one process in order, and if it refuses the result, that error ends
+        the run.
         """
-        batch, written = await self._fetch(partition), asyncio.create_task(_nothing())
+        batch = await self._fetch(partition)
         while batch is not None:
-            following = asyncio.create_task(self._fetch(partition)) if self.ahead else None
-            await asyncio.sleep(0)  # lets what was asked leave before the computation takes the process
+            following = None
+            if self.ahead:
+                following = asyncio.create_task(self._fetch(partition))
+                await asyncio.sleep(0)  # lets the request leave before the computation takes the process
             iteration = iteration_of(batch.partition)
             async with self.turns.turn(f"{self.waits.owner}.work"):
                 start = self.clock.now()
                 columns = await self.compute(batch)
                 end = self.clock.now()
             self._spans.append(Span(self.role, self.name, self.kind, start, end, self.version, iteration))
-            await written
-            written = asyncio.create_task(self.queue.put(batch.partition, batch.rows, columns))
-            if following is None:
-                _, batch = await asyncio.gather(written, self._fetch(partition))
-            else:
-                batch = await following
-        await written
+            _, batch = await asyncio.gather(
+                self.queue.put(batch.partition, batch.rows, columns),
+                following or self._fetch(partition),
+            )
 
     async def _fetch(self, partition: str | None) -> Batch | None:
         with self.waits("work", f"rows of {partition or 'any batch'}"):
@@ -223,9 +222,6 @@ class TrainersLogProbStage(Stage):
         self.version = self._trainer_version()
         log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
         return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
-
-
-async def _nothing() -> None: ...
 
 
 def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:

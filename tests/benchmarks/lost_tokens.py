@@ -17,12 +17,13 @@ import numpy as np
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, RooflineConfig
 from harness.config.compose import compose_job
-from harness.cost_model.cost import Transport, transfer_times
+from harness.cost_model.cost import transfer_times
 from harness.cost_model.lengths import Lengths
 from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
 from harness.protocols import Completion, PauseMode, Request
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
+from schedules import Transport
 
 ENGINES, SLOTS, GROUP = 8, 64, 8
 UPDATE_AT_S, END_S = 200.0, 500.0

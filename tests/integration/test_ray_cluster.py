@@ -15,18 +15,11 @@ from ray.cluster_utils import Cluster
 from harness.config.placement import Placement
 from harness.runtime.ray_cluster import RayCluster
 from harness.runtime.runtime import WorkerDied
-from harness.runtime.worker_client import connected, start_clocks
+from tests.support.ray_leftovers import IGNORED
 from tests.support.real_runs import SMALL, bench
 from tests.support.worker_roles import EchoRole, build_echoes, fail_to_build
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves files, sockets and its log handles to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
-]
+pytestmark = [pytest.mark.slow, *IGNORED]
 
 
 @pytest.fixture
@@ -46,12 +39,13 @@ async def test_workers_of_a_cluster_answer_die_and_end(address: str) -> None:
         first, second = cluster.start_worker("device[0]", 0, two, build_echoes)
         (other,) = cluster.start_worker("device[1]", 1, {("echo", 2): EchoRole}, build_echoes)
         (broken,) = cluster.start_worker("host", None, {("echo", 3): EchoRole}, fail_to_build)
-        await connected([first, other, broken])
+        for handle in (first, other, broken):
+            await handle.connected()
         assert await first.role.pid() == await second.role.pid() != await other.role.pid()
         with pytest.raises(MemoryError, match="no room for the weights"):
             await broken.role.pid()
         before = time.monotonic()
-        await start_clocks([other.connection], 12.5, here=False)
+        await other.connection.start_clock(12.5, here=False)
         assert abs(await other.role.origin() - 12.5) < time.monotonic() - before
         await first.end()
         assert await first.is_dead() and await second.role.echo(3) == [3]

@@ -10,19 +10,14 @@ import ray
 from harness.transfer_queue.storage.ray_objects import RayBackend
 from tests.support.queue_machine import TASKS, UNTIMED, run_machine
 from tests.support.queue_sides import SocketSide
+from tests.support.ray_leftovers import IGNORED
 
-pytestmark = [
-    # Ray leaves files, sockets and its log handles to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
-]
+pytestmark = IGNORED
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 

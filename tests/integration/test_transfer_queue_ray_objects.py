@@ -19,15 +19,9 @@ from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.storage.protocol import Session
 from harness.transfer_queue.storage.ray_objects import RayBackend
+from tests.support.ray_leftovers import IGNORED
 
-pytestmark = [
-    pytest.mark.slow,
-    # Ray leaves files, sockets and its log handles to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
-]
+pytestmark = [pytest.mark.slow, *IGNORED]
 
 SPEC = QueueSpec(
     columns={"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")},
@@ -42,7 +36,7 @@ SPEC = QueueSpec(
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test module
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield
     ray.shutdown()
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from engines.simulated.decoding import decoded_s
 from harness.config import CostConfig, JobConfig
-from harness.cost_model.cost import DecodeCost, Transport, offload_s, transfer_times
+from harness.cost_model.cost import DecodeCost, offload_s, transfer_times
 from harness.cost_model.lengths import Lengths
+from schedules import Transport
 
 _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it takes
 

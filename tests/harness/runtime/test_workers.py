@@ -24,7 +24,7 @@ from harness.runtime.local_runtime import (
     launch_server,
 )
 from harness.runtime.runtime import WorkerDied
-from harness.runtime.worker_client import RemoteRole, WorkerConnection, connected, start_clocks
+from harness.runtime.worker_client import RemoteRole, WorkerConnection
 from harness.runtime.worker_server import WorkerServer
 from harness.transfer_queue.remote.sockets import listen
 from harness.workers.actor import TrainReport
@@ -59,7 +59,7 @@ def is_gone(pid: int) -> bool:
 
 async def test_roles_of_one_worker_answer_from_one_process_that_has_imported_before(start: Start) -> None:
     first, second = start()
-    await connected([first, second])
+    await first.connected()
     pid = await first.role.pid()
     assert pid == await second.role.pid() == await first.connected() != os.getpid()
     assert await first.role.echo(7, times=2) == [7, 7] == await second.role.echo(value=7, times=2)
@@ -77,7 +77,7 @@ async def test_many_calls_run_at_a_time(start: Start) -> None:
 
 async def test_roles_of_a_worker_share_its_clock(start: Start) -> None:
     first, second = start()
-    await start_clocks([first.connection], 12.5, here=True)
+    await first.connection.start_clock(12.5, here=True)
     assert await first.role.origin() == await second.role.origin() == 12.5
 
 
@@ -85,7 +85,7 @@ async def test_the_clock_of_another_host_is_read_before_it_is_set(start: Start) 
     first, _ = start()
     await first.role.move_to_a_host_with_another_clock(ahead_s=1000.0)
     before = time.monotonic()
-    await start_clocks([first.connection], 12.5, here=False)
+    await first.connection.start_clock(12.5, here=False)
     assert abs(await first.role.origin() - 1012.5) < time.monotonic() - before
 
 
@@ -134,7 +134,8 @@ async def test_where_roles_cannot_be_made_every_call_says_why(
     start: Start, build: Any, error: type[Exception], message: str
 ) -> None:
     handles = start(build)
-    await connected(handles)
+    for handle in handles:
+        await handle.connected()
     for handle in handles:
         with pytest.raises(error, match=message):
             await handle.role.pid()
