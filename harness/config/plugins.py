@@ -22,6 +22,8 @@ from harness.config.fields import ConfigError, first_line
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 T = TypeVar("T")
+GIVEN = {"given": True}
+"""Metadata of a field that is no option: the job gives its value."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,19 @@ def load(path: str, setting: str) -> Any:
     return getattr(module, name)
 
 
-def make(factory: Callable[..., T], options: Mapping[str, Any], setting: str, path: str) -> T:
+def make(factory: Callable[..., T], options: Mapping[str, Any], setting: str, path: str, **given: Any) -> T:
     """An instance of a dataclass, each option checked by its field's type. setting: what they stand under, such as
-    `schedule`. Raises ConfigError for an option that it lacks, or a value of another type."""
+    `schedule`; given: values of those of its fields that are marked as `GIVEN`. Raises ConfigError for an option that
+    it lacks, or a value of another type."""
     _check_class(factory, setting, path)
     if not is_dataclass(factory):
         _checked({}, options, setting, path)
         return factory()
     types = get_type_hints(factory, include_extras=True)
-    known = {own.name: (types[own.name], _default(own) is MISSING) for own in fields(factory) if own.init}
+    known = {own.name: (types[own.name], _default(own) is MISSING) for own in _options(factory)}
     checked = _checked(known, options, setting, path)
-    made: T = factory(**checked)  # type: ignore[assignment]
+    marked = {own.name: given[own.name] for own in fields(factory) if own.metadata.get("given") and own.name in given}
+    made: T = factory(**checked, **marked)  # type: ignore[assignment]
     return made
 
 
@@ -150,8 +154,13 @@ def check_called(function: Any, arguments: int, setting: str, path: str, signatu
 def defaults(cls: type, setting: str, path: str) -> dict[str, Any]:
     """The options of a dataclass with their defaults; `???` for those that the user has to set."""
     _check_class(cls, setting, path)
-    values = {own.name: _default(own) for own in fields(cls) if own.init} if is_dataclass(cls) else {}
+    values = {own.name: _default(own) for own in _options(cls)} if is_dataclass(cls) else {}
     return {name: "???" if value is MISSING else value for name, value in values.items()}
+
+
+def _options(cls: Any) -> list[Field[Any]]:
+    """Fields of a dataclass that settings may name."""
+    return [own for own in fields(cls) if own.init and not own.metadata.get("given")]
 
 
 def _check_class(found: Any, setting: str, path: str) -> None:

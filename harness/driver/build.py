@@ -162,9 +162,7 @@ class RealEngines:
         options = engine_options(self.config)
         engine: RolloutEngine = engine_class(self.config.engine.name)(
             self._initial_model(),
-            sampling=Sampling(
-                max_tokens(self.config, task), algorithm.temperature, algorithm.top_p, (task.stop_token,)
-            ),
+            sampling=Sampling(max_tokens(self.config, task), algorithm.temperature, algorithm.top_p, task.stop_tokens),
             slots=self.config.engine.slots,
             seed=self.seed,
             clock=clock,

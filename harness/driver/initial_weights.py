@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from harness.config import ModelConfig
 from harness.metrics.atomic_files import Lock
@@ -40,10 +41,10 @@ def initial_model(
     return replace(model, checkpoint=str(folder))
 
 
-def _problems(task: Task) -> list[list[int]]:
+def _problems(task: Task) -> list[list[Any]]:
     """What the task asks for, in part: two files of problems must not share a warm start."""
     problems = [task.problem(group, 0) for group in range(_COMPARED)]
-    return [[*problem.prompt.tolist(), *problem.answer.tolist()] for problem in problems]
+    return [[problem.prompt.tolist(), problem.answer] for problem in problems]
 
 
 def _make(model: ModelConfig, task: Task, folder: Path, progress: Callable[[int, int], None] | None) -> None:

@@ -21,7 +21,7 @@ from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole, TrainReport, one_report_per_group
-from harness.workers.dataflow import partition_name
+from harness.workers.dataflow import partition_name, text_column
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import Stage
 from schedules.protocol import Rollout
@@ -119,7 +119,7 @@ class PromptSource:
             rows,
             {
                 "prompt": Ragged.from_rows([problem.prompt for problem in problems for _ in range(n)]),
-                "answer": Ragged.from_rows([problem.answer for problem in problems for _ in range(n)]),
+                "answer": text_column([problem.answer for problem in problems for _ in range(n)]),
                 "admitted_at": np.full(len(rows), now),
             },
         )

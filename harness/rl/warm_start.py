@@ -72,8 +72,9 @@ def demonstrations(
     first = DEMONSTRATION_STREAM + step * batch
     problems = [task.problem(first + row, seed) for row in range(batch)]
     random = np.random.Generator(np.random.Philox(key=np.array([seed, first], dtype=np.uint64)))
-    characters = np.unique(np.concatenate([problem.answer[:-1] for problem in problems]))
-    answers = [add_noise(problem.answer, characters, noise, random) for problem in problems]
+    clean = [task.demonstration(problem) for problem in problems]
+    characters = np.unique(np.concatenate([answer[:-1] for answer in clean]))
+    answers = [add_noise(answer, characters, noise, random) for answer in clean]
     rows = [np.concatenate([problem.prompt, answer]) for problem, answer in zip(problems, answers, strict=True)]
     tokens = pad(rows, task.pad_token)
     place = np.arange(tokens.shape[1])

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from harness.config.plugins import check_called, keywords, load
-from harness.tasks.task import Score, Task
+from harness.tasks.task import Sample, Score, Task
 
-Reward = Callable[[np.ndarray, np.ndarray, Task], Score | float]
-"""(response int64 [L], answer int64 [A], task) -> a score, or a reward alone; `task.decode` gives text. Options are
-keyword-only parameters."""
+Reward = Callable[[Sample], Score | float | Awaitable[Score | float]]
+"""A score, or a reward alone. Options are keyword-only parameters."""
 
 
 def reward_of(path: str, options: Mapping[str, Any]) -> Reward:
     """Raises ConfigError where `path` names no reward, or the reward has no such options."""
     found = load(path, "task.reward")
-    check_called(found, 3, "task.reward", path, "reward(response, answer, task)")
+    check_called(found, 1, "task.reward", path, "reward(sample)")
     return partial(found, **keywords(found, options, "task.reward_options", path))
 
 
@@ -46,10 +44,17 @@ class Rewarded:
             raise AttributeError(name)
         return getattr(self.task, name)
 
-    def score(self, response: np.ndarray, answer: np.ndarray) -> Score:
-        score = self.reward(response, answer, self.task)
+    async def score(self, sample: Sample) -> Score:
+        given = self.reward(sample)
+        score = await given if inspect.isawaitable(given) else given
         if not isinstance(score, Score):
-            score = replace(self.task.score(response, answer), reward=float(score))
+            score = replace(await score_of(self.task, sample), reward=float(score))
         if not math.isfinite(score.reward):
-            raise ValueError(f"the reward of {self.task.decode(response)!r} is {score.reward}; return a finite number")
+            raise ValueError(f"the reward of {sample.response!r} is {score.reward}; return a finite number")
         return score
+
+
+async def score_of(task: Task, sample: Sample) -> Score:
+    """By the task's own rule, whether it has to be waited for or not."""
+    score = task.score(sample)
+    return await score if inspect.isawaitable(score) else score

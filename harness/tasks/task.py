@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,19 +11,38 @@ import numpy as np
 
 EXTRA_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
 """What may name an extra value of a score, and so the metric `custom/<name>`."""
+HELD_OUT_SEED = (1 << 64) - 1
+"""Of problems that are made up: no run draws its own by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """prompt: int64 [P]; answer: int64 [A], ending in the stop token: the one response that earns the full reward."""
+    """prompt: int64 [P]; answer: what the reward reads, "" where there is nothing to read."""
 
     prompt: np.ndarray
-    answer: np.ndarray
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response as text, for a reward.
+
+    response: without the token that ended it; stopped: by such a token, and not by the limit; tokens: of the response,
+    the end token included; turns: how often the policy spoke; environment_reward: of a task with an environment.
+    """
+
+    prompt: str
+    response: str
+    answer: str
+    stopped: bool
+    tokens: int
+    turns: int = 1
+    environment_reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """reward in [0, 1], and whether the response is the answer, stop token included.
+    """The reward of a response, in [0, 1] for tasks that are built in, and whether it is right.
 
     extra: further values of this response, for the metrics `custom/<name>`; a task declares their names.
     """
@@ -48,34 +67,46 @@ class Task(Protocol):
 
     @property
     def pad_token(self) -> int:
-        """What fills the place of no token; no prompt or answer contains it."""
+        """What fills the place of no token; no prompt or response contains it."""
 
     @property
-    def stop_token(self) -> int:
-        """What ends a response; every answer ends in it, nothing else contains it."""
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Each of them ends a response."""
 
     @property
     def max_prompt_tokens(self) -> int: ...
 
     @property
     def max_response_tokens(self) -> int:
-        """Where sampling gives up: at least the longest answer, stop token included."""
+        """Where sampling gives up: at least the longest answer, end token included."""
 
     def problem(self, group_id: int, seed: int) -> Problem:
         """The problem of one group; both arguments are integers in [0, 2**64)."""
 
-    def score(self, response: np.ndarray, answer: np.ndarray) -> Score:
-        """response: int64 [L] as sampled, stop token included; answer: int64 [A] from `problem`."""
+    def held_out(self, index: int) -> Problem:
+        """A problem to evaluate by, index >= 0: of rows, or of draws, that no training sees."""
+
+    def score(self, sample: Sample) -> Score | Awaitable[Score]: ...
 
     def encode(self, text: str) -> np.ndarray:
-        """Text to tokens, int64 [len]; ValueError for a character that the vocabulary lacks."""
+        """Text to tokens, int64 [len]; ValueError for text that the vocabulary cannot say."""
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Tokens to text, for people."""
+        """Tokens to text."""
+
+    def demonstration(self, problem: Problem) -> np.ndarray:
+        """A response that is right, int64 [A], its end token included. Raises ValueError where none is known."""
 
 
 MEMBERS = tuple(name for name in vars(Task) if not name.startswith("_"))
 """What a task has."""
+
+
+def sample_of(task: Task, prompt: np.ndarray, response: np.ndarray, answer: str) -> Sample:
+    """As text. prompt: int64 [P]; response: int64 [L], as sampled."""
+    stopped = bool(len(response)) and int(response[-1]) in task.stop_tokens
+    said = response[:-1] if stopped else response
+    return Sample(task.decode(prompt), task.decode(said), answer, stopped, len(response))
 
 
 def extra_metrics(task: Task) -> tuple[str, ...]:
@@ -122,16 +153,19 @@ class SimulatedTask:
     name: str = "simulated"
     vocabulary_size: int = 1
     pad_token: int = 0
-    stop_token: int = 0
+    stop_tokens: tuple[int, ...] = ()
 
     @property
     def max_prompt_tokens(self) -> int:
         return self.prompt_tokens
 
     def problem(self, group_id: int, seed: int) -> Problem:
-        return Problem(np.array([self.prompt_tokens], np.int64), np.zeros(1, np.int64))
+        return Problem(np.array([self.prompt_tokens], np.int64), "")
 
-    def score(self, response: np.ndarray, answer: np.ndarray) -> Score:
+    def held_out(self, index: int) -> Problem:
+        return self.problem(index, HELD_OUT_SEED)
+
+    def score(self, sample: Sample) -> Score:
         """Nothing was sampled, so nothing is rewarded."""
         return Score(0.0, False)
 
@@ -141,3 +175,6 @@ class SimulatedTask:
     def decode(self, tokens: np.ndarray) -> str:
         """Run-length coded tokens as text, for people: how many there are."""
         return f"<{int(tokens.sum())} tokens>"
+
+    def demonstration(self, problem: Problem) -> np.ndarray:
+        raise ValueError("a simulated task has no answers")

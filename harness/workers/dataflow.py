@@ -13,14 +13,16 @@ One row is one sample; `response`, `log_probs`, `versions`, `ref_log_probs` and 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
+import numpy as np
+
+from harness.transfer_queue import ColumnSpec, QueueSpec, Ragged, TaskSpec
 from schedules import Order
 
 PROMPT_COLUMNS = {
     "prompt": ColumnSpec("int64", ragged=True),
-    "answer": ColumnSpec("int64", ragged=True),
+    "answer": ColumnSpec("uint8", ragged=True),  # UTF-8
     "admitted_at": ColumnSpec("float64"),
 }
 ROLLOUT_COLUMNS = {
@@ -39,6 +41,16 @@ OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version
 
 
 _PARTITION = "train_"
+
+
+def text_column(texts: Sequence[str]) -> Ragged:
+    """Texts as a column, uint8."""
+    return Ragged.from_rows([np.frombuffer(text.encode(), np.uint8) for text in texts])
+
+
+def texts_of(column: Ragged) -> list[str]:
+    """The inverse of `text_column`."""
+    return [row.tobytes().decode() for row in column.rows()]
 
 
 def partition_name(iteration: int) -> str:
@@ -86,7 +98,7 @@ def queue_spec(
 
     tasks = {
         "rollout": TaskSpec(("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)),
-        "reward": TaskSpec(("response", "answer"), policy="ready"),
+        "reward": TaskSpec(("prompt", "response", "answer"), policy="ready"),
         "advantages": TaskSpec(("reward",), policy="ready", whole_groups=True),
     }
     if "reference" in roles:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-import numpy as np
-
 from harness.runtime.parallel import end_with_parent
-from harness.tasks import Score, Task
+from harness.tasks import Sample, Score, Task, score_of
 
 
 class RewardPool:
@@ -26,15 +24,12 @@ class RewardPool:
         for _ in range(processes):
             self._pool.submit(_started)  # so that none of them starts only with the first batch
 
-    async def scores(self, responses: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> list[Score]:
+    async def scores(self, samples: Sequence[Sample]) -> list[Score]:
         """In the order of the samples. Raises what scoring raises, RuntimeError where a process died over a sample,
         TimeoutError where they are not there in time."""
         loop, waiting = asyncio.get_running_loop(), asyncio.timeout(self._timeout_s)
         try:
-            asked = [
-                loop.run_in_executor(self._pool, _score, response, answer)
-                for response, answer in zip(responses, answers, strict=True)
-            ]
+            asked = [loop.run_in_executor(self._pool, _score, sample) for sample in samples]
             async with waiting:
                 return await asyncio.gather(*asked)
         except BrokenProcessPool as error:
@@ -43,7 +38,7 @@ class RewardPool:
             if not waiting.expired():  # the reward's own
                 raise
             raise TimeoutError(
-                f"the reward {self._reward} took longer than {self._timeout_s} s for {len(responses)} samples"
+                f"the reward {self._reward} took longer than {self._timeout_s} s for {len(samples)} samples"
             ) from error
 
     def close(self) -> None:
@@ -68,5 +63,5 @@ def _started() -> None:
     """Nothing to do."""
 
 
-def _score(response: np.ndarray, answer: np.ndarray) -> Score:
-    return _task.score(response, answer)
+def _score(sample: Sample) -> Score:
+    return asyncio.run(score_of(_task, sample))

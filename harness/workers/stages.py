@@ -14,10 +14,10 @@ import torch
 from harness.protocols import Clock, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages
 from harness.runtime.runtime import Waits
-from harness.tasks import Task, extra_metrics, extra_values
+from harness.tasks import Task, extra_metrics, extra_values, sample_of, score_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
-from harness.workers.dataflow import iteration_of, partition_name
+from harness.workers.dataflow import iteration_of, partition_name, texts_of
 from harness.workers.readers import RankQueue
 from harness.workers.reward_pool import RewardPool
 from harness.workers.turns import NO_TURNS, Turns
@@ -128,11 +128,13 @@ class RewardStage(Stage):
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         if self.sample_s:
             await self.clock.sleep(len(batch.rows) * self.sample_s)
-        responses, answers = batch.ragged("response").rows(), batch.ragged("answer").rows()
+        prompts, responses = (column.rows() for column in prompts_and_responses(batch))
+        answers = texts_of(batch.ragged("answer"))
+        samples = [sample_of(self.task, *row) for row in zip(prompts, responses, answers, strict=True)]
         if self.pool is None:
-            scores = [self.task.score(response, answer) for response, answer in zip(responses, answers, strict=True)]
+            scores = [await score_of(self.task, sample) for sample in samples]
         else:
-            scores = await self.pool.scores(responses, answers)
+            scores = await self.pool.scores(samples)
         columns: dict[str, Column] = {
             "reward": np.array([score.reward for score in scores], np.float32),
             "exact_match": np.array([score.exact_match for score in scores], np.bool_),

@@ -33,7 +33,7 @@ from harness.driver.initial_weights import initial_model
 from harness.protocols import Completion, Request, Sampling, TrainBatch
 from harness.rl.advantages import group_advantages
 from harness.runtime.runtime import RealClock
-from harness.tasks import Task, make_task, max_tokens
+from harness.tasks import Task, make_task, max_tokens, sample_of, score_of
 from harness.tasks.task import Problem
 from harness.transfer_queue import Ragged
 
@@ -54,7 +54,7 @@ class BareLoop:
         self.rollout = TorchRollout(
             self.model,
             sampling=Sampling(
-                max_tokens(config, self.task), algorithm.temperature, algorithm.top_p, (self.task.stop_token,)
+                max_tokens(config, self.task), algorithm.temperature, algorithm.top_p, self.task.stop_tokens
             ),
             slots=config.engine.slots,
             seed=seed,
@@ -79,7 +79,7 @@ class BareLoop:
         with self.timed("generate"):
             completions = await self.generate(first * algorithm.group_size, problems)
         with self.timed("reward"):
-            advantages = self.advantages(problems, completions)
+            advantages = await self.advantages(problems, completions)
         size = algorithm.micro_batch_groups * algorithm.group_size
         batches = [
             micro_batch(problems[at : at + size], completions[at : at + size], advantages[at : at + size], iteration)
@@ -103,9 +103,10 @@ class BareLoop:
             completions += await self.rollout.finished()
         return sorted(completions, key=lambda completion: completion.sample_id)
 
-    def advantages(self, problems: list[Problem], completions: list[Completion]) -> np.ndarray:
+    async def advantages(self, problems: list[Problem], completions: list[Completion]) -> np.ndarray:
         """float32 [samples]; notes the mean reward."""
-        scored = [self.task.score(c.tokens, p.answer).reward for c, p in zip(completions, problems, strict=True)]
+        said = [sample_of(self.task, p.prompt, c.tokens, p.answer) for c, p in zip(completions, problems, strict=True)]
+        scored = [(await score_of(self.task, sample)).reward for sample in said]
         self.rewards.append(float(np.mean(scored)))
         grouped = torch.tensor(scored, dtype=torch.float32).view(-1, self.config.algorithm.group_size)
         return group_advantages(grouped, divide_by_std=self.config.algorithm.normalise_std).flatten().numpy()

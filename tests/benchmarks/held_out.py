@@ -11,7 +11,7 @@ from engines.torch.rollout import TorchRollout
 from harness.config import JobConfig
 from harness.protocols import Request, Sampling
 from harness.runtime.runtime import RealClock
-from harness.tasks import make_task, max_tokens
+from harness.tasks import make_task, max_tokens, sample_of, score_of
 
 SEED = 1_000_003  # of the problems and of the draws
 
@@ -19,7 +19,7 @@ SEED = 1_000_003  # of the problems and of the draws
 async def held_out_exact_match(config: JobConfig, weights: Path, problems: int = 1024) -> float:
     """Share of right answers, one sampled at temperature 1 for each problem. weights: the run's weights.safetensors."""
     task = make_task(config)
-    sampling = Sampling(max_tokens(config, task), stop_tokens=(task.stop_token,))
+    sampling = Sampling(max_tokens(config, task), stop_tokens=task.stop_tokens)
     engine = TorchRollout(
         build_model(config.model), sampling=sampling, slots=128, seed=SEED, clock=RealClock.starting_now()
     )
@@ -30,6 +30,8 @@ async def held_out_exact_match(config: JobConfig, weights: Path, problems: int =
     while answered < problems:
         for completion in await engine.finished():
             answered += 1
-            right += task.score(completion.tokens, asked[completion.sample_id].answer).exact_match
+            problem = asked[completion.sample_id]
+            score = await score_of(task, sample_of(task, problem.prompt, completion.tokens, problem.answer))
+            right += score.exact_match
     await engine.close()
     return right / problems

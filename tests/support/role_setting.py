@@ -15,7 +15,7 @@ from harness.config import ModelConfig
 from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling
 from harness.tasks import TASKS, Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
-from harness.workers.dataflow import partition_name, queue_spec
+from harness.workers.dataflow import partition_name, queue_spec, text_column
 from harness.workers.rollout import RolloutRole
 from harness.workers.turns import NO_TURNS, Turns
 from schedules import Order
@@ -80,7 +80,7 @@ class CountingQueue(LocalQueue):
         await self.create_partition(partition_name(iteration), rows, GROUP)
         columns = {
             "prompt": Ragged.from_rows([problem.prompt for problem in problems]),
-            "answer": Ragged.from_rows([problem.answer for problem in problems]),
+            "answer": text_column([problem.answer for problem in problems]),
             "admitted_at": np.zeros(ROWS),
         }
         await self.put(partition_name(iteration), rows, columns)
@@ -186,7 +186,7 @@ class FixedWeights:
 
 
 def torch_engine(slots: int = 8, max_tokens: int = 12) -> TorchRollout:
-    sampling = Sampling(max_tokens, stop_tokens=(TASK.stop_token,))
+    sampling = Sampling(max_tokens, stop_tokens=TASK.stop_tokens)
     return TorchRollout(build_model(SMALL), sampling=sampling, slots=slots, seed=0, clock=TickingClock())
 
 

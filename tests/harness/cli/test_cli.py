@@ -35,7 +35,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["schedule=nope"], "schedule=nope is unknown; choose one of colocate_sync, delayed_update, fully_async, "),
         (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
-        (["task=nope"], "task=nope is unknown; choose one of copy, expand, jsonl, reverse"),
+        (["task=nope"], "task=nope is unknown; choose one of copy, expand, reverse"),
         (["engine=nope"], "engine=nope is unknown; choose one of sglang, torch, vllm"),
         (["schedule.nonsense=1"], "schedule.nonsense is no setting; those of schedule are "),
         (["foo.bar=2"], "foo.bar is no setting; those of a job are "),
@@ -54,8 +54,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set DEVICES=6",
         ),
         (["algorithm.micro_batch_groups=7", "cluster.oversubscribe=true"], "algorithm.batch_groups=16 does not divide"),
-        (["task=jsonl"], 'task.path has no value; add ARGS="task.path=..."'),
-        (["task=jsonl", "task.path=not/there"], "task.path=not/there: No such file or directory"),
         (
             ["backend=real", "model=qwen7b", "cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true"],
             "model=qwen7b needs 141.8 GiB for its training state",

@@ -215,7 +215,7 @@ def test_completion_order_trains_on_one_rank() -> None:
 
 def test_names_that_only_the_code_knows_are_checked() -> None:
     assert refused("engine.name=warp") == "engine.name=warp is unknown; choose one of sglang, torch, vllm"
-    assert refused("task.name=chess") == "task.name=chess is unknown; choose one of reverse, copy, expand, jsonl"
+    assert refused("task.name=chess") == "task.name=chess is unknown; choose one of reverse, copy, expand"
 
 
 def test_the_reference_is_there_where_something_reads_it() -> None:
@@ -256,22 +256,8 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert told.startswith(f"model.checkpoint={tmp_path} holds no model; name a local directory")
 
 
-def test_a_file_of_problems_is_read_before_anything_starts(tmp_path: Path) -> None:
-    path = tmp_path / "problems.jsonl"
-    asked = ("task=jsonl", f"task.path={path}")
-    assert refused(*asked) == f"task.path={path}: No such file or directory; name a file of problems"
-    path.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "X=", "answer": "2"}\n')
-    assert refused(*asked).startswith(f"task=jsonl: {path}:2: \"prompt\" holds 'X'; use only")
-    path.write_text('{"prompt": "1+1="')
-    assert refused(*asked).startswith(f"task=jsonl: {path}:1: not JSON")
-    path.write_text("")
-    assert refused(*asked).startswith(f"task=jsonl: {path} holds no problem")
-    path.write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    plan(*asked)
-
-
 def test_a_file_for_a_task_that_reads_none_is_refused() -> None:
-    assert refused("task.path=x.jsonl") == "task.path=x.jsonl: task reverse reads no file; use TASK=jsonl"
+    assert refused("task.path=x.jsonl") == "task.path=x.jsonl: task reverse reads no file"
 
 
 BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro_batch_groups=1")

@@ -104,10 +104,6 @@ def test_every_set_of_costs_composes(cost: str) -> None:
     assert compose_job([f"cost={cost}"]).cost.name == cost
 
 
-def test_a_task_that_reads_a_file_asks_for_it() -> None:
-    assert refused("task=jsonl") == 'task.path has no value; add ARGS="task.path=..."'
-
-
 def test_a_cell_is_named_by_what_decides_its_numbers() -> None:
     name = cell_name(compose_job([]))
     assert name.startswith("fully_async-tiny-reverse-")

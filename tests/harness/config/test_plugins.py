@@ -22,7 +22,7 @@ from harness.config.machine import Machine
 from harness.metrics.run_files import load_manifest, load_metrics
 from harness.rl.advantages import ADVANTAGES, advantages_of
 from harness.rl.losses import CORRECTIONS, policy_loss
-from harness.tasks import Score, make_task
+from harness.tasks import Sample, Score, make_task, score_of
 from schedules import KStepOff
 from tests.support.fake_job import FakeJob
 from tests.support.invariants import check_run, read_run
@@ -85,21 +85,25 @@ def test_colocated_decides_the_split_by_default(lab: Path) -> None:
     plan_job(config, make_schedule(config), MACHINE)
 
 
-def test_a_reward_of_ones_own_scores_instead_of_the_task(lab: Path) -> None:
+async def test_a_reward_of_ones_own_scores_instead_of_the_task(lab: Path) -> None:
     own, task = make_task(compose_job(REWARD)), make_task(compose_job([]))
-    answer = own.problem(3, 0).answer
-    short = answer[:1]
-    assert own.score(answer, answer) == Score(1.0 - 0.02 * len(answer), True)
-    assert own.score(short, answer) == Score(task.score(short, answer).reward - 0.02, False)
+    right, short = (Sample("abc=", said, "cba", True, 1 + len(said)) for said in ("cba", "c"))
+    assert await score_of(own, right) == Score(1.0 - 0.02 * 4, True)
+    assert await score_of(own, short) == Score(-0.02 * 2, False)
     assert (own.name, own.max_prompt_tokens) == (task.name, task.max_prompt_tokens)
 
 
-def test_a_reward_has_to_be_finite(lab: Path) -> None:
-    (lab / "my_lab/bad.py").write_text("def reward(response, answer, task):\n    return float('nan')\n")
+async def test_a_reward_may_have_to_be_waited_for(lab: Path) -> None:
+    (lab / "my_lab/slow.py").write_text("async def reward(sample):\n    return 0.25\n")
+    task = make_task(compose_job(["task.reward=my_lab.slow:reward"]))
+    assert await score_of(task, Sample("abc=", "cba", "cba", True, 4)) == Score(0.25, True)
+
+
+async def test_a_reward_has_to_be_finite(lab: Path) -> None:
+    (lab / "my_lab/bad.py").write_text("def reward(sample):\n    return float('nan')\n")
     task = make_task(compose_job(["task.reward=my_lab.bad:reward"]))
-    answer = task.problem(0, 0).answer
-    with pytest.raises(ValueError, match=r"is nan; return a finite number$"):
-        task.score(answer, answer)
+    with pytest.raises(ValueError, match=r"the reward of 'cba' is nan; return a finite number$"):
+        await score_of(task, Sample("abc=", "cba", "cba", True, 4))
 
 
 def test_a_loss_and_advantages_of_ones_own_get_the_options_that_they_name(lab: Path) -> None:
@@ -173,11 +177,11 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         ([SCHEDULE, "schedule.k=0"], "schedule.k=0 is out of bounds; use 1 or more"),
         ([SCHEDULE, "schedule.k=two"], "schedule.k=two is no whole number"),
         ([SCHEDULE, "schedule.q=1"], "schedule.q is no setting; those of schedule are k, name, split"),
-        (["task.reward=my_lab.losses:cispo"], "cannot be called as reward(response, answer, task)"),
+        (["task.reward=my_lab.losses:cispo"], "cannot be called as reward(sample)"),
         ([*REWARD, "task.reward_options.cost=1"], "task.reward_options.cost is no option of my_lab.rewards:brief"),
         ([REWARD[0], "task.reward_options.price=high"], "task.reward_options.price=high is no number"),
         (["algorithm.correction=my_lab.rewards:brief"], "cannot be called as loss("),
-        (["algorithm.advantage=my_lab.rewards:brief"], "cannot be called as advantages(rewards)"),
+        (["algorithm.advantage=my_lab.losses:cispo"], "cannot be called as advantages(rewards)"),
         ([*LOSS, "algorithm.options.low=1"], "algorithm.options.low is no option of my_lab.losses:cispo or my_lab"),
         (["algorithm.options.low=1"], "algorithm.options.low is for a correction or an advantage of your own"),
         (["algorithm.advantage=mean"], "algorithm.advantage=mean is unknown; choose 'group' or `package.module:name`"),

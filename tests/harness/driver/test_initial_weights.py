@@ -74,16 +74,10 @@ def test_other_tasks_and_shapes_have_their_own(tmp_path: Path) -> None:
     made = {
         initial_model(TINY, REVERSE, tmp_path).checkpoint,
         initial_model(TINY, TASKS["copy"](), tmp_path).checkpoint,
+        initial_model(TINY, TASKS["copy"](max_letters=8), tmp_path).checkpoint,
         initial_model(replace(TINY, ff=48), REVERSE, tmp_path).checkpoint,
     }
-    assert len(made) == 3
-
-
-def test_two_files_of_problems_have_their_own(tmp_path: Path) -> None:
-    files = [tmp_path / "sums.jsonl", tmp_path / "products.jsonl"]
-    for path, line in zip(files, ("1+2=", "3+4="), strict=True):
-        path.write_text(f'{{"prompt": "{line}", "answer": "3"}}\n')
-    assert len({initial_model(TINY, TASKS["jsonl"](path=str(path)), tmp_path).checkpoint for path in files}) == 2
+    assert len(made) == 4
 
 
 def test_an_interrupted_start_leaves_nothing_that_a_rerun_trips_over(tmp_path: Path, few_steps: list[int]) -> None:

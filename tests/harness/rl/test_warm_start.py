@@ -5,8 +5,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from harness.rl import warm_start as module
 from harness.rl.warm_start import add_noise, demonstrations, noise_level, warm_start
-from harness.tasks import TASKS
-from harness.tasks.characters import encode
+from harness.tasks import TASKS, load_tokenizer
 
 
 def tiny(hidden: int = 16) -> Qwen3ForCausalLM:
@@ -87,6 +86,7 @@ def test_only_the_answer_is_learnt_and_padding_is_absent() -> None:
 
 
 def test_noise_comes_at_its_rates_and_spares_the_stop_token() -> None:
+    encode = load_tokenizer().encode
     clean = np.append(np.tile(encode("ab"), 5000), encode("."))
     random = np.random.default_rng(0)
     replaced = add_noise(clean, encode("c"), 1.0, random)

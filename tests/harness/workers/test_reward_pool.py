@@ -8,18 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import psutil
 import pytest
 
 from harness.config.compose import compose_job
-from harness.tasks import make_task
-from harness.tasks.characters import STOP
+from harness.tasks import Sample, make_task, score_of
 from harness.workers.reward_pool import RewardPool
 
 SAMPLES = 24
-RESPONSES = [np.arange(1, 2 + i) for i in range(SAMPLES)]
-ANSWERS = [np.append(np.arange(1, 1 + i % 3), STOP) for i in range(SAMPLES)]
+ASKED = [Sample("ab=", "b" * i, "b" * (i % 3), True, i + 1) for i in range(SAMPLES)]
 
 
 @contextmanager
@@ -46,9 +43,9 @@ def is_alive(process: psutil.Process) -> bool:
 
 async def test_processes_give_the_scores_that_the_task_gives_in_the_same_order() -> None:
     task = make_task(compose_job(["task.reward=tests.support.rewards:long"]))
-    here = [task.score(response, answer) for response, answer in zip(RESPONSES, ANSWERS, strict=True)]
+    here = [await score_of(task, sample) for sample in ASKED]
     with scoring("long") as pool:
-        there = await pool.scores(RESPONSES, ANSWERS)
+        there = await pool.scores(ASKED)
     assert [(score.reward, score.exact_match) for score in there] == [(s.reward, s.exact_match) for s in here]
     assert len({score.extra["process"] for score in there}) == 2
     assert not {score.extra["process"] for score in there} & {score.extra["process"] for score in here}
@@ -58,22 +55,22 @@ async def test_a_reward_that_ends_its_process_is_named() -> None:
     died = "the reward tests.support.rewards:deadly ended the process that scored samples with it"
     with scoring("deadly") as pool:
         with pytest.raises(RuntimeError, match=died):
-            await pool.scores(RESPONSES, ANSWERS)
+            await pool.scores(ASKED)
         with pytest.raises(RuntimeError, match=died):
-            await pool.scores(RESPONSES, ANSWERS)
+            await pool.scores(ASKED)
 
 
 async def test_what_a_reward_raises_arrives_with_where_it_was_raised() -> None:
     with scoring("failing") as pool:
         with pytest.raises(ZeroDivisionError, match="a response of 1 tokens") as raised:
-            await pool.scores(RESPONSES[:1], ANSWERS[:1])
+            await pool.scores(ASKED[:1])
     assert "tests/support/rewards.py" in str(raised.value.__cause__)
 
 
 async def test_a_reward_that_takes_too_long_is_an_error_and_its_processes_end_with_the_pool() -> None:
     with scoring("endless", timeout_s=0.5) as pool:
         with pytest.raises(TimeoutError, match=r"rewards:endless took longer than 0.5 s for 24 samples"):
-            await pool.scores(RESPONSES, ANSWERS)
+            await pool.scores(ASKED)
         left = scorers()
         assert len(left) == 2
     until = time.monotonic() + 60

@@ -19,8 +19,8 @@ from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import group_advantages
 from harness.runtime.virtual_runtime import run_virtual
-from harness.tasks import Score
-from harness.tasks.characters import STOP, Reverse
+from harness.tasks import Sample, Score, sample_of, score_of
+from harness.tasks.characters import Reverse
 from harness.transfer_queue import Batch, Column, LocalQueue, Ragged
 from harness.weight_sync.ipc import SharedOffer
 from harness.workers.actor import ActorRole
@@ -137,7 +137,7 @@ async def test_every_column_that_training_reads_belongs_to_its_row() -> None:
         for prompt, response in zip(batch.prompts.rows(), batch.responses.rows(), strict=True):
             problem = TASK.problem(row // GROUP, seed=0)
             assert prompt.tolist() == problem.prompt.tolist()
-            scores.append(TASK.score(response, problem.answer).reward)
+            scores.append((await score_of(TASK, sample_of(TASK, prompt, response, problem.answer))).reward)
             row += 1
         expected = group_advantages(torch.tensor(scores).view(-1, GROUP)).flatten()
         np.testing.assert_array_equal(batch.advantages, expected.numpy())
@@ -224,10 +224,10 @@ class Measuring(Reverse):
 
     extra_metrics = ("length", "stops")
 
-    def score(self, response: np.ndarray, answer: np.ndarray) -> Score:
-        score = super().score(response, answer)
-        stops = {"stops": float(response[-1] == STOP)} if len(response) > 3 else {}
-        return Score(score.reward, score.exact_match, {"length": float(len(response))} | stops)
+    def score(self, sample: Sample) -> Score:
+        score = super().score(sample)
+        stops = {"stops": float(sample.stopped)} if sample.tokens > 3 else {}
+        return Score(score.reward, score.exact_match, {"length": float(sample.tokens)} | stops)
 
 
 async def test_extra_values_of_scores_reach_the_report_of_training() -> None:

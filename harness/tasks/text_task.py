@@ -1,0 +1,39 @@
+"""What tasks over a tokenizer share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.config.plugins import GIVEN
+from harness.tasks.task import Problem
+from harness.tasks.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """tokenizer: of the run's model."""
+
+    tokenizer: Tokenizer = field(default_factory=load_tokenizer, kw_only=True, repr=False, metadata=GIVEN)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.tokenizer.vocabulary_size
+
+    @property
+    def pad_token(self) -> int:
+        return self.tokenizer.pad_token
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        return self.tokenizer.stop_tokens
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.tokenizer.encode(text)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return self.tokenizer.decode(tokens)
+
+    def demonstration(self, problem: Problem) -> np.ndarray:
+        return np.append(self.encode(problem.answer), self.stop_tokens[0])

@@ -1,0 +1,103 @@
+"""A model's tokenizer: text to tokens and back, what ends a response, and how a chat is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+CHARACTER_TOKENIZER = Path(__file__).parent / "character_tokenizer"
+"""The folder of the shipped tokenizer: 32 characters, a token each."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What a folder of a model says about its text.
+
+    stop_tokens: each ends a response; pad_token: fills the place of no token; chat_template: Jinja, or None.
+    Equal where the folder is; pickled as the folder's name.
+    """
+
+    folder: Path
+    stop_tokens: tuple[int, ...]
+    pad_token: int
+    chat_template: str | None = field(repr=False, compare=False)
+    _text: tokenizers.Tokenizer = field(repr=False, compare=False)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens are integers in [0, vocabulary_size)."""
+        added = self._text.get_added_tokens_decoder()
+        return max(self._text.get_vocab_size(), 1 + max(added, default=0))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Text to tokens, int64 [n], nothing added. Raises ValueError where the vocabulary lacks a character."""
+        try:
+            return np.array(self._text.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        except Exception as error:  # the library has no narrower class
+            raise ValueError(f"{text!r} holds a character that the tokenizer in {self.folder} lacks") from error
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Tokens (integers, [n]) to text, special ones included."""
+        return self._text.decode(tokens.tolist(), skip_special_tokens=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_tokenizer, (self.folder,)
+
+
+@lru_cache(maxsize=8)
+def load_tokenizer(folder: Path = CHARACTER_TOKENIZER) -> Tokenizer:
+    """The tokenizer of a folder, which holds tokenizer.json and what transformers writes beside it.
+
+    Responses end in what generation_config.json and config.json name, and in the tokenizer's own end of text. Raises
+    ValueError where there is no tokenizer, or nothing ends a response.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"{folder} has no tokenizer.json; save the tokenizer with transformers' save_pretrained")
+    text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text.no_truncation()
+    text.no_padding()
+    settings = _read(folder / "tokenizer_config.json")
+    ends = [_token(text, settings.get("eos_token"))]
+    for name in ("generation_config.json", "config.json"):
+        named = _read(folder / name).get("eos_token_id")
+        ends += named if isinstance(named, list) else [named]
+    stops = tuple(dict.fromkeys(end for end in ends if isinstance(end, int)))
+    if not stops:
+        raise ValueError(f"{folder} names no token that ends a response; set eos_token in its tokenizer_config.json")
+    pad = _token(text, settings.get("pad_token"))
+    return Tokenizer(folder, stops, stops[0] if pad is None else pad, _chat_template(folder, settings), text)
+
+
+def _token(text: tokenizers.Tokenizer, named: Any) -> int | None:
+    """The id of a token that settings name by its text, or by an object that holds it."""
+    content = named.get("content") if isinstance(named, dict) else named
+    return text.token_to_id(content) if isinstance(content, str) else None
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    """Of a file of its own, or of the tokenizer's settings; of several the one called default."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = {one["name"]: one["template"] for one in template}.get("default")
+    return template
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is no such file. Raises ValueError for what is no JSON object."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return content
