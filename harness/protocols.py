@@ -157,7 +157,8 @@ class TrainEngine(Protocol):
         `harness.rl.diagnostics`."""
 
     async def step(self) -> dict[str, float]:
-        """Divide the gradients by the tokens of all ranks since the last step, clip, and update. {"grad_norm": ...}"""
+        """Divide the gradients by the tokens of all ranks since the last step, clip, and update; gradients that are not
+        finite update nothing, on any rank. {"grad_norm": before clipping, "learning_rate": ..., "skipped": 1 or 0}"""
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         """Weights by the names and in the dtype that rollout engines know, tensors or DTensors; tied weights once."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.config import CostConfig
+from harness.config import CostConfig, TrainingConfig
 from harness.cost_model.cost import largest_share_s
 from harness.protocols import Clock, TrainBatch
+from harness.rl.micro_batches import cut_by_tokens
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
@@ -62,13 +63,16 @@ class SimulatedTrainer:
         *,
         ranks: int = 1,
         parameters: Mapping[str, torch.Tensor] | None = None,
+        training: TrainingConfig | None = None,
     ) -> None:
         self._cost, self._clock, self._ranks = cost, clock, ranks
+        self._training = training or TrainingConfig()
         self._parameters = dict(parameters or {})
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """No sums: nothing was computed that a policy metric could be made of."""
         cost = self._cost
+        calls = calls_of(batch, self._ranks, self._training)
         share_s = largest_share_s(
             batch.prompts,
             batch.responses,
@@ -76,12 +80,23 @@ class SimulatedTrainer:
             s_per_token=cost.train_s_per_token,
             s_per_pair=cost.train_s_per_pair,
         )
-        await self._clock.sleep(cost.call_s + cost.train_call_s + share_s)
+        await self._clock.sleep(calls * (cost.call_s + cost.train_call_s) + share_s)
         return {}
 
     async def step(self) -> dict[str, float]:
+        """Nothing to say, as there are no gradients."""
         await self._clock.sleep(self._cost.train_step_s)
-        return {"grad_norm": 0.0}
+        return {}
 
     def named_parameters(self) -> dict[str, torch.Tensor]:
         return dict(self._parameters)
+
+
+def calls_of(batch: TrainBatch, ranks: int, training: TrainingConfig) -> int:
+    """Forward and backward passes of a micro-batch that `ranks` share: of the rank that needs most, which all make."""
+    if training.tokens_per_micro_batch is None:
+        return 1
+    columns = (batch.prompts, batch.responses)
+    tokens = np.array([sum(int(row.sum()) for row in rows) for rows in zip(*(c.rows() for c in columns), strict=True)])
+    shares = np.split(tokens, np.arange(1, ranks) * len(tokens) // ranks)
+    return max(len(cut_by_tokens(share, training.tokens_per_micro_batch, training.layout)) for share in shares)

@@ -17,7 +17,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 State = dict[str, dict[str, torch.Tensor]]
 
 
-def save_training(folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW) -> None:
+def save_training(
+    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW, step: torch.Tensor
+) -> None:
     """Into a new folder; every rank calls it. What lacks `.metadata` was not finished.
 
     Raises FileExistsError where the folder holds a checkpoint: a crash would leave neither the old one nor the new;
@@ -26,11 +28,14 @@ def save_training(folder: Path, parameters: Mapping[str, torch.Tensor], optimize
     if (folder / ".metadata").exists():
         raise FileExistsError(f"{folder} holds a checkpoint already; save into a new folder")
     with _errors_of_ranks(f"saving into {folder}"):
-        dcp.save(_state(parameters, optimizer), checkpoint_id=folder)
+        dcp.save(_state(parameters, optimizer, step), checkpoint_id=folder)
 
 
-def load_training(folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW) -> None:
-    """Replace weights and moments by those of `folder`, in place; every rank calls it.
+def load_training(
+    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW, step: torch.Tensor
+) -> None:
+    """Replace weights, moments and the number of steps so far (int64 []) by those of `folder`, in place; every rank
+    calls it.
 
     Raises FileNotFoundError where there is no finished checkpoint, and RuntimeError, the same on every rank, where it
     is another model's.
@@ -38,7 +43,7 @@ def load_training(folder: Path, parameters: Mapping[str, torch.Tensor], optimize
     if not (folder / ".metadata").exists():
         raise FileNotFoundError(f"{folder} holds no finished checkpoint")
     with _errors_of_ranks(f"loading {folder}"):
-        dcp.load(_state(parameters, optimizer), checkpoint_id=folder)
+        dcp.load(_state(parameters, optimizer, step), checkpoint_id=folder)
 
 
 @contextmanager
@@ -52,7 +57,9 @@ def _errors_of_ranks(what: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _state(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW) -> dict[str, State]:
+def _state(
+    parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW, step: torch.Tensor
+) -> dict[str, State]:
     """The very tensors, by names; moments that AdamW would make at its first step are made now."""
     for parameter in parameters.values():
         if not optimizer.state[parameter]:
@@ -63,4 +70,4 @@ def _state(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW)
             }
     weights = {name: {"weight": parameter.detach()} for name, parameter in parameters.items()}
     moments = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
-    return {"weights": weights, "moments": moments}
+    return {"weights": weights, "moments": moments, "run": {"training": {"step": step}}}

@@ -13,7 +13,8 @@ kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,10 @@ from engines.torch.checkpoint import load_training, save_training
 from engines.torch.scoring import TokenScorer
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
-from harness.rl.diagnostics import diagnostics
+from harness.rl.diagnostics import add_diagnostics, diagnostics
+from harness.rl.learning_rate import learning_rate, peak_rate
 from harness.rl.losses import k3, policy_loss
+from harness.rl.micro_batches import cut_by_tokens, cut_further, part_of, tokens_of
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
@@ -75,9 +78,11 @@ class FSDPEngine:
         mesh: DeviceMesh | None,
         device: torch.device,
         training: TrainingConfig | None = None,
+        steps: int = 1,
     ) -> None:
-        """ValueError where `mesh` is None and the model is not float32."""
-        training = training or TrainingConfig()
+        """steps: of the run, to whose end the learning rate decays. ValueError where `mesh` is None and the model is
+        not float32."""
+        self._training = training = training or TrainingConfig()
         self._dtype = next(model.parameters()).dtype
         model = model.to(device).float().train()
         if training.recompute_activations:
@@ -94,16 +99,42 @@ class FSDPEngine:
         self._scorer, self._device, self._algorithm = scorer, device, algorithm
         self._policy_loss = policy_loss(algorithm)
         self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
+        self._parameters = sum(parameter.numel() for parameter in self.masters.values())  # DTensors count whole
+        self._step, self._steps = torch.zeros((), dtype=torch.int64), steps
         self._optimizer = torch.optim.AdamW(
             self.masters.values(),
-            lr=algorithm.learning_rate,
+            lr=peak_rate(algorithm, self._parameters),
             betas=algorithm.betas,
             weight_decay=algorithm.weight_decay,
         )
         self._tokens = 0
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
-        """Back-propagates the SUM of token losses: the batch's token count is not known before its last micro-batch."""
+        """Back-propagates the SUM of token losses: the batch's token count is not known before its last micro-batch.
+
+        With `training.tokens_per_micro_batch` part by part, in as many parts on every rank as on that which needs most:
+        each pass gathers shards, and so is a collective.
+        """
+        sums: dict[str, float] = {}
+        for part in self._parts(batch):
+            sums = add_diagnostics(sums, self._accumulate(part))
+        return sums
+
+    def _parts(self, batch: TrainBatch) -> Iterable[TrainBatch]:
+        if self._training.tokens_per_micro_batch is None:
+            return [batch]
+        cut = cut_by_tokens(tokens_of(batch), self._training.tokens_per_micro_batch, self._training.layout)
+        return (part_of(batch, part) for part in cut_further(cut, self._over_ranks(len(cut), dist.ReduceOp.MAX)))
+
+    def _over_ranks(self, number: int, what: dist.ReduceOp.RedOpType) -> int:
+        """Of the numbers of all data-parallel ranks, the sum or the largest."""
+        if self._mesh is None or self._mesh.size() == 1:
+            return number
+        shared = torch.tensor([number], dtype=torch.int64, device=self._device)
+        dist.all_reduce(shared, what, group=self._mesh.get_group())
+        return int(shared.item())
+
+    def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
         algorithm, lengths = self._algorithm, batch.responses.lengths
         log_probs, entropies = self._scorer(batch.prompts, batch.responses)
         mask = torch.ones_like(log_probs, dtype=torch.bool)
@@ -137,29 +168,35 @@ class FSDPEngine:
         """One update with the mean over all ranks' tokens since the last one.
 
         FSDP has averaged the gradients over ranks; times the world's size over all tokens makes that the token mean.
+        A gradient that is not finite updates nothing: its norm is that of all ranks' gradients, so that all ranks skip
+        the step, or none.
         """
         ranks = 1 if self._mesh is None else self._mesh.size()
-        tokens = torch.tensor([self._tokens], dtype=torch.int64, device=self._device)
-        if self._mesh is not None and ranks > 1:
-            dist.all_reduce(tokens, group=self._mesh.get_group())
-        scale = ranks / tokens.item()
+        scale = ranks / self._over_ranks(self._tokens, dist.ReduceOp.SUM)
         parameters = list(self.masters.values())
         torch._foreach_mul_([_local(parameter.grad) for parameter in parameters], scale)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.grad_clip)
-        self._optimizer.step()
+        total = torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.grad_clip)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        rate = learning_rate(self._algorithm, self._parameters, int(self._step), self._steps)
+        finite = math.isfinite(norm)
+        if finite:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        self._step += 1
         self._tokens = 0
-        return {"grad_norm": float(norm.full_tensor() if isinstance(norm, DTensor) else norm)}
+        return {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
 
     async def save(self, folder: Path) -> None:
         """Weights and optimizer state, as `engines.torch.checkpoint`; every rank calls it, between two steps only."""
         if self._tokens:
             raise RuntimeError(f"gradients of {self._tokens} tokens would be lost; save after a step")
-        save_training(folder, self.masters, self._optimizer)
+        save_training(folder, self.masters, self._optimizer, self._step)
 
     async def load(self, folder: Path) -> None:
         """Go on from there, on any number of ranks; every rank calls it, before the first micro-batch of a step."""
-        load_training(folder, self.masters, self._optimizer)
+        load_training(folder, self.masters, self._optimizer, self._step)
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         return InDtype(self.masters, self._dtype)

@@ -61,6 +61,10 @@ COST_KINDS = ("given", "roofline")
 """Of settings of costs, distinguished by their `kind`. No setting has such a name."""
 
 
+_NUMBER = "constrained-float"
+"""What pydantic calls the number in a setting that is a number or a word."""
+
+
 class ConfigError(ValueError):
     """A setting that cannot work. The message is one line: the value, what is wrong with it, and the fix."""
 
@@ -68,7 +72,7 @@ class ConfigError(ValueError):
 def first_line(error: ValidationError, prefix: str = "") -> str:
     """The first problem of a validation error as one line: setting, value, and what to use instead."""
     problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"] if part not in COST_KINDS)
+    where = ".".join(str(part) for part in problem["loc"] if part not in (*COST_KINDS, _NUMBER))
     context = problem.get("ctx", {})
     if problem["type"].startswith("union_tag"):
         return f"{prefix}{where}.kind={context.get('tag', 'null')} is unknown; choose {' or '.join(COST_KINDS)}"

@@ -91,7 +91,10 @@ class AlgorithmConfig:
     batch_groups: Count  # groups trained in one iteration
     group_size: Annotated[int, Strict(), Field(ge=2)]  # samples of a group
     micro_batch_groups: Count  # groups of one forward and backward, per training rank
-    learning_rate: NotNegative
+    learning_rate: NotNegative | Literal["auto"]  # auto: by the model's size (harness/rl/learning_rate.py)
+    warmup_steps: CountFromZero = 0  # over which it rises to that
+    decay: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, after them, over the run
+    decay_to: Part = 0.0  # share of it that is left at the last step
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     weight_decay: NotNegative = 0.0
     grad_clip: Positive = 1.0
@@ -139,6 +142,9 @@ class TrainingConfig:
 
     name: Name = "fsdp"
     layout: Layout = "padded"  # for training and for scoring
+    tokens_per_micro_batch: Count | None = (
+        None  # most tokens of one forward and backward, whole samples; None: no limit
+    )
     recompute_activations: Switch = False  # keep no activations inside of layers; costs another forward pass
     reference_offload: Switch = False  # the reference beside the actor rests in host memory; costs a copy a layer
     tensor_parallel: Count = 1  # ranks that share each layer, and each micro-batch

@@ -188,7 +188,9 @@ class RealEngines:
         world, training, timeout_s = self.training_world, self.config.training, self.config.cluster.wait_timeout_s
         mesh = init_world(self._join_store(), rank, world, self.device, timeout_s, training.tensor_parallel)
         model = self._initial_model()
-        return FSDPEngine(model, self.config.algorithm, mesh=mesh, device=self.device, training=training)
+        return FSDPEngine(
+            model, self.config.algorithm, mesh=mesh, device=self.device, training=training, steps=self.config.iterations
+        )
 
     def scorer(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
         return trainer.scorer()
@@ -308,7 +310,7 @@ class SimulatedEngines:
     def trainer(self, rank: int, clock: Clock) -> SimulatedTrainer:
         weights = {"weights": torch.zeros(_PACED_WEIGHTS)} if self.paced else {}
         ranks = self.data_parallel["actor"]
-        return SimulatedTrainer(self.cost, clock, ranks=ranks, parameters=weights)
+        return SimulatedTrainer(self.cost, clock, ranks=ranks, parameters=weights, training=self.config.training)
 
     @property
     def _times(self) -> TransferTimes:

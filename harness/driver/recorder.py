@@ -148,6 +148,7 @@ class Recorder:
         self._records: list[SampleRecord] = []
         self._responses: list[Response] = []
         self._trained: tuple[int, Sequence[TrainReport]] | None = None
+        self._skipped_steps = 0.0
 
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
         self.events += 1
@@ -214,10 +215,23 @@ class Recorder:
             throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
             staleness_metrics(records),
             self.decoder.metrics(records, sums),
+            self._step_metrics(reports),
             counts,
         )
         for listener in self.listeners:
             listener(metrics)
+
+    def _step_metrics(self, reports: Sequence[TrainReport]) -> dict[str, float]:
+        """Of the optimizer's step, which every rank reports alike; nothing of a simulated one."""
+        step = reports[0].step
+        if not step:
+            return {}
+        self._skipped_steps += step["skipped"]
+        return {
+            "train/grad_norm": step["grad_norm"],
+            "train/learning_rate": step["learning_rate"],
+            "train/skipped_steps": self._skipped_steps,
+        }
 
     def samples(self) -> list[SampleRecord]:
         """One record per sample ever admitted, by sample id."""

@@ -153,9 +153,9 @@ def policy_ratio(log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, mas
 
 
 def _within(weight: torch.Tensor, low: float, high: float | None) -> torch.Tensor:
-    """Weights outside of [low, high] set to 0; high None is no bound."""
-    outside = weight < low if high is None else (weight < low) | (weight > high)
-    return weight.masked_fill(outside, 0.0)
+    """Weights outside of [low, high], and NaN, set to 0; high None is no bound."""
+    inside = weight >= low if high is None else (weight >= low) & (weight <= high)
+    return weight.masked_fill(~inside, 0.0)
 
 
 def k3(log_probs: torch.Tensor, other_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,8 @@ class TrainReport:
 
     trained: list[TrainedRows] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
-    grad_norm: float = 0.0
+    step: dict[str, float] = field(default_factory=dict)
+    """What `TrainEngine.step` said, the same on every rank."""
     spans: list[Span] = field(default_factory=list)
 
 
@@ -94,7 +95,7 @@ class ActorRole(SendingWorker):
         async with self.turn("train"):
             start = self.clock.now()
             with self.waits("train", "the other ranks' gradients"):
-                report.grad_norm = (await self.engine.step())["grad_norm"]
+                report.step = await self.engine.step()
             self.version = iteration + 1
             self._note(report, "update_actor", start, self.clock.now(), iteration)
         return report

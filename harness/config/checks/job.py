@@ -175,6 +175,12 @@ def _check_lengths(config: JobConfig) -> None:
             f"max_tokens={max_tokens(config, task)} after prompts of up to {task.max_prompt_tokens} tokens exceeds "
             f"model.max_length={config.model.max_length}; {fix}"
         )
+    limit = config.training.tokens_per_micro_batch
+    if limit is not None and limit < longest:
+        raise ConfigError(
+            f"training.tokens_per_micro_batch={limit} is less than the {longest} that a sample may have, prompt "
+            f"and response; set it to {longest} or more, or lower max_tokens"
+        )
     if task.vocabulary_size > config.model.vocabulary:
         raise ConfigError(
             f"model.vocabulary={config.model.vocabulary} is smaller than the {task.vocabulary_size} tokens of task "

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+from harness.config import TrainingConfig
 from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from harness.transfer_queue import Ragged
@@ -40,11 +41,26 @@ def test_a_pass_lasts_as_long_as_the_largest_share_of_its_tokens(ranks: int, tok
         scored = now()
         assert await trainer.accumulate(train_batch()) == {}
         trained = now()
-        assert await trainer.step() == {"grad_norm": 0.0}
+        assert await trainer.step() == {}
         assert trainer.named_parameters() == {}
         return scored, trained - scored, now() - trained
 
     assert run_virtual(main()) == (3.0 + 0.5 * tokens, 3.0 + 2.0 * tokens, 7.0)
+
+
+@pytest.mark.parametrize(("ranks", "limit", "calls"), [(1, 200, 1), (1, 60, 3), (2, 60, 2), (2, 50, 2), (4, 50, 1)])
+def test_a_micro_batch_that_is_cut_by_tokens_makes_a_call_for_each_part(ranks: int, limit: int, calls: int) -> None:
+    """Samples of 15, 25, 40 and 50 tokens."""
+    training = TrainingConfig(layout="packed", tokens_per_micro_batch=limit)
+
+    async def main() -> float:
+        clock = VirtualClock(asyncio.get_running_loop())
+        await SimulatedTrainer(COST, clock, ranks=ranks, training=training).accumulate(train_batch())
+        whole = now()
+        await SimulatedTrainer(COST, clock, ranks=ranks).accumulate(train_batch())
+        return whole - (now() - whole)
+
+    assert run_virtual(main()) == 3.0 * (calls - 1)
 
 
 def test_the_slowest_share_need_not_have_the_most_tokens() -> None:

@@ -26,6 +26,7 @@ def plan(*settings: str) -> JobPlan:
         (["tensor_parallel=3"], "training.tensor_parallel=3 does not divide the 4 training ranks; set it to 1 or 2"),
         (["tensor_parallel=4"], "training.tensor_parallel=4 does not divide the 2 model.kv_heads; set it to 1 or 2"),
         (["tensor_parallel=0"], "training.tensor_parallel=0 is too small; use at least 1"),
+        (["tokens_per_micro_batch=9"], "training.tokens_per_micro_batch=9 is less than the 20 that a sample may have"),
         (["layout=flat"], "training.layout=flat is unknown; choose 'padded' or 'packed'"),
         (["recompute_activations=1"], "training.recompute_activations=1 is neither true nor false"),
     ],
@@ -45,7 +46,7 @@ def test_ranks_that_share_layers_count_once_where_the_batch_is_dealt_out() -> No
 
 def test_samples_are_reported_once_and_spans_by_every_rank() -> None:
     spans = [Span("actor", str(rank), "update_actor", 0.0, 1.0, 0, 0) for rank in range(4)]
-    reports = [TrainReport(trained=[], sums={"tokens": 5.0}, grad_norm=1.0, spans=[span]) for span in spans]
+    reports = [TrainReport(trained=[], sums={"tokens": 5.0}, step={"grad_norm": 1.0}, spans=[span]) for span in spans]
     once = one_report_per_group(reports, tensor_parallel=2)
     assert np.sum([report.sums.get("tokens", 0.0) for report in once]) == 10.0
     assert [report.spans for report in once] == [[span] for span in spans]

@@ -84,7 +84,8 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
         mine = rows[rank * share : (rank + 1) * share]
         spans = [Span("actor", "0", "update_actor", start + 0.5, start + 0.9, iteration, iteration)] if not rank else []
         sums = {"tokens": 2.0 * share, "clipped": 1.0, "ratio_max": 1.0 + rank, "entropy": 4.0 * share}
-        reports.append(TrainReport([trained(mine, version)], sums, 0.5, spans))
+        step = {"grad_norm": 0.5, "learning_rate": 1e-3, "skipped": float(iteration == 0)}
+        reports.append(TrainReport([trained(mine, version)], sums, step, spans))
     recorder.trained(iteration, reports)
     recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
     recorder.published(iteration + 1)({"queue/depth_samples": 3.0})
@@ -115,6 +116,8 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     assert second["time/iteration_s"] == 1.0 and second["time/generate_s"] == pytest.approx(0.5)
     assert second["idle/rollout"] == pytest.approx(0.5) and second["idle/reference"] == pytest.approx(0.6)
     assert second["policy/entropy"] == 2.0 and second["queue/depth_samples"] == 3
+    assert (second["train/grad_norm"], second["train/learning_rate"]) == (0.5, 1e-3)
+    assert [first["train/skipped_steps"], second["train/skipped_steps"]] == [1, 1]
     assert (first["ledger/trained"], first["ledger/in_flight"], second["ledger/in_flight"]) == (6, 6, 0)
 
 
@@ -124,7 +127,7 @@ def test_extra_values_of_scores_are_custom_metrics_and_columns(recorder: Recorde
     rows = trained(list(range(BATCH * N)), 0)
     values = np.array([[row, np.nan if row else 0.5] for row in range(BATCH * N)])
     rows.score_extras = Ragged.from_rows(list(values))
-    recorder.trained(0, [TrainReport([rows], {"tokens": 12.0, "clipped": 0.0, "ratio_max": 1.0}, 0.5, [])])
+    recorder.trained(0, [TrainReport([rows], {"tokens": 12.0, "clipped": 0.0, "ratio_max": 1.0})])
     recorder.clock.time = 1.0  # type: ignore[attr-defined]
     recorder.published(1)({})
     (metrics,) = load_metrics(run.path)
@@ -205,7 +208,7 @@ def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: Run
         told.versions = Ragged(np.tile(np.array(runs, np.int32), len(rows)), np.full(len(rows), 2))
         told.responses = Ragged(np.tile(np.array([30, 10]), len(rows)), np.full(len(rows), 2))
         span = Span("actor", "0", "update_actor", iteration, iteration + 0.9, iteration, iteration)
-        recorder.trained(iteration, [TrainReport([told], {}, 0.0, [span])])
+        recorder.trained(iteration, [TrainReport([told], spans=[span])])
         recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
         recorder.published(iteration + 1)({})
     recorder.write(run)

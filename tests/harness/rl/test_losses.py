@@ -7,6 +7,7 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.rl.losses import (
     CORRECTIONS,
+    _within,
     clip,
     decoupled,
     k3,
@@ -246,3 +247,10 @@ def test_k3_is_unbiased_over_the_policys_own_tokens() -> None:
 def test_a_ratio_never_overflows() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
     assert policy_ratio(torch.tensor([[0.0, -500.0]]), torch.tensor([[-500.0, 0.0]]), mask).isfinite().all()
+
+
+@pytest.mark.parametrize("high", [1.5, None])
+def test_a_weight_that_is_no_number_is_outside_of_every_bound(high: float | None) -> None:
+    weight = torch.tensor([0.4, 0.5, 1.0, 1.5, 1.6, torch.nan])
+    kept = [0.0, 0.5, 1.0, 1.5, 0.0 if high else 1.6, 0.0]
+    torch.testing.assert_close(_within(weight, 0.5, high), torch.tensor(kept))

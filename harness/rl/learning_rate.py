@@ -1,0 +1,35 @@
+"""The learning rate of each optimizer step: by the model's size, warmed up, decayed."""
+
+from __future__ import annotations
+
+import math
+
+from harness.config import AlgorithmConfig
+
+BY_PARAMETERS = ((10_000_000, 5e-4), (100_000_000, 5e-5), (math.inf, 1e-6))
+"""What `auto` is, for models of fewer parameters than the first number. 1e-6 is what published recipes of RL on
+language models from 0.5B to 32B use (DAPO, arXiv 2503.14476, section 4.1; verl's and TRL's for GRPO); 5e-4 is the rate
+at which `tiny` learns in a minute."""
+
+
+def peak_rate(algorithm: AlgorithmConfig, parameters: int) -> float:
+    """The rate before warm-up and decay, of a model with so many parameters."""
+    if algorithm.learning_rate != "auto":
+        return algorithm.learning_rate
+    return next(rate for below, rate in BY_PARAMETERS if parameters < below)
+
+
+def learning_rate(algorithm: AlgorithmConfig, parameters: int, step: int, steps: int) -> float:
+    """Of step `step`, counted from 0, of a run of `steps`.
+
+    Linear from 1/warmup_steps to the peak over `warmup_steps`; then the peak (constant), or down to
+    `decay_to` of it at the last step, on a line or on half a cosine (Loshchilov and Hutter, arXiv 1608.03983).
+    """
+    peak, warmup = peak_rate(algorithm, parameters), algorithm.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if algorithm.decay == "constant":
+        return peak
+    done = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
+    left = 1 - done if algorithm.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return peak * (algorithm.decay_to + (1 - algorithm.decay_to) * left)

@@ -1,0 +1,62 @@
+"""Micro-batches cut by tokens: memory goes with the tokens of one forward and backward pass, not with its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.config.job import Layout
+from harness.protocols import TrainBatch
+from harness.transfer_queue import Ragged
+
+Part = NDArray[np.int64]
+"""Indices of samples."""
+
+
+def cut_by_tokens(lengths: Sequence[int] | NDArray[np.int64], limit: int, layout: Layout) -> list[Part]:
+    """Samples of these lengths (prompt and response, tokens) in as few parts as a walk from the longest to the shortest
+    makes, each of at most `limit` tokens as `layout` computes them; a sample that is longer by itself is a part alone.
+
+    Padded, a part costs its longest sample for each of its samples, so that samples of like lengths belong together.
+    """
+    parts: list[list[int]] = []
+    longest = total = 0
+    for sample in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        length = int(lengths[sample])
+        together = longest * (len(parts[-1]) + 1) if parts and layout == "padded" else total + length
+        if not parts or together > limit:
+            parts.append([])
+            longest, total = length, 0
+        parts[-1].append(sample)
+        total += length
+    return [np.array(part, np.int64) for part in parts]
+
+
+def cut_further(parts: Sequence[Part], count: int) -> list[Part]:
+    """The same samples in `count` parts, by halving the largest; ValueError where there are fewer samples."""
+    parts = list(parts)
+    while len(parts) < count:
+        largest = max(range(len(parts)), key=lambda place: len(parts[place]))
+        if len(parts[largest]) < 2:
+            raise ValueError(f"{len(parts)} samples cannot be cut into {count} parts")
+        middle = len(parts[largest]) // 2
+        parts[largest : largest + 1] = [parts[largest][:middle], parts[largest][middle:]]
+    return parts
+
+
+def part_of(batch: TrainBatch, part: Part) -> TrainBatch:
+    """These samples of a micro-batch, in this order."""
+
+    def cut(column: Any) -> Any:
+        return column.take(part) if isinstance(column, Ragged) else None if column is None else column[part]
+
+    return replace(batch, **{field.name: cut(getattr(batch, field.name)) for field in fields(batch)})
+
+
+def tokens_of(batch: TrainBatch) -> NDArray[np.int64]:
+    """Prompt and response tokens of each sample: int64 [k]."""
+    return batch.prompts.lengths + batch.responses.lengths

@@ -1,0 +1,125 @@
+"""Micro-batches by tokens, steps that are skipped, the learning rate: alone, and in a world of two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from engines.torch.fsdp import FSDPEngine
+from engines.torch.model import build_model
+from harness.config import TrainingConfig
+from harness.protocols import TrainBatch
+from tests.support.fsdp_samples import (
+    FREE,
+    SAMPLES,
+    SMALL,
+    World,
+    assert_close,
+    batch_of,
+    computed,
+    gradients,
+    train,
+    weights,
+)
+from tests.support.processes import run_in_processes
+
+ALL = range(SAMPLES)
+LIMIT = 40  # tokens; samples have 2 to 19
+SHARES = [
+    sorted(ALL, key=lambda sample: len(batch_of([sample]).responses.values))[start : start + 8] for start in (0, 8)
+]
+"""Of two ranks: the short samples, and the long ones."""
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World() as world:
+        yield world
+
+
+def counted(engine: FSDPEngine) -> list[int]:
+    """Grows by the samples of each forward pass."""
+    passes: list[int] = []
+    engine._scorer.register_forward_pre_hook(lambda module, inputs: passes.append(len(inputs[0])))
+    return passes
+
+
+def broken(batch: TrainBatch) -> TrainBatch:
+    """Its loss is NaN."""
+    return replace(batch, advantages=np.full(len(batch.advantages), np.nan, np.float32))
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_parts_of_a_micro_batch_have_its_gradient_and_say_the_same_of_themselves(world: World, layout: str) -> None:
+    whole = world.engine(FREE, TrainingConfig(layout=layout))
+    cut = world.engine(FREE, TrainingConfig(layout=layout, tokens_per_micro_batch=LIMIT))
+    passes = counted(cut)
+    told = [computed(engine.accumulate(batch_of(ALL))) for engine in (whole, cut)]
+    norms = [computed(engine.step())["grad_norm"] for engine in (whole, cut)]
+    assert len(passes) > 3 and sum(passes) == SAMPLES
+    assert told[0] == pytest.approx(told[1], rel=1e-5) and norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert_close(gradients(cut), gradients(whole), rtol=1e-5)
+
+
+def one_rank_of_two(rank: int, port: int) -> tuple[int, dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Passes and gradients of a step in parts; then what the steps said of which one was broken on rank 0 only."""
+    store = TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
+    with World(store, rank, 2) as world:
+        engine = world.engine(FREE, TrainingConfig(tokens_per_micro_batch=LIMIT))
+        passes = counted(engine)
+        train(engine, [SHARES[rank]])
+        found = gradients(engine)
+        before, said = weights(engine), []
+        for bad in (True, False):
+            batch = batch_of(SHARES[rank])
+            computed(engine.accumulate(broken(batch) if bad and rank == 0 else batch))
+            said.append(computed(engine.step()))
+            same = all(torch.equal(before[name], tensor) for name, tensor in weights(engine).items())
+            assert same == bad, "only a step that is skipped leaves the weights as they are"
+        return len(passes), found, said
+
+
+def test_two_ranks_make_as_many_passes_and_skip_the_same_steps(world: World) -> None:
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    ranks = run_in_processes(one_rank_of_two, [(rank, store.port) for rank in range(2)], timeout_s=200)
+    whole = world.engine(FREE)
+    train(whole, [ALL])
+    assert len({passes for passes, _, _ in ranks}) == 1
+    for _, found, said in ranks:
+        assert_close(found, gradients(whole), rtol=1e-5)
+        assert [step["skipped"] for step in said] == [1.0, 0.0]
+
+
+def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_moments(world: World) -> None:
+    engine, undisturbed = world.engine(FREE), world.engine(FREE)
+    for each in (engine, undisturbed):
+        train(each, [ALL[:8]])
+    before = weights(engine)
+    computed(engine.accumulate(broken(batch_of(ALL))))
+    told = computed(engine.step())
+    assert told["skipped"] == 1 and not np.isfinite(told["grad_norm"])
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(engine).items())
+    assert train(engine, [ALL[8:]]) == train(undisturbed, [ALL[8:]])
+    ours, theirs = weights(engine), weights(undisturbed)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_each_step_has_the_rate_of_its_place_in_the_run_also_after_a_checkpoint(world: World, tmp_path: Path) -> None:
+    algorithm = replace(FREE, learning_rate=1.0, warmup_steps=2, decay="linear")
+    engine = FSDPEngine(build_model(SMALL), algorithm, mesh=world.mesh, device=torch.device("cpu"), steps=5)
+    resumed = FSDPEngine(build_model(SMALL), algorithm, mesh=world.mesh, device=torch.device("cpu"), steps=5)
+
+    def rate(engine: FSDPEngine) -> float:
+        computed(engine.accumulate(batch_of(ALL)))
+        return computed(engine.step())["learning_rate"]
+
+    assert [rate(engine) for _ in range(3)] == [0.5, 1.0, 1.0]
+    computed(engine.save(tmp_path / "third"))
+    computed(resumed.load(tmp_path / "third"))
+    assert [rate(resumed) for _ in range(2)] == [0.5, 0.0]
