@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -46,6 +48,12 @@ class WorkerActor:
         self._server.stop()
 
 
+def _interpreter() -> dict[str, str]:
+    """Ray hands the path of Python to a shell as it is: one with a space has to be quoted."""
+    quoted = shlex.quote(sys.executable)
+    return {} if quoted == sys.executable else {"py_executable": quoted}
+
+
 class RayCluster:
     """The cluster at `address`, by Ray; one bundle per device. Use as a context manager: leaving it ends every process
     that it started."""
@@ -69,7 +77,7 @@ class RayCluster:
                 address=self.address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                runtime_env={"env_vars": worker_environment(self.gpu)},
+                runtime_env={"env_vars": worker_environment(self.gpu)} | _interpreter(),
             )
             self._stack.callback(self._stop_workers)
             self.host = ray.util.get_node_ip_address()
