@@ -15,6 +15,7 @@ class RunningSample:
     """One sample on its way. `context` is the prompt and what was sampled so far; `cached` says whether the keys and
     values of all of it but the last token are in its slot."""
 
+    sampling: Sampling
     sample_id: int
     prompt_length: int
     context: list[int]
@@ -25,8 +26,10 @@ class RunningSample:
     cached: bool = False
 
     @classmethod
-    def of(cls, request: Request) -> RunningSample:
-        sample = cls(request.sample_id, len(request.prompt), request.prompt.tolist())
+    def of(cls, request: Request, sampling: Sampling) -> RunningSample:
+        """sampling: the engine's, for a request without its own."""
+        prompt = request.prompt
+        sample = cls(request.sampling or sampling, request.sample_id, len(prompt), prompt.tolist())
         if (partial := request.partial) is not None:
             sample.context += partial.tokens.tolist()
             sample.log_probs += partial.log_probs.tolist()
@@ -34,11 +37,11 @@ class RunningSample:
             sample.started_at = partial.started_at
         return sample
 
-    def finish_reason(self, sampling: Sampling) -> FinishReason | None:
+    def finish_reason(self) -> FinishReason | None:
         """Why it is done; None while it is not."""
-        if self.log_probs and self.context[-1] in sampling.stop_tokens:
+        if self.log_probs and self.context[-1] in self.sampling.stop_tokens:
             return "stop"
-        return "length" if len(self.log_probs) == sampling.max_tokens else None
+        return "length" if len(self.log_probs) == self.sampling.max_tokens else None
 
     def completion(self, reason: FinishReason, now: float) -> Completion:
         return Completion(
@@ -53,12 +56,13 @@ class RunningSample:
 
 
 def accepted(
-    requests: Sequence[Request], engine: str, *, vocabulary: int, max_length: int, max_tokens: int
+    requests: Sequence[Request], engine: str, *, vocabulary: int, max_length: int, sampling: Sampling
 ) -> list[RunningSample]:
-    """All of them, or none: raises ValueError as `check_request`."""
+    """All of them, or none: raises ValueError as `check_request`. sampling: the engine's."""
     for request in requests:
+        max_tokens = (request.sampling or sampling).max_tokens
         check_request(request, engine, vocabulary=vocabulary, max_length=max_length, max_tokens=max_tokens)
-    return [RunningSample.of(request) for request in requests]
+    return [RunningSample.of(request, sampling) for request in requests]
 
 
 def check_request(request: Request, engine: str, *, vocabulary: int, max_length: int, max_tokens: int) -> None:

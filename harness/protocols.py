@@ -59,11 +59,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sample to generate. prompt: int64 [P]. `partial` is an aborted completion to go on from, losing no token."""
+    """One sample to generate. prompt: int64 [P]. `partial` is an aborted completion to go on from, losing no token.
+    `sampling`: of this sample, where it is not the engine's."""
 
     sample_id: int
     prompt: np.ndarray
     partial: Completion | None = None
+    sampling: Sampling | None = None
 
 
 class EngineDied(RuntimeError):

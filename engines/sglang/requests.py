@@ -22,8 +22,9 @@ _WATCH_S = 0.5
 _ABORT_AGAIN_S = 0.2
 
 
-def body_of(sample: RunningSample, sampling: Sampling, *, seed: int, vocabulary: int) -> dict[str, Any]:
+def body_of(sample: RunningSample, *, seed: int, vocabulary: int) -> dict[str, Any]:
     """What /generate is asked for: the rest of the sample, with log-probs of what it is drawn from."""
+    sampling = sample.sampling
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
         "max_new_tokens": sampling.max_tokens - len(sample.log_probs),
@@ -130,11 +131,11 @@ class SampleRequests:
     def __contains__(self, sample: RunningSample) -> bool:
         return sample.sample_id in self._tasks
 
-    def start(self, sample: RunningSample, sampling: Sampling, body: dict[str, Any]) -> None:
+    def start(self, sample: RunningSample, body: dict[str, Any]) -> None:
         """Needs a running event loop."""
         self.watch()
         self._heard_at = asyncio.get_running_loop().time()
-        self._tasks[sample.sample_id] = asyncio.create_task(self._go(sample, sampling, body))
+        self._tasks[sample.sample_id] = asyncio.create_task(self._go(sample, body))
 
     async def end_all(self, go_on: Callable[[], Awaitable[None]]) -> None:
         """Have the server abort them all; each sample keeps the tokens that arrived. Then, or when what is left may be
@@ -169,9 +170,9 @@ class SampleRequests:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _go(self, sample: RunningSample, sampling: Sampling, body: dict[str, Any]) -> None:
+    async def _go(self, sample: RunningSample, body: dict[str, Any]) -> None:
         """Consumes the server's messages about one sample; ends with the last of them, or with the server."""
-        reply = Reply(sampling, self._client.owner)
+        reply = Reply(sample.sampling, self._client.owner)
         try:
             version = await self._prepare()
             async for message in self._client.generate(body):

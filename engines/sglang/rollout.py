@@ -107,7 +107,7 @@ class SGLangRollout:
             self.name,
             vocabulary=self._vocabulary,
             max_length=self._max_length,
-            max_tokens=self.sampling.max_tokens,
+            sampling=self.sampling,
         )
         self._start()
         self._changed.set()
@@ -208,8 +208,7 @@ class SGLangRollout:
             self._start_request(sample)
 
     def _start_request(self, sample: RunningSample) -> None:
-        body = body_of(sample, self.sampling, seed=self._seed, vocabulary=self._vocabulary)
-        self._requests.start(sample, self.sampling, body)
+        self._requests.start(sample, body_of(sample, seed=self._seed, vocabulary=self._vocabulary))
 
     async def _prepare(self) -> int:
         """Before a request. A server that was not started here has the weights that it was started with."""
@@ -230,7 +229,7 @@ class SGLangRollout:
         """Those that are done leave their slots to others."""
         now = self._clock.now()
         for sample in samples:
-            if (reason := sample.finish_reason(self.sampling)) is not None:
+            if (reason := sample.finish_reason()) is not None:
                 del self._rows[sample.sample_id]
                 self._done.append(sample.completion(reason, now))
         self._start()

@@ -18,7 +18,7 @@ import torch
 from engines.loading import ModelWeights
 from engines.requests import RunningSample, accepted, require_still
 from engines.torch.kv_slots import SlotModel
-from engines.torch.sampling import draw, uniforms
+from engines.torch.sampling import draw_each, uniforms
 from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class TorchRollout:
             self.name,
             vocabulary=self._model.config.vocab_size,
             max_length=self._cache.max_length,
-            max_tokens=self.sampling.max_tokens,
+            sampling=self.sampling,
         )
         self._changed.set()
 
@@ -115,7 +115,10 @@ class TorchRollout:
             [sample.context[-1] for sample in self._rows], [len(sample.context) - 1 for sample in self._rows]
         )
         uniform = [sample.uniforms[len(sample.log_probs)] for sample in self._rows]
-        tokens, log_probs = draw(logits, torch.tensor(uniform, dtype=torch.float64, device=self._device), self.sampling)
+        samplings = [sample.sampling for sample in self._rows]
+        tokens, log_probs = draw_each(
+            logits, torch.tensor(uniform, dtype=torch.float64, device=self._device), samplings
+        )
         if not torch.isfinite(log_probs).all():
             raise FloatingPointError(
                 f"engine {self.name}: log-probabilities under version {self.version} are not finite"
@@ -186,7 +189,7 @@ class TorchRollout:
             sample = self._waiting.popleft()
             if sample.started_at is None:
                 sample.started_at = self._clock.now()
-            sample.uniforms = uniforms(self._seed, sample.sample_id, self.sampling.max_tokens).tolist()
+            sample.uniforms = uniforms(self._seed, sample.sample_id, sample.sampling.max_tokens).tolist()
             self._rows.append(sample)
 
     def _fill_cache(self) -> None:
@@ -202,7 +205,7 @@ class TorchRollout:
         """Take finished samples out of their slots; the last running one moves into the gap: rows stay dense."""
         now = self._clock.now()
         for row in reversed(range(len(self._rows))):
-            if (reason := self._rows[row].finish_reason(self.sampling)) is None:
+            if (reason := self._rows[row].finish_reason()) is None:
                 continue
             self._done.append(self._rows[row].completion(reason, now))
             last = self._rows.pop()

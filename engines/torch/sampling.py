@@ -8,6 +8,8 @@ and never the draw.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -44,6 +46,20 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tup
     # The first token whose cumulative mass exceeds the point: never one of probability zero.
     tokens = torch.searchsorted(cumulative, point, right=True).clamp_(max=logits.shape[-1] - 1)
     return tokens[:, 0], log_probs.gather(-1, tokens)[:, 0]
+
+
+def draw_each(
+    logits: torch.Tensor, uniform: torch.Tensor, samplings: Sequence[Sampling]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `draw`, where each row has a sampling of its own."""
+    if len(kinds := dict.fromkeys(samplings)) == 1:
+        return draw(logits, uniform, samplings[0])
+    tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
+    log_probs = torch.empty(len(samplings), device=logits.device)
+    for kind in kinds:
+        rows = torch.tensor([row for row, its in enumerate(samplings) if its == kind], device=logits.device)
+        tokens[rows], log_probs[rows] = draw(logits[rows], uniform[rows], kind)
+    return tokens, log_probs
 
 
 def _nucleus(log_probs: torch.Tensor, top_p: float) -> torch.Tensor:

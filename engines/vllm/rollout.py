@@ -87,7 +87,7 @@ class VLLMRollout:
             self.name,
             vocabulary=self._vocabulary,
             max_length=self._max_length,
-            max_tokens=self.sampling.max_tokens,
+            sampling=self.sampling,
         )
         self._go_on()
 
@@ -199,14 +199,14 @@ class VLLMRollout:
                 self._handed_over += 1
                 number = f"{sample.sample_id}-{self._handed_over}"
                 collector = await self._process.generate(
-                    number, sample.context, self.version, parameters(sample, self.sampling, self._seed)
+                    number, sample.context, self.version, parameters(sample, self._seed)
                 )
                 self._keep(self._follow(sample, collector))
 
     async def _follow(self, sample: RunningSample, collector: RequestOutputCollector) -> None:
         """Consumes the one output of a sample, produces its completion. Unblocked by vLLM, or by its death."""
         (generated,) = (await self._process.outlast(collector.get())).outputs
-        reason = extend(sample, generated, greedy=self.sampling.temperature == 0)
+        reason = extend(sample, generated, greedy=sample.sampling.temperature == 0)
         self._done.append(sample.completion(reason, self._clock.now()))
         del self._running[sample.sample_id]
         self._go_on()
@@ -256,12 +256,12 @@ FIRST_LABEL = "default"
 """What vLLM calls the weights that it was started with."""
 
 
-def parameters(sample: RunningSample, sampling: Sampling, seed: int) -> SamplingParams:
+def parameters(sample: RunningSample, seed: int) -> SamplingParams:
     """How the rest of `sample` is drawn. vLLM's generator starts anew with each request: so the length of what is there
     is part of its key, or a sample that goes on would repeat its first draws."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    drawn = len(sample.log_probs)
+    sampling, drawn = sample.sampling, len(sample.log_probs)
     key = np.random.SeedSequence([seed, sample.sample_id, drawn]).generate_state(1, np.uint64)[0]
     return SamplingParams(
         max_tokens=sampling.max_tokens - drawn,

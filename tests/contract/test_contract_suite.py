@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.torch import rollout as torch_rollout
+from engines.torch import sampling as torch_sampling
 from engines.torch.rollout import TorchRollout
 from engines.torch.sampling import draw
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
@@ -201,5 +201,5 @@ async def test_a_wrong_draw_is_noticed(
     test: Callable[..., Awaitable[None]],
     sampling: str | None,
 ) -> None:
-    monkeypatch.setattr(torch_rollout, "draw", wrong)
+    monkeypatch.setattr(torch_sampling, "draw", wrong)
     await noticed(test, TorchRollout, **({} if sampling is None else {"sampling": SAMPLING[sampling]}))

@@ -3,6 +3,8 @@ log-probabilities: the ones that importance weights are made of."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,21 @@ from tests.contract.subject import Subject
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 GREEDY = Sampling(max_tokens=24, temperature=0)
+
+
+async def test_a_sample_with_a_sampling_of_its_own_is_sampled_by_that_beside_others(subject: Subject) -> None:
+    subject.needs("tokens")
+    usual = Sampling(max_tokens=30)
+    subject.sample_by(usual)
+    sampled, greedy = subject.requests(10), subject.requests(10)
+    mixed = [*sampled, *(replace(request, sampling=GREEDY) for request in greedy)]
+    done = await subject.generate(sorted(mixed, key=lambda request: request.sample_id % 3))
+    for request in greedy:
+        assert len(done[request.sample_id].tokens) == GREEDY.max_tokens
+        assert_greedy(subject.model(subject.engine.version), request.prompt, done[request.sample_id])
+        np.testing.assert_array_equal(done[request.sample_id].log_probs, np.zeros(GREEDY.max_tokens, np.float32))
+    for request in sampled:
+        subject.assert_sampled_by_its_versions(request, done[request.sample_id])
 
 
 @pytest.mark.parametrize("embeddings", ["tied", "untied"])

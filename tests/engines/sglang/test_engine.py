@@ -356,7 +356,7 @@ def test_the_only_choice_has_log_probability_zero() -> None:
 
 def test_log_probs_under_top_p_are_those_of_the_nucleus() -> None:
     sampling = Sampling(max_tokens=8, top_p=0.9)
-    body = body_of(RunningSample(0, 1, [3]), sampling, seed=0, vocabulary=32)
+    body = body_of(RunningSample(sampling, 0, 1, [3]), seed=0, vocabulary=32)
     assert body["return_sampling_mask"] and body["sampling_params"]["top_k"] == 32
     reply = Reply(sampling, "engine 0")
     reply.add(message([4, 5], 2, output_token_sampling_logprobs=[-0.5, -0.25]))
@@ -364,10 +364,13 @@ def test_log_probs_under_top_p_are_those_of_the_nucleus() -> None:
 
 
 def test_stop_tokens_are_told_and_nothing_else_stops_a_sample() -> None:
-    sample = RunningSample(0, 2, [3, 4, 9], log_probs=[-1.0], versions=[0])
-    stopping = body_of(sample, Sampling(max_tokens=8, stop_tokens=(7,)), seed=0, vocabulary=32)["sampling_params"]
+    def told(sampling: Sampling) -> dict[str, Any]:
+        sample = RunningSample(sampling, 0, 2, [3, 4, 9], log_probs=[-1.0], versions=[0])
+        return body_of(sample, seed=0, vocabulary=32)["sampling_params"]
+
+    stopping = told(Sampling(max_tokens=8, stop_tokens=(7,)))
     assert (stopping["stop_token_ids"], stopping["ignore_eos"], stopping["max_new_tokens"]) == ([7], False, 7)
-    endless = body_of(sample, PLAIN, seed=0, vocabulary=32)["sampling_params"]
+    endless = told(PLAIN)
     assert (endless["stop_token_ids"], endless["ignore_eos"]) == ([], True)
 
 
