@@ -27,7 +27,7 @@ from engines.sglang.weights import PartialWeightUpdate, WeightSender
 from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
 
 class SGLangRollout:
@@ -39,7 +39,7 @@ class SGLangRollout:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: PreTrainedModel,
         *,
         sampling: Sampling,
         slots: int,

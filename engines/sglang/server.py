@@ -19,7 +19,7 @@ from engines.sglang.options import TOKEN, URL, Options, interpreter, servers
 from harness.protocols import EngineDied
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -36,7 +36,7 @@ _CPU_CACHE_TOKENS = 1 << 16
 
 
 def open_server(
-    model: Qwen3ForCausalLM, *, slots: int, device: torch.device, name: str, owner: str, options: Options
+    model: PreTrainedModel, *, slots: int, device: torch.device, name: str, owner: str, options: Options
 ) -> LocalServer | RemoteServer:
     """The server of engine `name`: the one that the environment names, else one that is started.
 
@@ -76,7 +76,7 @@ class LocalServer:
     has_initial_weights = True
 
     def __init__(
-        self, model: Qwen3ForCausalLM, *, slots: int, device: torch.device, owner: str, options: Options
+        self, model: PreTrainedModel, *, slots: int, device: torch.device, owner: str, options: Options
     ) -> None:
         """Returns at once; the server needs half a minute.
 
@@ -143,7 +143,7 @@ class LocalServer:
         return "\n".join(lines[-12:]).replace(self.token, "***")
 
 
-def write_model(model: Qwen3ForCausalLM, folder: Path) -> None:
+def write_model(model: PreTrainedModel, folder: Path) -> None:
     """Its config.json and weights, tied ones once.
 
     Without an end-of-sequence token: what ends a sample is for its sampling parameters to say, and a server would add
@@ -160,7 +160,7 @@ def write_model(model: Qwen3ForCausalLM, folder: Path) -> None:
 
 
 def _flags(
-    model: Qwen3ForCausalLM, folder: Path, slots: int, device: torch.device, port: int, options: Options
+    model: PreTrainedModel, folder: Path, slots: int, device: torch.device, port: int, options: Options
 ) -> list[str]:
     """What an option leaves open is chosen here for a CPU, and by SGLang for a GPU."""
     config, cpu = model.config, device.type == "cpu"

@@ -34,6 +34,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from engines.torch.checkpoint import load_training, save_training
+from engines.torch.model import blocks_of
 from engines.torch.scoring import TokenScorer
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
@@ -44,7 +45,7 @@ from harness.rl.micro_batches import cut_by_tokens, cut_further, part_of, tokens
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
 
 def init_world(
@@ -72,7 +73,7 @@ class FSDPEngine:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: PreTrainedModel,
         algorithm: AlgorithmConfig,
         *,
         mesh: DeviceMesh | None,
@@ -226,7 +227,7 @@ class ShardedScorer:
 
 
 def sharded_reference(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     *,
     mesh: DeviceMesh,
     device: torch.device,
@@ -252,7 +253,7 @@ def sharded_reference(
 
 def shard(scorer: TokenScorer, mesh: DeviceMesh, **options: Any) -> None:
     """Spread the parameters over `mesh`, in place: those of each layer are gathered together, and all others."""
-    for layer in scorer.model.model.layers:
+    for layer in blocks_of(scorer.model):
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(scorer, mesh=mesh, **options)
 
@@ -293,27 +294,28 @@ def _local(tensor: torch.Tensor | None) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def share_layers(model: Qwen3ForCausalLM, world: DeviceMesh) -> dist.ProcessGroup:
+def share_layers(model: PreTrainedModel, world: DeviceMesh) -> dist.ProcessGroup:
     """Keep this rank's part of `model`, in place; the ranks of the mesh's dimension `tensor`, whose group is returned,
     hold the same weights before.
 
     Heads, KV heads, width and vocabulary must each be a multiple of the number of ranks (harness/config/checks/job.py).
     """
     mesh = world["tensor"]
-    for layer in model.model.layers:
+    for layer in blocks_of(model):
         plan = {
             "input_layernorm": WholeNorm(),
             "self_attn.q_proj": ColwiseParallel(),
             "self_attn.k_proj": ColwiseParallel(),
             "self_attn.v_proj": ColwiseParallel(),
-            "self_attn.q_norm": SequenceParallel(sequence_dim=HEADS, use_local_output=True),
-            "self_attn.k_norm": SequenceParallel(sequence_dim=HEADS, use_local_output=True),
             "self_attn.o_proj": RowwiseParallel(),
             "post_attention_layernorm": WholeNorm(),
             "mlp.gate_proj": ColwiseParallel(),
             "mlp.up_proj": ColwiseParallel(),
             "mlp.down_proj": RowwiseParallel(),
         }
+        if hasattr(layer.self_attn, "q_norm"):
+            norm = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
+            plan |= {"self_attn.q_norm": norm, "self_attn.k_norm": norm}
         parallelize_module(layer, mesh, plan)
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     outer = {

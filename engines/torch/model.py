@@ -1,49 +1,69 @@
-"""The policy: a transformers Qwen3 model of the configured shape, made here or read from a local directory."""
+"""The policy: a decoder of transformers, of the configured shape, made here or read from a folder."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.config import ModelConfig
+from harness.config.model_folder import DRAWN, local_folder, read_config, require_shape, shape_of
 
 if TYPE_CHECKING:
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 def load_architecture() -> None:
     """Import what models are made of, which takes seconds: once before processes that need it are forked."""
     with _without_sklearn():
-        from transformers import Qwen3ForCausalLM  # noqa: F401
+        from transformers import AutoModelForCausalLM, Qwen3ForCausalLM  # noqa: F401
 
 
-def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> Qwen3ForCausalLM:
+def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> PreTrainedModel:
     """The model in `config.dtype` on `device`, in eval mode, with sdpa attention.
 
     Weights come from `config.checkpoint` where that is set, else they are drawn from `seed` alone; the global random
-    state stays as it was. Nothing is ever downloaded.
+    state stays as it was. A repository of the hub is taken from its cache, or downloaded.
 
     Raises:
-        ValueError: the checkpoint has another architecture or shape than configured, or lacks weights.
+        ValueError: the checkpoint has another architecture or shape than configured, or lacks weights; or weights
+            cannot be drawn for this architecture.
     """
     import torch
 
     load_architecture()
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     dtype = getattr(torch, config.dtype)
     if config.checkpoint is None:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            model = Qwen3ForCausalLM(_qwen3_config(config))
+            model = AutoModelForCausalLM.from_config(transformers_config(config), attn_implementation="sdpa")
         for parameter in model.parameters():  # and no buffers: rotary frequencies are float32 in every model
             parameter.data = parameter.data.to(dtype)
     else:
         model = _load(config, config.checkpoint, dtype)
+    if config.float32_logits and config.dtype != "float32":
+        model.config.head_dtype = "float32"  # as vLLM reads it from a model's config.json
     return model.to(device).eval()
+
+
+def float32_head(model: PreTrainedModel) -> bool:
+    """Whether its logits are to be computed in float32, and its weights are not."""
+    return getattr(model.config, "head_dtype", None) == "float32"
+
+
+def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Its decoder blocks, by the class that the model itself names as one."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def sliding_layers(config: PretrainedConfig) -> int:
+    """How many layers see a window only."""
+    return int(shape_of(config, "of this model")["sliding_layers"])
 
 
 @contextmanager
@@ -59,27 +79,38 @@ def _without_sklearn() -> Iterator[None]:
         del sys.modules["sklearn"]
 
 
-def _load(config: ModelConfig, checkpoint: str, dtype: torch.dtype) -> Qwen3ForCausalLM:
-    """Its own config.json says all that the configured shape does not, such as the base of the rotary embedding."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def _load(config: ModelConfig, checkpoint: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Its own config.json says all that the configured shape does not, such as how positions are scaled."""
+    from transformers import AutoModelForCausalLM
 
-    architecture = Qwen3Config.get_config_dict(checkpoint, local_files_only=True)[0].get("model_type")
-    if architecture != "qwen3":
-        raise ValueError(f"checkpoint {checkpoint} is of model_type {architecture}; only qwen3 can be loaded")
-    found = Qwen3Config.from_pretrained(checkpoint, local_files_only=True)
-    _require_shape(config, found)
-    model, loading = Qwen3ForCausalLM.from_pretrained(
-        checkpoint,
+    folder = local_folder(checkpoint)
+    found = read_config(folder, checkpoint)
+    require_shape(config, found)
+    for name in vars(found):
+        if "dropout" in name or name.endswith("pdrop"):
+            setattr(found, name, 0.0)  # a log-probability must be the same each time it is asked for
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        folder,
         config=found,
         dtype=dtype,
         attn_implementation="sdpa",
         local_files_only=True,
         output_loading_info=True,
     )
+    found.max_position_embeddings = config.max_length  # of the run; the model may have been trained for more
     odd = [f"{what.split('_')[0]} {name}" for what in ("missing_keys", "unexpected_keys") for name in loading[what]]
     if odd:
         raise ValueError(f"checkpoint {checkpoint} does not hold the weights that its config.json names: {_few(odd)}")
+    _require_open(model, checkpoint)
     return model
+
+
+def _require_open(model: PreTrainedModel, checkpoint: str) -> None:
+    """Raises ValueError where attention cannot be taken over, or logits are more than a product with a matrix."""
+    if not model._supports_attention_backend:
+        raise ValueError(f"checkpoint {checkpoint}: {type(model).__name__} cannot attend by functions of others")
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise ValueError(f"checkpoint {checkpoint}: the output layer of {type(model).__name__} has a bias")
 
 
 def _few(names: list[str]) -> str:
@@ -87,44 +118,33 @@ def _few(names: list[str]) -> str:
     return shown if len(names) <= 4 else f"{shown}; and {len(names) - 4} more"
 
 
-def _qwen3_config(config: ModelConfig) -> Qwen3Config:
-    from transformers import Qwen3Config
+def transformers_config(config: ModelConfig) -> PretrainedConfig:
+    """Of these settings alone. Raises ValueError for an architecture that they do not describe."""
+    from transformers import AutoConfig
 
-    return Qwen3Config(
-        **_shape(config),
-        attn_implementation="sdpa",
+    if config.architecture not in DRAWN:
+        raise ValueError(
+            f"weights of architecture {config.architecture} cannot be drawn; name a folder that holds some as "
+            "model.checkpoint"
+        )
+    own: dict[str, Any] = {"use_sliding_window": False} if config.architecture != "llama" else {}
+    if config.architecture != "qwen2":
+        own["attention_bias"] = config.attention_bias == "all"
+    return AutoConfig.for_model(
+        config.architecture,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.ff,
+        vocab_size=config.vocabulary,
+        tie_word_embeddings=config.tied_embeddings,
+        max_position_embeddings=config.max_length,
+        rms_norm_eps=config.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
-        use_sliding_window=False,
+        **own,
     )
-
-
-def _shape(config: ModelConfig) -> dict[str, int | bool]:
-    return {
-        "hidden_size": config.hidden,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.ff,
-        "vocab_size": config.vocabulary,
-        "tie_word_embeddings": config.tied_embeddings,
-        "max_position_embeddings": config.max_length,
-    }
-
-
-def _require_shape(config: ModelConfig, found: Qwen3Config) -> None:
-    """A checkpoint may have been trained for longer sequences than the run uses; all else must be equal."""
-    wanted = _shape(config)
-    longest = wanted.pop("max_position_embeddings")
-    wrong = [
-        f"{key} {getattr(found, key)}, not {value}" for key, value in wanted.items() if getattr(found, key) != value
-    ]
-    if found.max_position_embeddings < longest:
-        wrong.append(f"max_position_embeddings {found.max_position_embeddings}, less than max_length {longest}")
-    if wrong:
-        raise ValueError(
-            f"checkpoint {config.checkpoint} does not have the shape of model {config.name}: it has {'; '.join(wrong)}"
-        )
-    found.max_position_embeddings = longest

@@ -12,6 +12,7 @@ square of all tokens together: on a CPU 10 to 20 times as much; tests/benchmarks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+    from transformers import PreTrainedModel
 
 
 NAME = "cadence_packed"
@@ -52,7 +52,7 @@ class PaddedBatch:
     def targets(self) -> torch.Tensor:
         return self.tokens[:, 1:].flatten()
 
-    def hidden(self, decoder: Qwen3Model) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel) -> torch.Tensor:
         return decoder(input_ids=self.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
@@ -93,12 +93,11 @@ class PackedBatch:
     targets: torch.Tensor
     boundaries: Boundaries
 
-    def hidden(self, decoder: Qwen3Model) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel) -> torch.Tensor:
         """Of a decoder that `use_packed_attention` has prepared."""
         output = decoder(
             input_ids=self.tokens[None],
             position_ids=self.positions[None],
-            attention_mask={"full_attention": None},  # an answer, where None would be a question
             use_cache=False,
             boundaries=self.boundaries,
         )
@@ -133,7 +132,7 @@ def pack_batch(prompts: Ragged, responses: Ragged, device: torch.device) -> Pack
     )
 
 
-def use_packed_attention(model: Qwen3ForCausalLM) -> None:
+def use_packed_attention(model: PreTrainedModel) -> None:
     """From now on `model` attends within the `boundaries` that it is called with."""
     from transformers import AttentionInterface
 
@@ -150,33 +149,63 @@ def packed_attention(
     *,
     scaling: float,
     boundaries: Boundaries,
-    **_: Any,
+    sliding_window: int | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """A transformers attention function: query [1, heads, T, D], key and value [1, kv heads, T, D] -> [1, T, heads, D].
 
-    Causal within each sample; without dropout.
+    Causal within each sample; without dropout. Raises NotImplementedError as `refuse_changed_scores`.
     """
+    refuse_changed_scores(others)
     groups = query.shape[1] // key.shape[1]
     key, value = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (key, value))
     attend = _in_one_kernel if query.is_cuda and query.dtype.itemsize == 2 else _one_by_one
-    return attend(query, key, value, boundaries, scaling), None
+    return attend(query, key, value, boundaries, scaling, sliding_window), None
+
+
+def refuse_changed_scores(others: Mapping[str, Any]) -> None:
+    """Raises NotImplementedError where a model hands its attention function what would change the scores."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if others.get(name) is not None:
+            raise NotImplementedError(f"attention with {name} is not computed here; use another model")
+
+
+def causal_window(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """Which keys a query sees of the `window` tokens that end with itself: bool [length, length]."""
+    back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
+    return (back >= 0) & (back < window)
 
 
 def _one_by_one(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, boundaries: Boundaries, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    boundaries: Boundaries,
+    scaling: float,
+    window: int | None,
 ) -> torch.Tensor:
     parts = zip(*(part.split(boundaries.lengths, dim=2) for part in (query, key, value)), strict=True)
-    done = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling) for q, k, v in parts]
+    done = []
+    for q, k, v in parts:
+        length = q.shape[2]
+        mask = None if window is None or window >= length else causal_window(length, window, q.device)
+        done.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling))
     return torch.cat(done, dim=2).transpose(1, 2)
 
 
 def _in_one_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, boundaries: Boundaries, scaling: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    boundaries: Boundaries,
+    scaling: float,
+    window: int | None,
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
     offsets, longest = boundaries.offsets, max(boundaries.lengths)
-    attended = varlen_attn(query, key, value, offsets, offsets, longest, longest, scale=scaling, window_size=CAUSAL)
+    back = CAUSAL if window is None else (window - 1, 0)
+    attended = varlen_attn(query, key, value, offsets, offsets, longest, longest, scale=scaling, window_size=back)
     assert isinstance(attended, torch.Tensor), "no more was asked for"
     return attended.unsqueeze(0)

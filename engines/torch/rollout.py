@@ -1,4 +1,4 @@
-"""The embedded rollout engine: a transformers Qwen3 model, continuous batching over slots, one process, no server.
+"""The embedded rollout engine: a decoder of transformers, continuous batching over slots, one process, no server.
 
 Between two events of the loop it takes one `step`: samples that wait get the free slots and their prompts are
 prefilled, then every running sample gets one token. Pauses and weight updates land between steps, never inside one.
@@ -22,7 +22,7 @@ from engines.torch.sampling import draw_each, uniforms
 from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
 
 class TorchRollout:
@@ -34,7 +34,7 @@ class TorchRollout:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: PreTrainedModel,
         *,
         sampling: Sampling,
         slots: int,

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from engines.loading import ModelWeights
+from engines.torch.model import float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
 from harness.config import Layout
 from harness.rl.log_probs import head_log_probs
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3Model
+    from transformers import PreTrainedModel
 
 
 class LaidOut(Protocol):
@@ -27,7 +27,7 @@ class LaidOut(Protocol):
     def targets(self) -> torch.Tensor:
         """Tokens to score: int64 [N]."""
 
-    def hidden(self, decoder: Qwen3Model) -> torch.Tensor:
+    def hidden(self, decoder: PreTrainedModel) -> torch.Tensor:
         """The last hidden state that predicts each of them: [N, H]."""
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ class TokenScorer(torch.nn.Module):
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: PreTrainedModel,
         temperature: float,
         layout: Layout,
         group: dist.ProcessGroup | None = None,
@@ -58,15 +58,17 @@ class TokenScorer(torch.nn.Module):
         if layout == "packed":
             use_packed_attention(model)
         self.model, self._temperature, self._group = model, temperature, group
-        self._lay_out = LAYOUTS[layout]
+        self._lay_out, self._float32 = LAYOUTS[layout], float32_head(model)
 
     def forward(self, prompts: Ragged, responses: Ragged) -> Scores:
         """prompts and responses: int64, of k rows each."""
-        weight = self.model.lm_head.weight
+        weight = self.model.get_output_embeddings().weight
         if isinstance(weight, DTensor):
             weight = weight.to_local()
         batch = self._lay_out(prompts, responses, weight.device)
-        scores = head_log_probs(batch.hidden(self.model.model), weight, batch.targets, self._temperature, self._group)
+        scores = head_log_probs(
+            batch.hidden(self.model.base_model), weight, batch.targets, self._temperature, self._group, self._float32
+        )
         return Scores(*map(batch.at_responses, scores))
 
 
@@ -74,7 +76,7 @@ class TorchLogProb:
     """`harness.protocols.LogProbEngine` on a transformers model in this process."""
 
     def __init__(
-        self, model: Qwen3ForCausalLM, *, temperature: float, device: torch.device, layout: Layout = "padded"
+        self, model: PreTrainedModel, *, temperature: float, device: torch.device, layout: Layout = "padded"
     ) -> None:
         self._model = model.to(device).eval()
         self._scorer = TokenScorer(self._model, temperature, layout)

@@ -17,7 +17,7 @@ from engines.vllm.options import Options
 from harness.protocols import EngineDied
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
@@ -35,7 +35,7 @@ class VLLMProcess:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: PreTrainedModel,
         *,
         slots: int,
         device: torch.device,
@@ -164,7 +164,7 @@ def _start(folder: str, arguments: dict[str, Any], log_level: str) -> AsyncLLM:
     return AsyncLLM.from_engine_args(AsyncEngineArgs(model=folder, **arguments))
 
 
-def _arguments(model: Qwen3ForCausalLM, slots: int, device: torch.device, options: Options) -> dict[str, Any]:
+def _arguments(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> dict[str, Any]:
     """Of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and top_p."""
     from engines.vllm.weights import BACKEND
 
@@ -189,7 +189,7 @@ def _arguments(model: Qwen3ForCausalLM, slots: int, device: torch.device, option
     }
 
 
-def _cache_bytes(model: Qwen3ForCausalLM, slots: int, device: torch.device, options: Options) -> int:
+def _cache_bytes(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> int:
     """Room for all slots at full length, so that no sample is ever preempted; on a GPU, at most what it has left beside
     the weights and a new set of them."""
     config = model.config

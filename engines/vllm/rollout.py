@@ -23,7 +23,7 @@ from engines.vllm.weights import WeightSender
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
     from vllm.outputs import CompletionOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.output_processor import RequestOutputCollector
@@ -37,7 +37,7 @@ class VLLMRollout:
 
     def __init__(
         self,
-        model: Qwen3ForCausalLM,
+        model: PreTrainedModel,
         *,
         sampling: Sampling,
         slots: int,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from engines.loading import ExpectedWeights
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
     from engines.vllm.options import Options
     from engines.vllm.process import VLLMProcess
@@ -39,7 +39,7 @@ class WeightSender:
     """The adapter's side of vLLM's weight transfer. Weights are used when all of them have come, and no sooner."""
 
     def __init__(
-        self, process: VLLMProcess, model: Qwen3ForCausalLM, device: torch.device, name: str, options: Options
+        self, process: VLLMProcess, model: PreTrainedModel, device: torch.device, name: str, options: Options
     ) -> None:
         self._process, self._device, self._name, self._options = process, device, name, options
         self._expected = ExpectedWeights(model, f"engine {name}")

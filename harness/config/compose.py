@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from harness.config import ConfigError, JobConfig, job_config
+from harness.config import ConfigError, JobConfig, ModelConfig, job_config
+from harness.config.model_folder import is_source, looks_like_source, model_settings
 from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, lookup, make, plugin
 from schedules import SCHEDULES, Schedule, Transport
 
@@ -30,12 +31,21 @@ _FILE = ".yaml"
 """The end of a choice that is a file instead of a name."""
 _FREE = ("algorithm.options.", "task.reward_options.")
 """Options of code of the user's: what they are is not in the files."""
+_OF_MODEL = {f"model.{made.name}" for made in dataclasses.fields(ModelConfig)}
+"""Settings of every model; files give those that are not the default."""
 _PLUGINS = ("schedule", "engine", "task")
 """Groups whose choice may be code of the user's."""
 _SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
 _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
 """Splits of a schedule that has no file."""
-_WRITTEN_IF_SET = {"task": ("reward", "reward_options", "reward_processes"), "algorithm": ("advantage", "options")}
+_WRITTEN_IF_SET = {
+    "task": ("reward", "reward_options", "reward_processes"),
+    "algorithm": ("advantage", "options"),
+    "model": (
+        *("architecture", "tokenizer", "attention_bias", "qk_norm", "sliding_window", "sliding_layers"),
+        *("rope_theta", "norm_eps", "fp32_head"),
+    ),
+}
 """Settings that a configuration names only where they are not the default, as before there were any."""
 NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights")
 """Settings that do not change what a run computes, so that they do not name a cell."""
@@ -68,12 +78,13 @@ def _tree(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _by_name(override: str) -> str:
-    """As Hydra knows it: a choice of a group by a file's path, `cost=results/costs/mine.yaml`, or by an import path,
-    `schedule=my_lab.schedules:Mine`, gets a name in its store; a free option is added where there is none."""
+    """As Hydra knows it: a choice of a group by a file's path, `cost=results/costs/mine.yaml`, by an import path,
+    `schedule=my_lab.schedules:Mine`, or a model by its folder, gets a name in its store; a free option is added where
+    there is none."""
     group, _, value = override.partition("=")
-    if group.startswith(_FREE):
+    if group.startswith(_FREE) or group in _OF_MODEL:
         return f"++{override}"
-    if group not in GROUPS or not (value.endswith(_FILE) or is_path(value)):
+    if group not in GROUPS or value in choices(group):
         return override
     node = read_settings(Path(value)) if value.endswith(_FILE) else _settings_of(group, value)
     name = f"own_{hashlib.sha256(json.dumps(node, default=str).encode()).hexdigest()[:12]}"
@@ -83,6 +94,8 @@ def _by_name(override: str) -> str:
 
 def _settings_of(group: str, path: str) -> dict[str, Any]:
     """What a file of this choice would say: its options with their defaults; of a schedule also a split."""
+    if group == "model":
+        return model_settings(path)
     if group == "engine":
         common = read_settings(EXPERIMENTS / "engine" / "torch.yaml")
         own = getattr(load(path, group), "Options", None)
@@ -186,8 +199,10 @@ def _check_override(override: str) -> None:
     if not setting or not (equals or override.startswith("~")):
         raise ConfigError(f"{override} cannot be read; write setting=value, such as iterations=20")
     own = value.endswith(_FILE) or (is_path(value) and setting in _PLUGINS)
+    own = own or (setting == "model" and (is_source(value) or looks_like_source(value)))
     if setting in GROUPS and not own and value not in choices(setting):
-        raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(choices(setting))}")
+        folder = ", or a folder with a config.json, or hf:<org>/<name>" if setting == "model" else ""
+        raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(choices(setting))}{folder}")
     if setting in GROUPS and override != f"{setting}={value}":
         raise ConfigError(f"{override} cannot be read; a group has one choice: {setting}={value}")
     if setting.startswith("hydra."):

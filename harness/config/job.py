@@ -33,7 +33,8 @@ from harness.config.fields import (
 
 @dataclass(frozen=True, config=STRICT)
 class ModelConfig:
-    """The shape of a Qwen3-style decoder. `checkpoint` is a local directory with weights, or None for made ones."""
+    """The shape of a decoder. `checkpoint` is a folder with weights or a repository of the hub, `hf:<org>/<name>`
+    (harness/config/model_folder.py), or None for made ones."""
 
     name: Name
     hidden: Count
@@ -50,6 +51,20 @@ class ModelConfig:
     experts: CountFromZero = 0  # feed-forward networks of each layer to choose from; 0: one for all. Simulated only
     active_experts: CountFromZero = 0  # chosen for each token; each is `ff` wide
     warm_start: Switch = False  # train it on noisy demonstrations first, so that RL has something to sharpen
+    architecture: str = "qwen3"  # transformers' model_type
+    tokenizer: str | None = None  # a folder or repository with one; None takes the checkpoint's
+    attention_bias: Literal["none", "qkv", "all"] = "none"  # projections of attention that have biases
+    qk_norm: Switch = True  # queries and keys are normalised head by head
+    sliding_window: Count | None = None  # tokens before a token, with itself, that `sliding_layers` layers attend to
+    sliding_layers: CountFromZero = 0
+    rope_theta: Positive = 10000.0
+    norm_eps: Positive = 1e-6
+    fp32_head: Switch | None = None  # logits in float32 whatever the dtype; None: where it is bfloat16
+
+    @property
+    def float32_logits(self) -> bool:
+        """Whether logits are computed in float32: in bfloat16 log-probabilities are off by up to .09."""
+        return self.dtype != "float32" if self.fp32_head is None else self.fp32_head
 
 
 @dataclass(frozen=True, config=STRICT)

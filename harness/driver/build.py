@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -159,10 +159,10 @@ class RealEngines:
 
     def rollout(self, number: int, clock: Clock) -> RolloutEngine:
         algorithm, task = self.config.algorithm, self.task
-        options = engine_options(self.config)
+        options, longest = engine_options(self.config), max_tokens(self.config, task)
         engine: RolloutEngine = engine_class(self.config.engine.name)(
-            self._initial_model(),
-            sampling=Sampling(max_tokens(self.config, task), algorithm.temperature, algorithm.top_p, task.stop_tokens),
+            self._initial_model(task.max_prompt_tokens + longest),
+            sampling=Sampling(longest, algorithm.temperature, algorithm.top_p, task.stop_tokens),
             slots=self.config.engine.slots,
             seed=self.seed,
             clock=clock,
@@ -224,11 +224,12 @@ class RealEngines:
     def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
         return LocalReceiver(trainer)
 
-    def _initial_model(self) -> Any:
+    def _initial_model(self, longest: int | None = None) -> Any:
+        """longest: tokens of a sample, for which caches are made; without it as many as the model can take."""
         from engines.torch.model import build_model
 
         torch.set_num_threads(self.config.cluster.threads_per_device)
-        return build_model(self.model, seed=0)
+        return build_model(replace(self.model, max_length=longest or self.model.max_length), seed=0)
 
 
 @dataclass(frozen=True)

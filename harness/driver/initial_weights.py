@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import ModelConfig
+from harness.config.model_folder import local_folder
 from harness.metrics.atomic_files import Lock
 from harness.tasks import Task
 
@@ -24,12 +25,14 @@ _COMPARED = 256  # problems that distinguish tasks of one name
 def initial_model(
     model: ModelConfig, task: Task, results: Path, progress: Callable[[int, int], None] | None = None
 ) -> ModelConfig:
-    """`model` with a checkpoint to start from, where it asks for a warm start; itself otherwise.
+    """`model` with a folder to start from, where it has a checkpoint, or asks for a warm start; itself otherwise.
 
-    The warm start is deterministic, is made on first use and cached under `results`/cache; two runs that ask at once
-    make it once. Nothing is downloaded.
+    A repository of the hub is downloaded, once. The warm start is deterministic, is made on first use and cached under
+    `results`/cache; two runs that ask at once make it once. Raises ConfigError as `local_folder`.
     """
-    if not model.warm_start or model.checkpoint is not None:
+    if model.checkpoint is not None:
+        return replace(model, checkpoint=str(local_folder(model.checkpoint)))
+    if not model.warm_start:
         return model
     made_from = [RECIPE, asdict(model), task.name, _problems(task)]
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]

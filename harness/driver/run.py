@@ -109,7 +109,10 @@ def _initial_model(config: JobConfig, plan: JobPlan, results: Path, console: Con
     """Only a real run starts from weights."""
     if plan.backend != "real":
         return config.model
-    with console.status("making the warm start (once per model and task, about 20 s)"):
+    doing = "making the warm start (once per model and task, about 20 s)"
+    if config.model.checkpoint is not None:
+        doing = f"looking for {config.model.checkpoint}"
+    with console.status(doing):
         return initial_model(config.model, make_task(config), results)
 
 

@@ -62,18 +62,20 @@ def head_log_probs(
     tokens: torch.Tensor,
     temperature: float = 1.0,
     group: dist.ProcessGroup | None = None,
+    float32: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(hidden weight^T / temperature) at the tokens, and the entropy of each row in nats: two float32 [N].
 
-    hidden [N, H] and weight [V, H] are of one dtype, in which logits are computed; tokens int64 [N]. Softmax and sums
-    are float32. The log-probabilities are differentiable in hidden and weight, the entropies are for reading.
+    hidden [N, H] and weight [V, H] are of one dtype, in which logits are computed, or in float32 where that is asked;
+    tokens int64 [N]. Softmax and sums are float32. The log-probabilities are differentiable in hidden and weight, the
+    entropies are for reading.
 
     group: its ranks hold V rows of the vocabulary each, in the order of ranks, and the same hidden and tokens; all get
     the same numbers.
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be above 0, not {temperature}; train at the temperature that samples")
-    return HeadLogProbs.apply(hidden, weight, tokens, temperature, group)
+    return HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32)
 
 
 class HeadLogProbs(torch.autograd.Function):
@@ -87,19 +89,21 @@ class HeadLogProbs(torch.autograd.Function):
         tokens: torch.Tensor,
         temperature: float,
         group: dist.ProcessGroup | None,
+        float32: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        multiply = logits_in_float32 if float32 else _logits
         rows = len(hidden)
         log_probs, entropies, normalisers = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
         place, here = _places(tokens, len(weight), group)
         for chunk in _chunks(rows, len(weight)):
-            logits = (hidden[chunk] @ weight.T).float().div_(temperature)
+            logits = multiply(hidden[chunk], weight).div_(temperature)
             normaliser = _normaliser(logits, group)
             chosen = logits.gather(1, place[chunk]).squeeze(1).where(here[chunk], 0.0)
             log_probs[chunk] = _summed(chosen, group) - normaliser
             normalisers[chunk] = normaliser
             entropies[chunk] = _summed(_surprise(logits.sub_(normaliser.unsqueeze(1))), group)
         ctx.save_for_backward(hidden, weight, place, here, normalisers)
-        ctx.temperature, ctx.group = temperature, group
+        ctx.temperature, ctx.group, ctx.multiply = temperature, group, multiply
         ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
@@ -112,7 +116,7 @@ class HeadLogProbs(torch.autograd.Function):
         # What many chunks add up is kept in float32; one chunk's sum is the matrix product's own.
         grad_weight = None if len(hidden) <= _rows(len(weight)) else torch.zeros_like(weight, dtype=torch.float32)
         for chunk in _chunks(len(hidden), len(weight)):
-            logits = (hidden[chunk] @ weight.T).float().div_(ctx.temperature)
+            logits = ctx.multiply(hidden[chunk], weight).div_(ctx.temperature)
             softmax = logits.sub_(normalisers[chunk].unsqueeze(1)).exp_().mul_(-scale[chunk])
             softmax.scatter_add_(1, place[chunk], scale[chunk] * here[chunk].unsqueeze(1))
             grad_logits = softmax.to(hidden.dtype)
@@ -120,7 +124,19 @@ class HeadLogProbs(torch.autograd.Function):
             part = grad_logits.T @ hidden[chunk]
             grad_weight = part if grad_weight is None else grad_weight.add_(part)
         assert grad_weight is not None, "no rows"
-        return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), None, None, None
+        return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), None, None, None, None
+
+
+def logits_in_float32(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Products of half-precision numbers are exact in float32: what is left out is the rounding of each logit, which
+    moves log-probabilities by up to .09. [N, H], [V, H] -> float32 [N, V]."""
+    if hidden.is_cuda and hidden.dtype != torch.float32:
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+    return hidden.float() @ weight.float().T
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (hidden @ weight.T).float()
 
 
 def _places(tokens: torch.Tensor, size: int, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -13,6 +12,7 @@ from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.checks.plugins import check_environment, check_plugins, engine_options
 from harness.config.communicators import check_communicators, communicators
 from harness.config.machine import Machine
+from harness.config.model_folder import DRAWN, HUB, local_folder, read_config, require_shape
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 from harness.config.plugins import is_path
 from harness.cost_model.job_cost import check_memory
@@ -72,6 +72,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
         if config.backend == "real":
             raise
         return _simulated(config, schedule, placement, "virtual", why=str(missing))
+    _check_weights(config.model)
     _check_batch(config, training_ranks(config, placement))
     _check_order(config, schedule, placement)
     return JobPlan(placement, gpu)
@@ -138,10 +139,23 @@ def _check_model(model: ModelConfig) -> None:
             f"model.heads={model.heads} cannot share model.kv_heads={model.kv_heads}; make one a multiple of the other"
         )
     check_experts(model)
-    if model.checkpoint is not None and not (Path(model.checkpoint) / "config.json").is_file():
+    if bool(model.sliding_layers) != (model.sliding_window is not None) or model.sliding_layers > model.layers:
         raise ConfigError(
-            f"model.checkpoint={model.checkpoint} holds no model; name a local directory with config.json and weights"
+            f"model.sliding_layers={model.sliding_layers} and model.sliding_window={model.sliding_window} of "
+            f"model.layers={model.layers}: give both or neither, and no more layers than there are"
         )
+
+
+def _check_weights(model: ModelConfig) -> None:
+    """What a real run starts from is there, or can be made. Repositories of the hub are looked for, not downloaded."""
+    if model.checkpoint is None:
+        if model.architecture not in DRAWN:
+            raise ConfigError(
+                f"model.architecture={model.architecture}: weights can be drawn for {', '.join(DRAWN)} only; name a "
+                "folder with weights as model.checkpoint"
+            )
+        return
+    require_shape(model, read_config(local_folder(model.checkpoint, weights=not model.checkpoint.startswith(HUB)), ""))
 
 
 def _check_batch(config: JobConfig, world: int) -> None:
@@ -286,6 +300,13 @@ def only_simulated(config: JobConfig) -> str | None:
         "training.expert_parallel": (config.training.expert_parallel, 1),
         "model.experts": (config.model.experts, 0),
     }
+    architecture = config.model.architecture
+    if config.training.tensor_parallel > 1 and architecture not in DRAWN:
+        return (
+            f"training.tensor_parallel={config.training.tensor_parallel}: layers of model.architecture={architecture} "
+            f"can be shared in simulation only, real ones are those of {', '.join(DRAWN)}; set it to 1, or "
+            "BACKEND=virtual"
+        )
     for setting, (value, most) in settings.items():
         if value > most:
             return f"{setting}={value} can be simulated only; set it to {most}, or BACKEND=virtual"

@@ -28,7 +28,7 @@ from harness.cost_model.profile.timing import (
 )
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
 
 PACKAGES = ("torch", "transformers", "numpy")
@@ -127,7 +127,7 @@ def _rows(
         _forget(watch.device)
 
 
-def _made(model: ModelConfig, layers: int, device: torch.device) -> Qwen3ForCausalLM:
+def _made(model: ModelConfig, layers: int, device: torch.device) -> PreTrainedModel:
     """Made where it will be: drawing the weights of a large model on a CPU takes minutes."""
     with device:
         return build_model(replace(model, layers=layers, checkpoint=None), device=device)

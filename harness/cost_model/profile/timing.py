@@ -26,7 +26,7 @@ from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import PreTrainedModel
 
 
 Sizes = tuple[tuple[int, int], ...]
@@ -83,7 +83,7 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
 
 
-def time_decode(model: Qwen3ForCausalLM, sizes: Sizes, watch: Stopwatch) -> Iterator[Row]:
+def time_decode(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch) -> Iterator[Row]:
     """Steps of an engine that is full of samples with so many tokens each; sampling included."""
     for samples, length in sizes:
         steps = watch.calls + 1
@@ -96,7 +96,7 @@ def time_decode(model: Qwen3ForCausalLM, sizes: Sizes, watch: Stopwatch) -> Iter
         asyncio.run(engine.close())
 
 
-def time_prefill(model: Qwen3ForCausalLM, sizes: Sizes, watch: Stopwatch) -> Iterator[Row]:
+def time_prefill(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch) -> Iterator[Row]:
     """Filling the slots of so many samples with so many tokens each."""
     for samples, length in sizes:
         model.config.max_position_embeddings = length
@@ -106,7 +106,7 @@ def time_prefill(model: Qwen3ForCausalLM, sizes: Sizes, watch: Stopwatch) -> Ite
         yield Row("prefill", model.config.num_hidden_layers, samples, length, 0, seconds, spread)
 
 
-def time_weights(model: Qwen3ForCausalLM, watch: Stopwatch) -> Iterator[Row]:
+def time_weights(model: PreTrainedModel, watch: Stopwatch) -> Iterator[Row]:
     """New weights from the host's memory into an idle engine; and the engine's weights to the host, and back."""
     engine = _engine(model, 1, 32, 1, watch.device)
     there = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
@@ -123,19 +123,19 @@ def time_weights(model: Qwen3ForCausalLM, watch: Stopwatch) -> Iterator[Row]:
         loop.run(engine.close())
 
 
-def _engine(model: Qwen3ForCausalLM, slots: int, length: int, max_tokens: int, device: torch.device) -> TorchRollout:
+def _engine(model: PreTrainedModel, slots: int, length: int, max_tokens: int, device: torch.device) -> TorchRollout:
     """An engine whose cache holds `length` tokens of each slot, and no more."""
     model.config.max_position_embeddings = length
     sampling = Sampling(max_tokens)
     return TorchRollout(model, sampling=sampling, slots=slots, seed=0, clock=RealClock.starting_now(), device=device)
 
 
-def _tokens(model: Qwen3ForCausalLM, samples: int, length: int) -> np.ndarray:
+def _tokens(model: PreTrainedModel, samples: int, length: int) -> np.ndarray:
     """int64 [samples, length]."""
     return np.random.default_rng(0).integers(0, model.config.vocab_size, (samples, length))
 
 
-def time_log_probs(model: Qwen3ForCausalLM, sizes: Sizes, watch: Stopwatch, training: TrainingConfig) -> Iterator[Row]:
+def time_log_probs(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, training: TrainingConfig) -> Iterator[Row]:
     """Micro-batches of so many samples with so many tokens each, half of them the prompt's."""
     layers, vocabulary = model.config.num_hidden_layers, model.config.vocab_size
     engine = TorchLogProb(model, temperature=1.0, device=watch.device, layout=training.layout)
@@ -146,7 +146,7 @@ def time_log_probs(model: Qwen3ForCausalLM, sizes: Sizes, watch: Stopwatch, trai
             yield Row("log_prob", layers, samples, length, 0, seconds, spread)
 
 
-def time_training(model: Qwen3ForCausalLM, sizes: Sizes, watch: Stopwatch, training: TrainingConfig) -> Iterator[Row]:
+def time_training(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, training: TrainingConfig) -> Iterator[Row]:
     """Micro-batches as of `time_log_probs`, on a training world of this process alone; then optimizer steps."""
     layers, vocabulary = model.config.num_hidden_layers, model.config.vocab_size
     with asyncio.Runner() as loop, world_of_one(watch.device) as mesh:

@@ -76,7 +76,7 @@ def test_the_kernel_for_many_lengths_is_asked_for_what_one_by_one_computes(monke
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     query, key, value = (torch.randn(1, 4, 10, 8) for _ in range(3))
     boundaries = packing.Boundaries([2, 5, 3], torch.tensor([0, 2, 7, 10], dtype=torch.int32))
-    arguments = (query, key, value, boundaries, 0.3)
+    arguments = (query, key, value, boundaries, 0.3, None)
     torch.testing.assert_close(packing._in_one_kernel(*arguments), packing._one_by_one(*arguments))
 
 

@@ -518,5 +518,5 @@ def test_a_checkpoint_is_loaded_and_its_shape_is_checked(tmp_path: Path) -> None
     config = replace(TINY, checkpoint=str(tmp_path))
     loaded = build_model(config)
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), loaded.parameters(), strict=True))
-    with pytest.raises(ValueError, match="intermediate_size 256, not 512.*max_position_embeddings 128, less than"):
+    with pytest.raises(ValueError, match="ff 256, not 512.*max_length 128, less than 256"):
         build_model(replace(config, ff=512, max_length=256))

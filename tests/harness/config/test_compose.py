@@ -40,7 +40,8 @@ def test_every_model_composes(model: str) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_an_unknown_choice_names_those_that_there_are(group: str) -> None:
-    assert refused(f"{group}=nope") == f"{group}=nope is unknown; choose one of {', '.join(choices(group))}"
+    places = ", or a folder with a config.json, or hf:<org>/<name>" if group == "model" else ""
+    assert refused(f"{group}=nope") == f"{group}=nope is unknown; choose one of {', '.join(choices(group))}{places}"
 
 
 @pytest.mark.parametrize("override", ["schedule=", "schedule=../bench", "schedule=[fully_async]", "~schedule"])

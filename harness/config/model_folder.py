@@ -1,0 +1,221 @@
+"""Models by where they are: a folder as transformers writes it, or a repository of the Hugging Face hub.
+
+A folder's config.json says what `ModelConfig` has to know of it: enough for costs and plans, without the weights. What
+the engines here would compute wrongly is refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.config.fields import ConfigError
+from harness.config.job import ModelConfig
+
+HUB = "hf:"
+"""Begins the name of a repository of the hub: `hf:<org>/<name>`, and `@<revision>` where one is meant."""
+
+_REPOSITORY = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_SMALL = ("*.json", "*.txt", "*.model", "*.jinja")
+"""Files of configuration and tokenizer."""
+
+DRAWN = ("qwen2", "qwen3", "llama")
+"""Architectures whose weights can be drawn from settings alone, and whose layers can be shared by ranks."""
+
+_ATTENTION = {"full_attention", "sliding_attention"}
+_ROTARY = {"default", "linear", "yarn", "llama3", "proportional"}
+"""Position embeddings that depend on a token's position alone, not on how long its neighbours are."""
+
+_REFUSED: dict[str, tuple[tuple[str, ...], tuple[object, ...]]] = {
+    "its logits are changed after the output layer": (
+        ("final_logit_softcapping", "logits_scaling", "logit_scale", "lm_head_multiplier"),
+        (None, 1, 1.0),
+    ),
+    "its attention scores are soft-capped": (("attn_logit_softcapping",), (None,)),
+    "its attention compresses keys and values": (("kv_lora_rank",), (None,)),
+    "its layers share keys and values": (("num_kv_shared_layers",), (None, 0)),
+    "its keys are of several sizes": (("global_head_dim",), (None,)),
+}
+"""What would come out wrong without an error: settings of config.json, and the values at which it does nothing."""
+
+
+def is_source(value: str) -> bool:
+    """Whether this names a model by where it is: a repository of the hub, or a folder with a config.json."""
+    return value.startswith(HUB) or (Path(value).expanduser() / "config.json").is_file()
+
+
+def looks_like_source(value: str) -> bool:
+    """Whether this can only be meant as a place."""
+    return value.startswith((HUB, ".", "/", "~")) or os.sep in value
+
+
+def local_folder(source: str, *, weights: bool = True, setting: str = "model.checkpoint") -> Path:
+    """The folder of a model: itself, or a snapshot of the hub's repository, downloaded where it is not in the cache.
+
+    weights: without them only configuration and tokenizer are asked for. setting: that names it. Raises ConfigError, in
+    one line, where there is no such folder, or the repository can neither be found in the cache nor be downloaded.
+    """
+    if not source.startswith(HUB):
+        folder = Path(source).expanduser().resolve()
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{setting}={source} holds no model; name a local directory with config.json and weights")
+        if weights and not any(folder.glob("*.safetensors")):
+            raise ConfigError(
+                f"{setting}={source} holds no *.safetensors; name a folder with weights, or model.checkpoint=null for "
+                "random ones"
+            )
+        return folder
+    named = _REPOSITORY.fullmatch(source)
+    if named is None:
+        raise ConfigError(
+            f"{setting}={source} names no repository; write hf:<org>/<name> or hf:<org>/<name>@<revision>"
+        )
+    return _snapshot(
+        f"{setting}={source}", named["repository"], named["revision"], [*_SMALL, *(_WEIGHTS if weights else ())]
+    )
+
+
+def _snapshot(asked: str, repository: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"{asked} is not in the cache and the Hugging Face hub cannot be reached; give a local copy, as in "
+            "model.checkpoint=<folder> or MODEL=<folder>, or model.checkpoint=null for random weights"
+        ) from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ConfigError(f"{asked} cannot be downloaded: {str(error).strip().splitlines()[0]}") from error
+
+
+def model_settings(source: str) -> dict[str, Any]:
+    """What a file under experiments/model would say of the model at `source`; its weights are not read.
+
+    Raises ConfigError as `local_folder`, and where transformers does not know the architecture, or its decoder does
+    what no engine here computes.
+    """
+    found = read_config(local_folder(source, weights=False, setting="model"), source)
+    settings = shape_of(found, source)
+    named = source.removeprefix(HUB) if source.startswith(HUB) else str(Path(source).expanduser().resolve())
+    name = re.sub(r"[^A-Za-z0-9_.=+-]", "-", named.partition("@")[0].rstrip("/").rpartition("/")[2]).lstrip(".=+-")
+    checkpoint = source if source.startswith(HUB) else named
+    return {"name": name or "model", **settings, "checkpoint": checkpoint, "warm_start": False}
+
+
+def read_config(folder: Path, source: str) -> Any:
+    """config.json as transformers reads it. Raises ConfigError where it cannot."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"model={source}: transformers cannot read its config.json: {why}") from error
+
+
+def shape_of(found: Any, source: str) -> dict[str, Any]:
+    """Of transformers' configuration the settings of a `ModelConfig` that describe a decoder."""
+    _refuse(found, source)
+    heads = _number(found, "num_attention_heads", source)
+    hidden = _number(found, "hidden_size", source)
+    layers = _number(found, "num_hidden_layers", source)
+    experts = next((n for name in ("num_experts", "num_local_experts") if (n := getattr(found, name, None))), 0)
+    wide = getattr(found, "moe_intermediate_size", None) if experts else None
+    rotary: Mapping[str, Any] = getattr(found, "rope_parameters", None) or {}
+    architecture = found.model_type
+    sliding = [kind for kind in getattr(found, "layer_types", None) or [] if kind == "sliding_attention"]
+    window = getattr(found, "sliding_window", None)
+    if window is not None and getattr(found, "layer_types", None) is None:
+        sliding = ["sliding_attention"] * layers
+    return {
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": getattr(found, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(found, "head_dim", None) or hidden // heads,
+        "ff": wide or getattr(found, "intermediate_size", None) or 4 * hidden,
+        "vocabulary": _number(found, "vocab_size", source),
+        "tied_embeddings": bool(found.tie_word_embeddings),
+        "max_length": _number(found, "max_position_embeddings", source),
+        "dtype": "bfloat16" if str(found.dtype).removeprefix("torch.") in ("bfloat16", "float16") else "float32",
+        "experts": experts,
+        "active_experts": found.num_experts_per_tok if experts else 0,
+        "architecture": architecture,
+        "attention_bias": _attention_bias(found),
+        "qk_norm": bool(architecture.startswith("qwen3") or getattr(found, "use_qk_norm", False)),
+        "sliding_window": window if sliding else None,
+        "sliding_layers": len(sliding) if window is not None else 0,
+        "rope_theta": float(rotary.get("rope_theta", 10000.0)),
+        "norm_eps": float(getattr(found, "rms_norm_eps", 1e-6)),
+    }
+
+
+def _attention_bias(found: Any) -> str:
+    """Which projections of attention have biases."""
+    if found.model_type.startswith("qwen2"):
+        return "qkv"
+    return "all" if getattr(found, "attention_bias", False) else "none"
+
+
+def _refuse(found: Any, source: str) -> None:
+    """Raises ConfigError for what would be computed wrongly, or is no decoder of text."""
+
+    def refused(why: str) -> ConfigError:
+        return ConfigError(
+            f"model={source} ({found.model_type}) cannot be run here: {why}; use a decoder such as "
+            "Qwen2, Qwen3 or Llama"
+        )
+
+    if getattr(found, "is_encoder_decoder", False) or hasattr(found, "text_config"):
+        raise refused("it is no decoder of text alone")
+    for why, (names, harmless) in _REFUSED.items():
+        for name in names:
+            if (value := getattr(found, name, None)) not in harmless:
+                raise refused(f"{why} ({name}={value})")
+    if odd := sorted(set(getattr(found, "layer_types", None) or ()) - _ATTENTION):
+        raise refused(f"it has layers of {', '.join(odd)}")
+    rotary = getattr(found, "rope_parameters", None) or {}
+    nested = [part for part in rotary.values() if isinstance(part, Mapping)] or [rotary]
+    if odd := sorted({kind for part in nested if (kind := part.get("rope_type", "default")) not in _ROTARY}):
+        raise refused(f"its rotary embedding is {', '.join(odd)}, which depends on how long other samples are")
+    if getattr(found, "mlp_only_layers", None) or getattr(found, "decoder_sparse_step", 1) != 1:
+        raise refused("some of its layers have experts and some have none")
+    if getattr(found, "shared_expert_intermediate_size", None) or getattr(found, "n_shared_experts", None):
+        raise refused("it has shared experts")
+
+
+def _number(found: Any, name: str, source: str) -> int:
+    value = getattr(found, name, None)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(
+            f"model={source}: its config.json gives no {name}; name a folder with a decoder's config.json"
+        )
+    return value
+
+
+_CHOSEN = ("max_length", "dtype", "rope_theta", "norm_eps", "sliding_window", "sliding_layers")
+"""Of a shape what may differ from a checkpoint's: it is chosen for a run, or read from the checkpoint in any case."""
+
+
+def require_shape(config: ModelConfig, found: Any) -> None:
+    """Raises ConfigError, naming what differs, where transformers' configuration of `config.checkpoint` is not of the
+    configured shape. It may have been trained for longer sequences than the run uses; all else must be equal."""
+    shape = shape_of(found, str(config.checkpoint))
+    wrong = [
+        f"{name} {value}, not {getattr(config, name)}"
+        for name, value in shape.items()
+        if name not in _CHOSEN and value != getattr(config, name)
+    ]
+    if shape["max_length"] < config.max_length:
+        wrong.append(f"max_length {shape['max_length']}, less than {config.max_length}")
+    if wrong:
+        raise ConfigError(
+            f"model.checkpoint={config.checkpoint} does not have the shape of model {config.name}: it has "
+            f"{'; '.join(wrong)}; choose it by MODEL={config.checkpoint}"
+        )

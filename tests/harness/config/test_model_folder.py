@@ -1,0 +1,72 @@
+"""MODEL=<folder> and MODEL=hf:...: what is read from config.json, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from harness.config import ConfigError
+from harness.config.compose import compose_job
+from harness.config.model_folder import local_folder
+from tests.support.random_models import random_folder
+
+
+def refused(*settings: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        compose_job(settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_folder_is_a_model_of_the_shape_that_its_config_says(tmp_path: Path) -> None:
+    folder = random_folder(tmp_path / "My model v1", "qwen2", tie_word_embeddings=True)
+    model = compose_job([f"model={folder}", "model.max_length=100", "model.fp32_head=true"]).model
+    assert (model.name, model.architecture, model.checkpoint) == ("My-model-v1", "qwen2", str(folder))
+    assert (model.hidden, model.layers, model.heads, model.kv_heads, model.head_dim) == (32, 2, 4, 2, 8)
+    assert (model.ff, model.vocabulary, model.tied_embeddings, model.dtype) == (64, 48, True, "float32")
+    assert (model.attention_bias, model.qk_norm, model.sliding_layers) == ("qkv", False, 0)
+    assert (model.max_length, model.fp32_head) == (100, True)
+
+
+def test_a_folder_without_weights_is_enough_for_a_shape(tmp_path: Path) -> None:
+    folder = random_folder(tmp_path, "mistral", sliding_window=64, num_hidden_layers=3)
+    (folder / "model.safetensors").unlink()
+    model = compose_job([f"model={folder}"]).model
+    assert (model.sliding_window, model.sliding_layers, model.layers) == (64, 3, 3)
+    with pytest.raises(ConfigError, match=r"model.checkpoint=.* holds no \*.safetensors; name a folder with weights"):
+        local_folder(str(folder))
+
+
+def test_a_place_that_holds_no_model_is_named(tmp_path: Path) -> None:
+    assert refused(f"model={tmp_path}").startswith(f"model={tmp_path} holds no model; name a local directory")
+    (tmp_path / "config.json").write_text('{"model_type": "no such thing"}')
+    assert "transformers cannot read its config.json" in refused(f"model={tmp_path}")
+    assert refused("model=hf:nothing").startswith("model=hf:nothing names no repository; write hf:<org>/<name>")
+
+
+def test_without_a_network_a_repository_that_is_not_cached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (repository, revision) == ("Qwen/Qwen2.5-7B", "main")
+        raise LocalEntryNotFoundError("no\nnetwork")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    assert refused("model=hf:Qwen/Qwen2.5-7B@main") == (
+        "model=hf:Qwen/Qwen2.5-7B@main is not in the cache and the Hugging Face hub cannot be reached; give a local "
+        "copy, as in model.checkpoint=<folder> or MODEL=<folder>, or model.checkpoint=null for random weights"
+    )
+
+
+def test_a_repository_is_looked_up_by_its_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder, asked = random_folder(tmp_path / "Small", "llama"), []
+
+    def downloaded(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repository, revision, "*.safetensors" in allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", downloaded)
+    model = compose_job(["model=hf:org/Small-1B@v2"]).model
+    assert (model.name, model.checkpoint, model.architecture) == ("Small-1B", "hf:org/Small-1B@v2", "llama")
+    assert local_folder("hf:org/Small-1B") == folder
+    assert asked == [("org/Small-1B", "v2", False), ("org/Small-1B", None, True)]
