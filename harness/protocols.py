@@ -7,9 +7,10 @@ Array shapes are in brackets; `L` is the number of response tokens of one sample
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from harness.transfer_queue import Ragged
 
 PauseMode = Literal["keep", "wait", "abort"]
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "turns", "failed"]
+"""Why a sample ended. stop, length, abort: as its engine says. Of samples with several turns besides: turns, it had as
+many as it may have; failed, a step of its environment raised an error or took too long."""
+FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+"""The column `finish_reason` holds the place in here."""
 
 
 class Clock(Protocol):
@@ -46,6 +51,9 @@ class Completion:
 
     tokens: int64 [L], the stop token included where one ended it; log_probs: float32 [L], log-probability of each
     sampled token under the distribution it was drawn from; versions: int32 [L]. Times are seconds on the run's clock.
+
+    mask: bool [L], False where an environment wrote and nothing was sampled; there log_probs are 0, and versions that
+    of the token before. None: all was sampled. Engines need not fill in `mask`, `turns` and `environment_reward`.
     """
 
     sample_id: int
@@ -55,12 +63,16 @@ class Completion:
     finish_reason: FinishReason
     started_at: float
     finished_at: float
+    mask: np.ndarray | None = None
+    turns: int = 1
+    environment_reward: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sample to generate. prompt: int64 [P]. `partial` is an aborted completion to go on from, losing no token.
-    `sampling`: of this sample, where it is not the engine's."""
+    """One sample to generate. prompt: int64 [P]. `partial` is what to go on from, losing no token: an aborted
+    completion, or one that stopped, with what its environment answered behind it. `sampling`: of this sample,
+    where it is not the engine's."""
 
     sample_id: int
     prompt: np.ndarray
@@ -138,7 +150,8 @@ class LogProbEngine(Scorer, Protocol):
 class TrainBatch:
     """One micro-batch. prompts, responses, behaviour_log_probs, versions: a value per token; advantages: float32 [k].
 
-    old_log_probs come with the version that computed them (int32 [k]); both and ref_log_probs may be absent.
+    old_log_probs come with the version that computed them (int32 [k]); both and ref_log_probs may be absent. mask:
+    bool, a value per token: those that the policy sampled, and learns from; None is all of them.
     """
 
     prompts: Ragged
@@ -149,6 +162,7 @@ class TrainBatch:
     ref_log_probs: Ragged | None = None
     old_log_probs: Ragged | None = None
     old_versions: np.ndarray | None = None
+    mask: Ragged | None = None
 
 
 class TrainEngine(Protocol):
@@ -159,8 +173,9 @@ class TrainEngine(Protocol):
         `harness.rl.diagnostics`."""
 
     async def step(self) -> dict[str, float]:
-        """Divide the gradients by the tokens of all ranks since the last step, clip, and update; gradients that are not
-        finite update nothing, on any rank. {"grad_norm": before clipping, "learning_rate": ..., "skipped": 1 or 0}"""
+        """Divide the gradients by the sampled tokens of all ranks since the last step, clip, and update; gradients that
+        are not finite update nothing, on any rank. {"grad_norm": before clipping, "learning_rate": ..., "skipped": 1 or
+        0}"""
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         """Weights by the names and in the dtype that rollout engines know, tensors or DTensors; tied weights once."""

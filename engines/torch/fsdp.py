@@ -138,7 +138,7 @@ class FSDPEngine:
     def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
         algorithm, lengths = self._algorithm, batch.responses.lengths
         log_probs, entropies = self._scorer(batch.prompts, batch.responses)
-        mask = torch.ones_like(log_probs, dtype=torch.bool)
+        mask = torch.ones_like(log_probs, dtype=torch.bool) if batch.mask is None else self._there(batch.mask.values)
         behaviour = self._there(batch.behaviour_log_probs.values)
         advantages = self._there(np.repeat(batch.advantages, lengths))
         old = None if batch.old_log_probs is None else self._there(batch.old_log_probs.values)
@@ -148,7 +148,7 @@ class FSDPEngine:
         if algorithm.kl_coef > 0 and reference is not None:
             loss = loss + algorithm.kl_coef * k3(log_probs, reference, mask).sum()
         loss.backward()
-        self._tokens += len(batch.responses.values)
+        self._tokens += len(batch.responses.values) if batch.mask is None else int(batch.mask.values.sum())
         same_version = None
         if batch.old_versions is not None:
             same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
@@ -166,7 +166,7 @@ class FSDPEngine:
         )
 
     async def step(self) -> dict[str, float]:
-        """One update with the mean over all ranks' tokens since the last one.
+        """One update with the mean over all ranks' sampled tokens since the last one.
 
         FSDP has averaged the gradients over ranks; times the world's size over all tokens makes that the token mean.
         A gradient that is not finite updates nothing: its norm is that of all ranks' gradients, so that all ranks skip

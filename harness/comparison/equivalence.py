@@ -33,6 +33,7 @@ def differences(one: Path, other: Path) -> list[str]:
         "samples, rewards and lags": load_samples(one).select(_SAMPLES).equals(load_samples(other).select(_SAMPLES)),
         "tokens of responses": a.column("response").equals(b.column("response")),
         "log-probs of responses": a.column("log_probs").equals(b.column("log_probs")),
+        "loss masks of responses": a.column("loss_mask").equals(b.column("loss_mask")),
         "metrics of what was learnt": _learnt(one) == _learnt(other),
         "final weights": _weights(one) == _weights(other),
     }

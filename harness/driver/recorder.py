@@ -29,8 +29,8 @@ from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics, policy_metrics
 from harness.workers.actor import TrainedRows, TrainReport
 
-Response = tuple[int, np.ndarray, np.ndarray]
-"""Sample id, tokens int64 [L], log-probs float32 [L]."""
+Response = tuple[int, np.ndarray, np.ndarray, np.ndarray]
+"""Sample id, tokens int64 [L], log-probs float32 [L], mask bool [L]."""
 
 
 class SampleDecoder(Protocol):
@@ -75,7 +75,8 @@ class TokenDecoder:
         return measured | custom_metrics(records)
 
     def responses(self, rows: TrainedRows) -> Iterator[Response]:
-        return zip(rows.rows.tolist(), rows.responses.rows(), rows.log_probs.rows(), strict=True)
+        of_tokens = (rows.responses, rows.log_probs, rows.loss_mask)
+        return zip(rows.rows.tolist(), *(column.rows() for column in of_tokens), strict=True)
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,14 @@ def _samples(rows: TrainedRows, prompt_tokens: np.ndarray, run_tokens: np.ndarra
         versions=rows.versions.values,
         runs=rows.versions.lengths,
         run_tokens=run_tokens,
+        mask=rows.loss_mask.values,
         prompt_tokens=prompt_tokens,
         admitted_at=rows.admitted_at,
         started_at=rows.started_at,
         finished_at=rows.finished_at,
         trained_at=rows.trained_at,
+        finish_reason=rows.finish_reason,
+        turns=rows.turns,
     )
 
 

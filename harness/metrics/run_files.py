@@ -111,10 +111,14 @@ class RunDirectory:
         write_samples(self.path / "samples.parquet", records)
 
     def write_responses(
-        self, samples: Sequence[int], responses: Sequence[np.ndarray], log_probs: Sequence[np.ndarray]
+        self,
+        samples: Sequence[int],
+        responses: Sequence[np.ndarray],
+        log_probs: Sequence[np.ndarray],
+        masks: Sequence[np.ndarray],
     ) -> None:
         """responses.parquet: one row per trained sample."""
-        write_responses(self.path / "responses.parquet", samples, responses, log_probs)
+        write_responses(self.path / "responses.parquet", samples, responses, log_probs, masks)
 
     def write_trace(self, timeline: Timeline) -> None:
         """trace.json, for Perfetto."""

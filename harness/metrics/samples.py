@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.metrics.atomic_files import replacing
+from harness.protocols import FINISH_REASONS
 
 Fate = Literal["trained", "dropped_stale", "dropped_filtered", "in_flight"]
 FATES: tuple[str, ...] = get_args(Fate)
@@ -27,6 +28,9 @@ class SampleRecord:
     None stands where there is nothing to say: every lag and `trained_*` of a sample that was not trained, the versions
     of one that has no token yet, the reward of one that was not judged. custom: the extra values of its score, columns
     `custom/<name>`.
+
+    response_tokens: those that the policy sampled; environment_tokens: those between them that an environment wrote,
+    which count in no lag. finish_reason: one of `harness.protocols.FINISH_REASONS`; turns: how often the policy spoke.
     """
 
     sample_id: int
@@ -49,6 +53,9 @@ class SampleRecord:
     response_tokens: int
     reward: float | None
     exact_match: bool | None
+    finish_reason: str | None
+    turns: int | None
+    environment_tokens: int | None
     custom: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -74,6 +81,9 @@ SCHEMA = pa.schema(
         pa.field("response_tokens", pa.int32(), nullable=False),
         pa.field("reward", pa.float64()),
         pa.field("exact_match", pa.bool_()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("turns", pa.int32()),
+        pa.field("environment_tokens", pa.int32()),
     ]
 )
 
@@ -98,7 +108,9 @@ class TrainedSamples:
     """Samples trained in one iteration, as arrays of [k].
 
     versions: the policy version of each response token, of all samples in a row; or, with run_tokens (each at least 1),
-    the version of each run of that many tokens. runs [k]: how many of `versions` belong to each sample.
+    the version of each run of that many tokens. runs [k]: how many of `versions` belong to each sample. mask: for each
+    of `versions`, whether the policy sampled; where not, that of the token before stands there. finish_reason: places
+    in `harness.protocols.FINISH_REASONS`.
     """
 
     sample_id: np.ndarray
@@ -106,11 +118,14 @@ class TrainedSamples:
     versions: np.ndarray
     runs: np.ndarray
     run_tokens: np.ndarray | None
+    mask: np.ndarray
     prompt_tokens: np.ndarray
     admitted_at: np.ndarray
     started_at: np.ndarray
     finished_at: np.ndarray
     trained_at: np.ndarray
+    finish_reason: np.ndarray
+    turns: np.ndarray
 
 
 def trained_records(
@@ -128,14 +143,15 @@ def trained_records(
     The lag of a token is `iteration - version`. As versions do not decrease, the worst lag is the first token's and
     splits exactly: lag_worst = (last - first) + (iteration - last) = lag_in_flight + lag_in_queue.
 
-    Raises ValueError, naming the first such sample, for one without a token, or whose versions decrease, are negative
-    or newer than the trainer's.
+    Only tokens that were sampled count. Raises ValueError, naming the first such sample, for one without such a token,
+    or whose versions decrease, are negative or newer than the trainer's.
     """
     ids, count = samples.sample_id, samples.sample_id.size
     if not count:
         return []
     versions = samples.versions.astype(np.int64)
-    weights = np.ones_like(versions) if samples.run_tokens is None else samples.run_tokens
+    every = np.ones_like(versions) if samples.run_tokens is None else samples.run_tokens
+    sampled = every * samples.mask
     ends = np.cumsum(samples.runs)
     starts = ends - samples.runs
     _refuse(ids, samples.runs == 0, "was trained but has no token")
@@ -145,8 +161,9 @@ def trained_records(
     _refuse(ids, np.minimum.reduceat(steps, starts) < 0, "has token versions that decrease")
     _refuse(ids, first < 0, "has a negative token version")
     _refuse(ids, last > iteration, f"has a token newer than version {iteration}, which the trainer held")
-    tokens = np.add.reduceat(weights, starts)
-    lag_mean = iteration - np.add.reduceat(versions * weights, starts) / tokens
+    tokens = np.add.reduceat(sampled, starts)
+    _refuse(ids, tokens == 0, "was trained but has no token that was sampled")
+    lag_mean = iteration - np.add.reduceat(versions * sampled, starts) / tokens
     columns: list[list[Any]] = [
         ids.tolist(),
         (ids // group_size).tolist(),
@@ -168,6 +185,9 @@ def trained_records(
         tokens.tolist(),
         list(rewards) if rewards is not None else [None] * count,
         list(exact_matches) if exact_matches is not None else [None] * count,
+        [FINISH_REASONS[reason] for reason in samples.finish_reason.tolist()],
+        samples.turns.tolist(),
+        (np.add.reduceat(every, starts) - tokens).tolist(),
         [_present(custom or {}, sample) for sample in range(count)],
     ]
     return [SampleRecord(*row) for row in zip(*columns, strict=True)]
@@ -282,20 +302,27 @@ RESPONSES_SCHEMA = pa.schema(
         pa.field("sample_id", pa.int64(), nullable=False),
         pa.field("response", pa.list_(pa.int32()), nullable=False),
         pa.field("log_probs", pa.list_(pa.float32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_())),
     ]
 )
 
 
 def write_responses(
-    path: Path, samples: Sequence[int], responses: Sequence[np.ndarray], log_probs: Sequence[np.ndarray]
+    path: Path,
+    samples: Sequence[int],
+    responses: Sequence[np.ndarray],
+    log_probs: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray],
 ) -> None:
-    """Write responses.parquet: a row per sample, by sample id: its tokens, and their log-probabilities when sampled."""
+    """Write responses.parquet: a row per sample, by sample id: its tokens, their log-probabilities when sampled, and
+    whether the policy sampled them."""
     order = np.argsort(np.asarray(samples, dtype=np.int64))
     table = pa.Table.from_pydict(
         {
             "sample_id": [samples[i] for i in order],
             "response": [responses[i].astype(np.int32) for i in order],
             "log_probs": [log_probs[i] for i in order],
+            "loss_mask": [masks[i] for i in order],
         },
         schema=RESPONSES_SCHEMA,
     )
@@ -304,5 +331,5 @@ def write_responses(
 
 
 def read_responses(path: Path) -> pa.Table:
-    """The table of responses.parquet."""
+    """The table of responses.parquet; loss_mask is null where an older run wrote it."""
     return pq.read_table(path, schema=RESPONSES_SCHEMA)

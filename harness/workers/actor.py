@@ -28,6 +28,7 @@ class TrainedRows:
     rows: np.ndarray
     engine: np.ndarray
     responses: Ragged
+    loss_mask: Ragged
     log_probs: Ragged
     versions: Ragged
     prompt_tokens: np.ndarray
@@ -36,6 +37,8 @@ class TrainedRows:
     admitted_at: np.ndarray
     started_at: np.ndarray
     finished_at: np.ndarray
+    finish_reason: np.ndarray
+    turns: np.ndarray
     trained_at: np.ndarray
     score_extras: Ragged | None = None
     """A value for each of the task's `extra_metrics`, where it has any."""
@@ -150,6 +153,7 @@ def train_batch(batch: Batch) -> TrainBatch:
         ref_log_probs=columns.get("ref_log_probs"),
         old_log_probs=columns.get("old_log_probs"),
         old_versions=columns.get("old_version"),
+        mask=columns["loss_mask"],
     )
 
 
@@ -168,6 +172,7 @@ def _trained_rows(batch: Batch, at: float) -> TrainedRows:
         rows=batch.rows,
         engine=columns["engine"],
         responses=columns["response"],
+        loss_mask=columns["loss_mask"],
         log_probs=columns["log_probs"],
         versions=columns["versions"],
         prompt_tokens=columns["prompt"].lengths,
@@ -176,6 +181,8 @@ def _trained_rows(batch: Batch, at: float) -> TrainedRows:
         admitted_at=columns["admitted_at"],
         started_at=columns["started_at"],
         finished_at=columns["finished_at"],
+        finish_reason=columns["finish_reason"],
+        turns=columns["turns"],
         trained_at=np.full(len(batch.rows), at),
         score_extras=columns.get("score_extras"),
     )

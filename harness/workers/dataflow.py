@@ -1,14 +1,17 @@
 """Which role reads and writes which columns: the queue's schema for one job.
 
     prompts ─ prompt, answer, admitted_at ─┐
-    rollout ─ response, log_probs, versions, engine, started_at, finished_at
+    rollout ─ response, loss_mask, log_probs, versions, engine, started_at, finished_at, finish_reason, turns,
+       │      environment_reward
        ├─> reward      ─ reward, exact_match, (score_extras) ─> advantages ─ advantage
        ├─> reference   ─ ref_log_probs
        ├─> actor_fwd   ─ old_log_probs, old_version
        └─> actor reads all of them
 
-One row is one sample; `response`, `log_probs`, `versions`, `ref_log_probs` and `old_log_probs` have a value per token,
-`score_extras` one for each name in `extra_metrics` of the task.
+One row is one sample; `response`, `loss_mask`, `log_probs`, `versions`, `ref_log_probs` and `old_log_probs` have a
+value per token, `score_extras` one for each name in `extra_metrics` of the task. `response` is all that follows the
+prompt, with what an environment wrote; `loss_mask` is True where the policy sampled. `finish_reason` is a place in
+`harness.protocols.FINISH_REASONS`; `environment_reward` is NaN where there is none.
 """
 
 from __future__ import annotations
@@ -32,7 +35,13 @@ ROLLOUT_COLUMNS = {
     "engine": ColumnSpec("int32"),
     "started_at": ColumnSpec("float64"),
     "finished_at": ColumnSpec("float64"),
+    "loss_mask": ColumnSpec("bool", ragged=True),
+    "finish_reason": ColumnSpec("int8"),
+    "turns": ColumnSpec("int32"),
+    "environment_reward": ColumnSpec("float32"),
 }
+SCORED = ("response", "loss_mask", "finish_reason", "turns", "environment_reward")
+"""Of what rollout writes, what rewards are made of."""
 REWARD_COLUMNS = {"reward": ColumnSpec("float32"), "exact_match": ColumnSpec("bool")}
 EXTRA_COLUMNS = {"score_extras": ColumnSpec("float64", ragged=True)}
 ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32")}
@@ -90,7 +99,8 @@ def queue_spec(
     forward, training = ("fifo", "fifo") if order == "fifo" else ("ready", order)
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
-    trained.remove("answer")
+    for of_rewards in ("answer", "environment_reward"):
+        trained.remove(of_rewards)
 
     def scored(role: str) -> TaskSpec:
         ranks = training_ranks if role in beside_actor else 1
@@ -98,7 +108,7 @@ def queue_spec(
 
     tasks = {
         "rollout": TaskSpec(("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)),
-        "reward": TaskSpec(("prompt", "response", "answer"), policy="ready"),
+        "reward": TaskSpec(("prompt", "answer", *SCORED), policy="ready"),
         "advantages": TaskSpec(("reward",), policy="ready", whole_groups=True),
     }
     if "reference" in roles:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 import numpy as np
 import torch
 
-from harness.protocols import Clock, Completion, Request, RolloutEngine, Span
+from harness.protocols import FINISH_REASONS, Clock, Completion, Request, RolloutEngine, Span
 from harness.runtime.runtime import Waits
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import EngineWorker
@@ -277,6 +277,10 @@ class RolloutRole(EngineWorker):
             "engine": np.full(len(completed), self.index, np.int32),
             "started_at": np.array([c.started_at for c in completed], np.float64),
             "finished_at": np.array([c.finished_at for c in completed], np.float64),
+            "loss_mask": Ragged.from_rows([_mask(c) for c in completed]),
+            "finish_reason": np.array([FINISH_REASONS.index(c.finish_reason) for c in completed], np.int8),
+            "turns": np.array([c.turns for c in completed], np.int32),
+            "environment_reward": np.array([c.environment_reward for c in completed], np.float32),
         }
 
     def _open_span(self) -> None:
@@ -293,3 +297,8 @@ class RolloutRole(EngineWorker):
         start, version, self._busy_since = self._busy_since, self.engine.version, self.clock.now()
         if start < self._busy_since:
             self._spans.append(Span("rollout", self.name, "generate", start, self._busy_since, version, version))
+
+
+def _mask(completion: Completion) -> np.ndarray:
+    """bool [L]: True where the policy sampled."""
+    return np.ones(len(completion.tokens), np.bool_) if completion.mask is None else completion.mask

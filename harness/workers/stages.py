@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from harness.protocols import Clock, LogProbEngine, Scorer, Span
+from harness.protocols import FINISH_REASONS, Clock, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages
 from harness.runtime.runtime import Waits
-from harness.tasks import Task, extra_metrics, extra_values, sample_of, score_of
+from harness.tasks import Sample, Task, extra_metrics, extra_values, sample_of, score_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.dataflow import iteration_of, partition_name, texts_of
@@ -128,9 +130,7 @@ class RewardStage(Stage):
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         if self.sample_s:
             await self.clock.sleep(len(batch.rows) * self.sample_s)
-        prompts, responses = (column.rows() for column in prompts_and_responses(batch))
-        answers = texts_of(batch.ragged("answer"))
-        samples = [sample_of(self.task, *row) for row in zip(prompts, responses, answers, strict=True)]
+        samples = samples_of(self.task, batch)
         if self.pool is None:
             scores = [await score_of(self.task, sample) for sample in samples]
         else:
@@ -224,6 +224,28 @@ class TrainersLogProbStage(Stage):
         self.version = self._trainer_version()
         log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
         return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
+
+
+def samples_of(task: Task, batch: Batch) -> list[Sample]:
+    """What rewards read, of rows that have rollout's columns."""
+    prompts, responses = (column.rows() for column in prompts_and_responses(batch))
+    masks, answers = batch.ragged("loss_mask").rows(), texts_of(batch.ragged("answer"))
+    of_rows = (batch.dense(name).tolist() for name in ("finish_reason", "turns", "environment_reward"))
+    samples = []
+    for prompt, response, mask, answer, reason, turns, reward in zip(
+        prompts, responses, masks, answers, *of_rows, strict=True
+    ):
+        sample = sample_of(task, prompt, response, answer)
+        samples.append(
+            replace(
+                sample,
+                stopped=sample.stopped and FINISH_REASONS[reason] == "stop",
+                tokens=int(mask.sum()),
+                turns=turns,
+                environment_reward=None if math.isnan(reward) else reward,
+            )
+        )
+    return samples
 
 
 def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:

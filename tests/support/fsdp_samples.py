@@ -144,26 +144,32 @@ def plain_gradients(
     algorithm: AlgorithmConfig,
     dtype: torch.dtype = torch.float32,
     config: ModelConfig = SMALL,
+    mask: np.ndarray | None = None,
 ) -> tuple[torch.nn.Module, torch.Tensor]:
-    """The model with the gradients of the token mean, and the loss; each sample alone, by plain formulas."""
+    """The model with the gradients of the token mean, and the loss; each sample alone, by plain formulas. mask: bool,
+    of all response tokens in a row, those that count; None is all."""
     model = build_model(config).to(dtype).train()
     batch = batch_of(samples)
     loss = torch.zeros((), dtype=dtype)
     correction = policy_loss(algorithm)
+    every = np.ones(len(batch.responses.values), np.bool_) if mask is None else mask
+    counts = Ragged(every, batch.responses.lengths)
     for i, (prompt, response) in enumerate(zip(batch.prompts.rows(), batch.responses.rows(), strict=True)):
         sequence = torch.from_numpy(np.concatenate([prompt, response]))
         logits = model(sequence[None]).logits[0, len(prompt) - 1 : -1] / algorithm.temperature
         log_probs = torch.log_softmax(logits, -1).gather(-1, sequence[len(prompt) :, None])[:, 0]
-        behaviour = torch.from_numpy(batch.behaviour_log_probs.row(i)).to(dtype)
+        here = torch.from_numpy(counts.row(i))
+        log_probs = log_probs[here]  # the others were read, and that is all
+        behaviour = torch.from_numpy(batch.behaviour_log_probs.row(i)).to(dtype)[here]
         advantage = torch.full_like(behaviour, float(batch.advantages[i]))
-        inputs = (log_probs, behaviour, advantage, torch.ones(len(response), dtype=torch.bool))
+        inputs = (log_probs, behaviour, advantage, torch.ones(len(log_probs), dtype=torch.bool))
         more = {}
         if algorithm.train_on_old_log_probs and batch.old_log_probs is not None:
-            more["proximal_log_probs"] = torch.from_numpy(batch.old_log_probs.row(i)).to(dtype)
+            more["proximal_log_probs"] = torch.from_numpy(batch.old_log_probs.row(i)).to(dtype)[here]
         loss = loss + correction(*inputs, **more).sum()
         if algorithm.kl_coef and batch.ref_log_probs is not None:
-            difference = torch.from_numpy(batch.ref_log_probs.row(i)).to(dtype) - log_probs
+            difference = torch.from_numpy(batch.ref_log_probs.row(i)).to(dtype)[here] - log_probs
             loss = loss + algorithm.kl_coef * (difference.exp() - difference - 1).sum()
-    loss = loss / token_count(samples)
+    loss = loss / int(every.sum())
     loss.backward()
     return model, loss.detach()

@@ -161,6 +161,10 @@ def rollout_columns(rows: Iterable[int]) -> dict[str, Column]:
         "engine": np.zeros(len(done), np.int32),
         "started_at": np.zeros(len(done)),
         "finished_at": np.zeros(len(done)),
+        "loss_mask": Ragged.from_rows([np.ones(len(c.tokens), np.bool_) for c in done]),
+        "finish_reason": np.zeros(len(done), np.int8),
+        "turns": np.ones(len(done), np.int32),
+        "environment_reward": np.full(len(done), np.nan, np.float32),
     }
 
 

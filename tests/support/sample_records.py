@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from harness.metrics.samples import SampleRecord, TrainedSamples, trained_records
+from harness.protocols import FINISH_REASONS, FinishReason
 
 
 def trained_record(
@@ -23,6 +24,9 @@ def trained_record(
     reward: float | None = 1.0,
     exact_match: bool | None = True,
     custom: Mapping[str, float] | None = None,
+    mask: Sequence[bool] | None = None,
+    finish_reason: FinishReason = "stop",
+    turns: int = 1,
 ) -> SampleRecord:
     """A sample that was trained in `iteration`. times: admitted, started, finished, trained."""
     admitted_at, started_at, finished_at, trained_at = (np.array([time]) for time in times)
@@ -32,11 +36,14 @@ def trained_record(
         engine=np.array([engine]),
         versions=np.array(versions, np.int32),
         runs=np.array([len(versions)]),
+        mask=np.array([True] * len(versions) if mask is None else mask),
         prompt_tokens=np.array([prompt_tokens]),
         admitted_at=admitted_at,
         started_at=started_at,
         finished_at=finished_at,
         trained_at=trained_at,
+        finish_reason=np.array([FINISH_REASONS.index(finish_reason)]),
+        turns=np.array([turns]),
         **given,
     )
     extra = {name: np.array([value]) for name, value in (custom or {}).items()}

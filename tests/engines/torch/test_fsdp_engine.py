@@ -16,6 +16,7 @@ from harness.cost_model.shape import parameters
 from harness.protocols import Sampling, TrainEngine
 from harness.rl.losses import CORRECTIONS
 from harness.runtime.runtime import RealClock
+from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import pack, plan_transfer, unpack
 from tests.support.fsdp_samples import (
     FREE,
@@ -55,6 +56,37 @@ def test_gradients_are_those_of_the_token_mean_of_samples_taken_alone(
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert_close(gradients(engine), expected, rtol=1e-5)
     assert norm == pytest.approx(float(torch.nn.utils.get_total_norm(expected.values())), rel=1e-5)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_tokens_that_an_environment_wrote_are_read_but_teach_nothing(
+    world: World, correction: str, layout: str
+) -> None:
+    algorithm = replace(FREE, correction=correction)
+    batch = batch_of(ALL)
+    mask = np.random.default_rng(0).random(len(batch.responses.values)) < 0.6
+    mask[np.cumsum(batch.responses.lengths) - batch.responses.lengths] = True  # a response begins with the policy
+    behaviour = Ragged(np.where(mask, batch.behaviour_log_probs.values, np.float32(0)), batch.responses.lengths)
+    masked = replace(batch, behaviour_log_probs=behaviour, mask=Ragged(mask, batch.responses.lengths))
+    engine = world.engine(algorithm, TrainingConfig(layout=layout))
+    told = computed(engine.accumulate(masked))
+    computed(engine.step())
+    model, _loss = plain_gradients(ALL, algorithm, mask=mask)
+    assert_close(gradients(engine), {name: parameter.grad for name, parameter in model.named_parameters()}, rtol=1e-5)
+    assert told["tokens"] == mask.sum() < len(mask)
+
+
+def test_a_mask_that_is_true_throughout_changes_no_bit(world: World) -> None:
+    batch = batch_of(ALL)
+    every = Ragged(np.ones(len(batch.responses.values), np.bool_), batch.responses.lengths)
+    told = []
+    for given in (batch, replace(batch, mask=every)):
+        engine = world.engine(FREE)
+        told.append((computed(engine.accumulate(given)), computed(engine.step()), weights(engine)))
+    (sums, norm, after), (masked_sums, masked_norm, masked_after) = told
+    assert (sums, norm) == (masked_sums, masked_norm)
+    assert all(torch.equal(after[name], masked_after[name]) for name in after)
 
 
 def test_with_the_trainer_as_the_proximal_policy_recomputed_log_probs_do_not_matter(world: World) -> None:

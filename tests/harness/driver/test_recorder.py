@@ -63,12 +63,15 @@ def trained(rows: list[int], version: int) -> TrainedRows:
         responses=Ragged(np.tile(np.array([7, 1]), k), np.full(k, 2)),
         log_probs=Ragged(np.full(2 * k, -0.5, np.float32), np.full(k, 2)),
         versions=Ragged(np.full(2 * k, version, np.int32), np.full(k, 2)),
+        loss_mask=Ragged(np.ones(2 * k, np.bool_), np.full(k, 2)),
         prompt_tokens=np.full(k, 4),
         reward=np.array([1.0 if row % N == 0 else 0.25 for row in rows], np.float32),
         exact_match=np.array([row % N == 0 for row in rows]),
         admitted_at=times,
         started_at=times + 0.1,
         finished_at=times + 0.2,
+        finish_reason=np.zeros(k, np.int8),
+        turns=np.ones(k, np.int32),
         trained_at=times + 0.3,
     )
 

@@ -32,7 +32,8 @@ from tests.support.sample_records import trained_record
 
 COLUMNS = (
     "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
-    "lag_in_queue span admitted_at started_at finished_at trained_at prompt_tokens response_tokens reward exact_match"
+    "lag_in_queue span admitted_at started_at finished_at trained_at prompt_tokens response_tokens reward exact_match "
+    "finish_reason turns environment_tokens"
 ).split()
 
 
@@ -60,7 +61,8 @@ TOKENS = st.lists(st.integers(0, 20), min_size=1, max_size=12).map(sorted)
 def test_lags_of_many_samples_at_once_are_those_of_their_tokens(drawn: list[list[int]], waited: int) -> None:
     trainer = max(map(max, drawn)) + waited
     values = np.concatenate([np.array(versions) for versions in drawn])
-    samples = many(len(drawn), versions=values, runs=np.array([len(versions) for versions in drawn]), run_tokens=None)
+    tokens = {"versions": values, "mask": np.ones(len(values), np.bool_), "run_tokens": None}
+    samples = many(len(drawn), runs=np.array([len(versions) for versions in drawn]), **tokens)
     records = trained_records(samples, trainer, 2, np.arange(len(drawn)).tolist(), [False] * len(drawn))
     for i, (record, versions) in enumerate(zip(records, drawn, strict=True)):
         lags = [trainer - version for version in versions]
@@ -75,6 +77,19 @@ def test_lags_of_many_samples_at_once_are_those_of_their_tokens(drawn: list[list
 def test_runs_of_tokens_weigh_what_they_hold() -> None:
     by_run, by_token = trained_record([1, 3], 4, run_tokens=[30, 10]), trained_record([1] * 30 + [3] * 10, 4)
     assert by_run == by_token and by_run.lag_mean == 2.5
+
+
+def test_what_an_environment_wrote_counts_in_no_lag_and_no_length() -> None:
+    record = trained_record([1, 1, 1, 4, 4], 5, mask=[True, False, False, True, True], finish_reason="turns", turns=2)
+    alone = trained_record([1, 4, 4], 5)
+    assert (record.response_tokens, record.environment_tokens, record.lag_mean) == (3, 2, alone.lag_mean)
+    assert (record.finish_reason, record.turns, alone.finish_reason, alone.turns) == ("turns", 2, "stop", 1)
+    by_run = trained_record(
+        [1, 1, 4], 5, run_tokens=[1, 2, 2], mask=[True, False, True], finish_reason="turns", turns=2
+    )
+    assert by_run == record
+    with pytest.raises(ValueError, match="sample 1 was trained but has no token that was sampled"):
+        trained_record([1, 1], 5, mask=[False, False])
 
 
 def test_a_sample_that_was_not_trained_has_no_version_no_lag_and_no_reward() -> None:
@@ -164,6 +179,9 @@ def many(count: int, **changes: object) -> TrainedSamples:
         "versions": np.array([0, 2, 1, 1, 1, 2], np.int32),
         "runs": np.array([2, 1, 3]),
         "run_tokens": np.array([10, 30, 7, 1, 2, 3]),
+        "mask": np.ones(6, np.bool_),
+        "finish_reason": np.zeros(count, np.int8),
+        "turns": np.ones(count, np.int32),
         "prompt_tokens": 5 + np.arange(count),
     }
     times = {name: np.arange(count) + 1.0 for name in ("admitted_at", "started_at", "finished_at", "trained_at")}

@@ -89,10 +89,17 @@ def test_tensors_and_paths_arrive_as_they_were() -> None:
 @given(RAGGED, SPANS)
 def test_a_training_report_arrives_as_it_was(tokens: Ragged, spans: list[Span]) -> None:
     floats, k = np.arange(len(tokens), dtype=np.float64), len(tokens)
-    of_tokens = {name: tokens for name in ("responses", "log_probs", "versions")}
+    of_tokens = {name: tokens for name in ("responses", "loss_mask", "log_probs", "versions")}
     of_rows = {name: floats for name in ("reward", "exact_match", "admitted_at", "started_at", "finished_at")}
     rows = TrainedRows(
-        rows=np.arange(k), engine=np.zeros(k), prompt_tokens=np.zeros(k), trained_at=floats, **of_tokens, **of_rows
+        rows=np.arange(k),
+        engine=np.zeros(k),
+        prompt_tokens=np.zeros(k),
+        finish_reason=np.zeros(k, np.int8),
+        turns=np.ones(k, np.int32),
+        trained_at=floats,
+        **of_tokens,
+        **of_rows,
     )
     sent = TrainReport([rows], {"loss": np.float64(0.5), "scored": 1}, {"grad_norm": 2.0}, spans)
     got = m.decode(m.encode(sent), TrainReport)

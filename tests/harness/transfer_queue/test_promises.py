@@ -169,7 +169,8 @@ async def test_rows_carry_the_policy_versions_that_sampled_them() -> None:
     name = partition_name(3)
     await queue.create_partition(name, range(4), group_size=2)
     prompts = Ragged.from_rows([np.arange(3)] * 4, np.int64)
-    await queue.put(name, range(4), {"prompt": prompts, "answer": prompts, "admitted_at": np.zeros(4)})
+    answers = Ragged.from_rows([np.arange(3)] * 4, np.uint8)
+    await queue.put(name, range(4), {"prompt": prompts, "answer": answers, "admitted_at": np.zeros(4)})
     sampled_by = [np.array(versions, np.int32) for versions in ([2, 2], [2, 3, 3], [3], [1, 2, 3, 3])]
     while (batch := await queue.get("rollout", 2, partition=name)) is not None:
         lengths = np.array([len(sampled_by[row]) for row in batch.rows])
