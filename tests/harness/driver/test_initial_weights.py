@@ -63,9 +63,13 @@ def test_it_is_the_same_in_every_results_folder(tmp_path: Path, few_steps: list[
 def test_a_model_that_wants_none_or_has_weights_is_left_alone(tmp_path: Path, few_steps: list[int]) -> None:
     from dataclasses import replace
 
-    for model in (replace(TINY, warm_start=False), replace(TINY, checkpoint="there")):
-        assert initial_model(model, REVERSE, tmp_path) is model
-    assert not few_steps and not list(tmp_path.iterdir())
+    weights, results = tmp_path / "weights", tmp_path / "results"
+    weights.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (weights / name).touch()
+    for model in (replace(TINY, warm_start=False), replace(TINY, checkpoint=str(weights))):
+        assert initial_model(model, REVERSE, results) == model
+    assert not few_steps and not results.exists()
 
 
 def test_other_tasks_and_shapes_have_their_own(tmp_path: Path) -> None:
