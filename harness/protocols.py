@@ -92,6 +92,10 @@ class RolloutEngine(Protocol):
     version: int
     """The policy version whose weights it holds."""
 
+    @property
+    def sampled(self) -> int:
+        """Tokens sampled so far, unfinished samples' too, as far as it knows: more whenever it makes progress."""
+
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; they start as slots become free, in order, unless paused."""
 

@@ -127,6 +127,8 @@ class SampleRequests:
         self._heard_at = 0.0
         self._watching: asyncio.Task[None] | None = None
         self.failure: Exception | None = None
+        self.sampled = 0
+        """Tokens that the server told of."""
 
     def __contains__(self, sample: RunningSample) -> bool:
         return sample.sample_id in self._tasks
@@ -176,7 +178,9 @@ class SampleRequests:
         try:
             version = await self._prepare()
             async for message in self._client.generate(body):
+                told = len(reply.tokens)
                 reply.add(message)
+                self.sampled += len(reply.tokens) - told
                 self._heard_at = asyncio.get_running_loop().time()
             self._require_reason(sample, reply)
         except Exception as error:  # raised in `finished`: this task is not awaited

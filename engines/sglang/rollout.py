@@ -88,6 +88,10 @@ class SGLangRollout:
         self._closed = False
 
     @property
+    def sampled(self) -> int:
+        return self._requests.sampled
+
+    @property
     def running(self) -> int:
         return len(self._rows)
 

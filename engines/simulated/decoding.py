@@ -174,6 +174,10 @@ class Decoding:
         """Nothing that has begun is unfinished."""
         return not self._running and not (self.waiting and self.waiting[0].preempted)
 
+    def steps(self, now: float) -> int:
+        """Decode steps so far, that which is under way included."""
+        return self._count if self.stopped else self._boundary(now)
+
     def next_event(self) -> float | None:
         """When something happens by itself: a sample finishes or is preempted, or the engine admits or stops."""
         if self.stopped or not self._running:

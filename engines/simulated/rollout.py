@@ -70,6 +70,11 @@ class SimulatedRollout:
         return len(self._decoding.waiting)
 
     @property
+    def sampled(self) -> int:
+        """Decode steps, each a token of every running sample."""
+        return self._decoding.steps(self._clock.now())
+
+    @property
     def preemptions(self) -> int:
         """How often a running sample lost its place in the KV cache, so far."""
         return self._decoding.preemptions

@@ -45,6 +45,7 @@ class TorchRollout:
     ) -> None:
         self.slots = slots
         self.version = 0
+        self.sampled = 0
         self.name = name
         self.sampling = sampling
         self._seed = seed
@@ -127,6 +128,7 @@ class TorchRollout:
             sample.context.append(token)
             sample.log_probs.append(log_prob)
             sample.versions.append(self.version)
+        self.sampled += len(self._rows)
         self._retire()
 
     async def pause(self, mode: PauseMode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
+    from vllm.v1.metrics.loggers import StatLoggerBase
 
 Answer = TypeVar("Answer")
 
@@ -45,10 +46,12 @@ class VLLMProcess:
         """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes `model`'s weights as they
         are, from a folder that is there for the start only."""
         self._name, self._timeout_s = name, options.timeout_s
+        self.sampled = 0
+        """Tokens, as vLLM counts them after each of its steps."""
         disable_progress_bar()
         with tempfile.TemporaryDirectory(prefix="cadence-vllm-model-") as folder:
             model.save_pretrained(folder)
-            self.llm = _start(folder, _arguments(model, slots, device, options), options.log_level)
+            self.llm = _start(folder, _arguments(model, slots, device, options), options.log_level, self._count)
         self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
         core = psutil.Process(self._core.pid)
         self._processes = [core, *core.children(recursive=True)]
@@ -87,6 +90,9 @@ class VLLMProcess:
         finally:
             asked.cancel()
         raise self._died()
+
+    def _count(self, tokens: int) -> None:
+        self.sampled += tokens
 
     def require_alive(self) -> None:
         if self._watched().done():
@@ -147,8 +153,9 @@ class VLLMProcess:
             self._death.set_result(None)
 
 
-def _start(folder: str, arguments: dict[str, Any], log_level: str) -> AsyncLLM:
-    """What vLLM reads from the environment has to be there before it is imported, and reaches its processes by it."""
+def _start(folder: str, arguments: dict[str, Any], log_level: str, count: Callable[[int], None]) -> AsyncLLM:
+    """What vLLM reads from the environment has to be there before it is imported, and reaches its processes by it.
+    count: is told the tokens of each step."""
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads: a fork would inherit their locks
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # cores are assigned by the parent process
     os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
@@ -161,7 +168,26 @@ def _start(folder: str, arguments: dict[str, Any], log_level: str) -> AsyncLLM:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(model=folder, **arguments))
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(model=folder, **arguments), stat_loggers=[_counter(count)])
+
+
+def _counter(count: Callable[[int], None]) -> Callable[..., StatLoggerBase]:
+    """Makes what vLLM calls with the statistics of each step, of which it reads one number: they are no stable
+    interface."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Counter(StatLoggerBase):
+        def __init__(self, *_: Any) -> None:
+            """Of one engine core."""
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if iteration_stats is not None:
+                count(iteration_stats.num_generation_tokens)
+
+        def log_engine_initialized(self) -> None:
+            """Nothing to say."""
+
+    return Counter
 
 
 def _arguments(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> dict[str, Any]:

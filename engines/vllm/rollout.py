@@ -73,6 +73,10 @@ class VLLMRollout:
         return self._process.process_ids
 
     @property
+    def sampled(self) -> int:
+        return self._process.sampled
+
+    @property
     def running(self) -> int:
         return len(self._running)
 

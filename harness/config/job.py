@@ -181,9 +181,11 @@ class ClusterConfig:
     verify_weights: Switch = False  # hold every tensor that arrives against its digest
     on_lost_engine: Literal["end", "go_on"] = "end"  # of the run, where an engine dies or does not get its weights
     serve_membership: Switch = False  # serve how the engines are, and who is to leave or join, over HTTP on loopback
-    wait_timeout_s: Positive = 300.0  # longest wait on another process before the run ends with an error
-    stall_timeout_s: Positive = 1800.0  # longest time without any progress before the run says what waits
-    call_timeout_s: Positive = 3600.0  # longest single piece of work, such as training on one batch
+    wait_timeout_s: Positive = 300.0  # longest wait for a process to start, to meet others, or to pass weights on
+    stall_timeout_s: Positive = (
+        1800.0  # longest time in which nobody computes anything; then the run ends, and says why
+    )
+    call_timeout_s: Positive = 3600.0  # longest wait for a device, or for an answer to a call that waits for no work
     memory_gib: Positive | None = None  # memory of one device; asked from the machine when None
 
 

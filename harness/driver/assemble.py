@@ -27,7 +27,7 @@ from harness.config.placement import HOST_ROLES, Placement
 from harness.driver.backends import Backend, RunSpec
 from harness.driver.build import ROLE_CLASSES, EngineFactory, WorkerSpec, build_roles
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
-from harness.runtime.runtime import Handle, RoleName, collect_waits
+from harness.runtime.runtime import Handle, RoleName, collect_progress, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
@@ -57,6 +57,10 @@ class Assembly:
         """What every loop waits for, now. Workers that compute are not waited for."""
         return [*await self.coordinator.waiting(), *await collect_waits(self.roles), *await self.queue.waiting()]
 
+    async def progress(self) -> int:
+        """Grows whenever a role computed something. Those that compute now are not waited for."""
+        return await collect_progress(self.roles)
+
     def waiting_now(self) -> list[str]:
         """The same, where all is in this process, which is not free to wait for answers."""
         assert isinstance(self.queue, LocalQueue)
@@ -85,7 +89,6 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         schedule.eta,
         queue,
         backend.clock,
-        run.wait_timeout_s,
         run.turn_timeout_s,
         backend.engines,
         engine_count=counts["rollout"],
@@ -120,7 +123,6 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         batch=algorithm.batch_groups,
         group_size=algorithm.group_size,
         iterations=config.iterations,
-        wait_timeout_s=run.wait_timeout_s,
     )
     every_role = [handle for of_role in roles.values() for handle in of_role]
     job = RunningJob(

@@ -40,13 +40,9 @@ class RunSpec:
     """That forks the workers, and outlives the run; without it the run has one of its own."""
 
     @property
-    def wait_timeout_s(self) -> float | None:
-        """The longest wait for rows; None on a clock that jumps, where a wait that never ends is a Deadlock at once."""
-        return None if self.plan.backend == "virtual" else self.config.cluster.wait_timeout_s
-
-    @property
     def turn_timeout_s(self) -> float | None:
-        """The longest wait for a device: what holds it may be a whole piece of work of another role."""
+        """The longest wait for a device: what holds it may be a whole piece of work of another role. None on a clock
+        that jumps, where a wait that never ends is a Deadlock at once."""
         return None if self.plan.backend == "virtual" else self.config.cluster.call_timeout_s
 
 

@@ -333,7 +333,6 @@ class WorkerSpec:
     eta: float
     queue: TransferQueue
     clock: Clock
-    wait_timeout_s: float | None
     turn_timeout_s: float | None
     engines: EngineFactory
     engine_count: int
@@ -343,7 +342,7 @@ class WorkerSpec:
     @property
     def stage(self) -> dict[str, Any]:
         """Arguments of every stage."""
-        return {"queue": self.queue, "clock": self.clock, "wait_timeout_s": self.wait_timeout_s}
+        return {"queue": self.queue, "clock": self.clock}
 
     def micro_batch(self, role: str) -> int:
         """Samples that one worker of a role takes at once."""
@@ -383,7 +382,6 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
         stream_share=fair_share(algorithm, spec.engine_count, batches=1 + spec.eta),
         keep_cache=spec.config.engine.keep_cache,
         shares_device=spec.colocated,
-        wait_timeout_s=spec.wait_timeout_s,
         generate_s=spec.engines.generate_s,
         turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
     )
@@ -401,7 +399,7 @@ def _reward(number: int, spec: WorkerSpec, beside: Beside) -> RewardStage:
     if processes:
         reward = spec.config.task.reward or f"of task {spec.config.task.name}"
         make = partial(make_task, spec.config)
-        pool = RewardPool(make, processes, reward=reward, timeout_s=spec.wait_timeout_s)
+        pool = RewardPool(make, processes, reward=reward, timeout_s=spec.config.cluster.wait_timeout_s)
     task, name = spec.engines.task, str(number)
     return RewardStage(task, pool=pool, sample_s=sample_s, name=name, rows=rows, minimum=1, **spec.stage)
 
@@ -442,7 +440,7 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: Beside) -> dict[s
     if beside is None:
         return stage | {"turns": spec.turns_of(role, number)}
     together = spec.engines.ranks_together
-    group = tensor_parallel_group(together, spec.config.cluster.wait_timeout_s) if together > 1 else None
+    group = tensor_parallel_group(together) if together > 1 else None
     queue = RankQueue(spec.queue, rank=number // together, group=group)
     return stage | {"turns": beside.turns, "queue": queue, "ahead": spec.order == "fifo"}
 
@@ -452,7 +450,7 @@ def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     engine, together = spec.engines.trainer(number, spec.clock), spec.engines.ranks_together
     reader = _reader(number // together, spec)
     if together > 1:
-        group = tensor_parallel_group(together, spec.config.cluster.wait_timeout_s)
+        group = tensor_parallel_group(together)
         reader = TensorParallelReader(reader if number % together == 0 else None, group)
     turns = spec.engines.world_turns(number, spec.turns_of("actor", number), spec.turn_timeout_s)
     role = ActorRole(engine, spec.clock, rank=number, reader=reader, device=spec.engines.device, turns=turns)
@@ -465,13 +463,12 @@ def _reader(rank: int, spec: WorkerSpec) -> MicroBatchReader:
     """In which order a training rank takes groups."""
     rows, algorithm = spec.micro_batch("actor"), spec.config.algorithm
     if spec.order == "fifo":
-        return FifoReader(spec.queue, rank=rank, rows=rows, wait_timeout_s=spec.wait_timeout_s)
+        return FifoReader(spec.queue, rank=rank, rows=rows)
     return CompletionReader(
         spec.queue,
         rows=rows,
         group_size=algorithm.group_size,
         batch=algorithm.batch_groups,
-        wait_timeout_s=spec.wait_timeout_s,
     )
 
 

@@ -68,12 +68,10 @@ class PromptSource:
         batch: int,
         group_size: int,
         iterations: int,
-        wait_timeout_s: float | None,
     ) -> None:
         self.task, self.queue, self.clock, self.observer = task, queue, clock, observer
         self.seed, self.batch, self.group_size = seed, batch, group_size
         self.planned = self.groups = iterations * batch
-        self.wait_timeout_s = wait_timeout_s
         self.next = 0
         self._partitions = 0
         self._end = 0  # of the newest partition: the first group that is not its own
@@ -105,7 +103,7 @@ class PromptSource:
         if self.next >= self.planned:
             end = min(end, below)
         rows = range(self.next * n, end * n)
-        await self.queue.create_partition(partition_name(self._partitions), rows, n, timeout_s=self.wait_timeout_s)
+        await self.queue.create_partition(partition_name(self._partitions), rows, n)
         self._partitions, self._end = self._partitions + 1, end
 
     async def _put(self, partition: str, groups: range) -> None:

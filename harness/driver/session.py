@@ -123,6 +123,10 @@ class Session:
             with self.publish_address(url, token):
                 yield
 
+    async def _progress(self) -> tuple[int, int]:
+        """Another one whenever anything happened: an event here, a micro-batch or a token anywhere."""
+        return self.recorder.events, await self.assembly.progress()
+
     async def _run_watched(self) -> None:
         """The schedule, beside the watch for a stall where time passes by itself."""
         run = self.run.schedule.run(self.assembly.job)
@@ -132,9 +136,7 @@ class Session:
                 return await self.assembly.job.weights.recorded()
         limit = self.run.config.cluster.stall_timeout_s
         async with asyncio.TaskGroup() as tasks:
-            guard = tasks.create_task(
-                watch_progress(lambda: self.recorder.events, self.assembly.waiting, limit, self.clock)
-            )
+            guard = tasks.create_task(watch_progress(self._progress, self.assembly.waiting, limit, self.clock))
             await run
             await self.assembly.job.weights.recorded()
             guard.cancel()

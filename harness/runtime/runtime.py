@@ -127,6 +127,16 @@ class RealClock:
         await asyncio.sleep(seconds)
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def open_ended(method: Method) -> Method:
+    """A call of a role that lasts as long as there is work, or until there is some: no limit of time ends the wait for
+    its answer, but its worker's death does, and a run in which nothing goes on."""
+    method.open_ended = True  # type: ignore[attr-defined]
+    return method
+
+
 # -- stalls: a run in which nothing happens is an error, and says what every loop waits for
 
 
@@ -155,14 +165,17 @@ class Waits:
 
 
 async def watch_progress(
-    progress: Callable[[], float], waiting: Callable[[], Awaitable[Sequence[str]]], timeout_s: float, clock: Clock
+    progress: Callable[[], Awaitable[object]],
+    waiting: Callable[[], Awaitable[Sequence[str]]],
+    timeout_s: float,
+    clock: Clock,
 ) -> NoReturn:
     """Raises Stalled, with what is `waiting`, once `progress` has not changed for `timeout_s`. Runs beside the job, and
     is cancelled when that ends."""
-    seen, since = progress(), clock.now()
+    seen, since = await progress(), clock.now()
     while True:
         await clock.sleep(timeout_s / _CHECKS)
-        if (figure := progress()) != seen:
+        if (figure := await progress()) != seen:
             seen, since = figure, clock.now()
         elif clock.now() - since >= timeout_s:
             lines = "; ".join(await waiting()) or "no loop, as far as they report"
@@ -171,6 +184,9 @@ async def watch_progress(
 
 class WaitingRole(Protocol):
     """Every role."""
+
+    async def progress(self) -> int:
+        """What it has computed so far, in units of its own: a role that makes progress has another number."""
 
     async def waiting(self) -> list[str]:
         """What its loops wait for, a line each."""
@@ -181,6 +197,22 @@ async def collect_waits(handles: Sequence[Handle[WaitingRole]], answer_s: float 
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(_waits_of(handle, answer_s)) for handle in handles]
     return [line for task in asked for line in task.result()]
+
+
+async def collect_progress(handles: Sequence[Handle[WaitingRole]], answer_s: float = _ANSWER_S) -> int:
+    """Of all roles together. One that computes cannot answer, and has made none since it was asked last; nor has one
+    that is dead, which is for others to say."""
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(_progress_of(handle, answer_s)) for handle in handles]
+    return hash(tuple(task.result() for task in asked))
+
+
+async def _progress_of(handle: Handle[WaitingRole], answer_s: float) -> int | None:
+    try:
+        async with asyncio.timeout(answer_s):
+            return await handle.role.progress()
+    except (TimeoutError, WorkerDied):
+        return None
 
 
 async def _waits_of(handle: Handle[WaitingRole], answer_s: float) -> list[str]:

@@ -233,7 +233,7 @@ class _Stream:
 
 class RemoteRole(Generic[R_co]):
     """A handle on a role in a worker. `role` has the coroutine methods of its class, called there; call_timeout_s: the
-    longest wait for an answer, None as long as the worker lives."""
+    longest wait for an answer, but to calls that are `open_ended`; None as long as the worker lives."""
 
     def __init__(
         self, name: str, role_class: type[R_co], connection: WorkerConnection, call_timeout_s: float | None
@@ -247,9 +247,9 @@ class RemoteRole(Generic[R_co]):
         does not answer in time."""
         return self._proxy
 
-    async def call(self, method: str, types: m.MethodTypes, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, method: str, types: m.MethodTypes, arguments: tuple[Any, ...], open_ended: bool) -> Any:
         request = m.Call(self.name, method, msgspec.Raw(m.encode(arguments)))
-        waiting = asyncio.timeout(self._timeout_s)
+        waiting = asyncio.timeout(None if open_ended else self._timeout_s)
         try:
             async with waiting:
                 answer = await self.connection.ask(request)
@@ -290,7 +290,9 @@ class RemoteRole(Generic[R_co]):
 class _Proxy:
     """In place of a role: an attribute is a coroutine function that asks for the call."""
 
-    def __init__(self, name: str, role_class: type, call: Callable[[str, m.MethodTypes, tuple[Any, ...]], Any]) -> None:
+    def __init__(
+        self, name: str, role_class: type, call: Callable[[str, m.MethodTypes, tuple[Any, ...], bool], Any]
+    ) -> None:
         self._name, self._class, self._call = name, role_class, call
 
     def __getattr__(self, method: str) -> Any:
@@ -298,10 +300,11 @@ class _Proxy:
         if not callable(function):
             raise AttributeError(f"{self._name} answers no call {method!r}: {self._class.__name__} has no such method")
         types, call = m.method_types(function), self._call
+        open_ended: bool = getattr(function, "open_ended", False)
 
         @wraps(function)
         async def ask(*arguments: Any, **named: Any) -> Any:
-            return await call(method, types, types.bind(arguments, named))
+            return await call(method, types, types.bind(arguments, named), open_ended)
 
         self.__dict__[method] = ask
         return ask

@@ -13,7 +13,7 @@ import torch
 
 from harness.protocols import Clock, Span, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
-from harness.runtime.runtime import Waits
+from harness.runtime.runtime import Waits, open_ended
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.plan import gathered
@@ -72,8 +72,10 @@ class ActorRole(SendingWorker):
         self.rank, self.name, self.device = rank, str(rank), device
         self.turns = turns
         self.waits = Waits(f"actor[{rank}]", turns.lines)
+        self._computed = 0  # micro-batches and steps
         self.version = 0  # of the engine's parameters, as they are now
 
+    @open_ended
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; then one update.
 
@@ -94,11 +96,13 @@ class ActorRole(SendingWorker):
                 sums = await self.engine.accumulate(train_batch(batch))
                 report.sums = add_diagnostics(report.sums, sums | _scored_ago(batch, iteration))
                 self._note(report, "update_actor", start, self.clock.now(), iteration)
+            self._computed += 1
             report.trained.append(_trained_rows(batch, self.clock.now()))
         async with self.turn("train"):
             start = self.clock.now()
             with self.waits("train", "the other ranks' gradients"):
                 report.step = await self.engine.step()
+            self._computed += 1
             self.version = iteration + 1
             self._note(report, "update_actor", start, self.clock.now(), iteration)
         return report
@@ -119,6 +123,10 @@ class ActorRole(SendingWorker):
     async def waiting(self) -> list[str]:
         """What this rank waits for, a line each."""
         return self.waits.lines()
+
+    async def progress(self) -> int:
+        """Micro-batches and steps computed so far."""
+        return self._computed
 
     async def save_weights(self, path: str) -> None:
         """All weights into a safetensors file, gathered; every rank calls it, rank 0 writes."""

@@ -19,6 +19,10 @@ Deadlines = Sequence[tuple[int, int]]
 the next `groups` groups that are trained (see schedules/protocol.py)."""
 
 
+_FOR_ROWS = timedelta(days=365)
+"""Within a group that waits for rows: as long as they take to come. A rank that dies ends its connections."""
+
+
 class MicroBatchReader(Protocol):
     def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
         """This rank's part of what is trained in `iteration`, micro-batch by micro-batch, each waited for."""
@@ -27,8 +31,8 @@ class MicroBatchReader(Protocol):
 class FifoReader:
     """As admitted: partition `train_<i>` in group order, split between the ranks in micro-batches of `rows` samples."""
 
-    def __init__(self, queue: TransferQueue, *, rank: int, rows: int, wait_timeout_s: float | None) -> None:
-        self.queue, self.rank, self.rows, self.wait_timeout_s = queue, rank, rows, wait_timeout_s
+    def __init__(self, queue: TransferQueue, *, rank: int, rows: int) -> None:
+        self.queue, self.rank, self.rows = queue, rank, rows
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
         """Raises ValueError where `first` is given: here a group's turn does not depend on when it was started."""
@@ -44,7 +48,6 @@ class FifoReader:
             partition=partition,
             rank=self.rank,
             consumer=str(self.rank),
-            timeout_s=self.wait_timeout_s,
         )
 
 
@@ -54,11 +57,8 @@ class CompletionReader:
     For a training world of one rank: with more, ranks would not agree on what is left of the batch.
     """
 
-    def __init__(
-        self, queue: TransferQueue, *, rows: int, group_size: int, batch: int, wait_timeout_s: float | None
-    ) -> None:
+    def __init__(self, queue: TransferQueue, *, rows: int, group_size: int, batch: int) -> None:
         self.queue, self.rows, self.group_size, self.batch = queue, rows, group_size, batch
-        self.wait_timeout_s = wait_timeout_s
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
         """As far as `first` leaves room. The queue counts rows where schedules count groups."""
@@ -71,7 +71,6 @@ class CompletionReader:
                 min(self.rows, left),
                 minimum=n,
                 first=("rollout", deadlines) if deadlines else None,
-                timeout_s=self.wait_timeout_s,
             )
             if batch is None:
                 raise RuntimeError(
@@ -90,7 +89,7 @@ class TensorParallelReader:
         self._reader, self._group = reader, group
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
-        """The group's timeout ends the wait for the first rank."""
+        """The others wait for the first rank as long as it lives."""
         own = None if self._reader is None else self._reader.read(iteration, first)
         while True:
             batch = await _shared(None if own is None else anext(own, None), self._group)
@@ -112,7 +111,7 @@ class RankQueue:
         self._first = group is None or dist.get_rank(group) == 0
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
-        """As the queue says. The group's timeout ends the wait for the first rank."""
+        """As the queue says; the others wait for the first rank as long as it lives."""
         batch = self._queue.get_batch(replace(request, rank=self._rank)) if self._first else None
         if self._group is not None:
             return await _shared(batch, self._group)
@@ -136,7 +135,7 @@ async def _shared(batch: Awaitable[Batch | None] | None, group: dist.ProcessGrou
     return shared[0]
 
 
-def tensor_parallel_group(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:
+def tensor_parallel_group(tensor_parallel: int) -> dist.ProcessGroup:
     """The group of this rank and those it shares layers with, over host memory. Every rank of the world calls it.
 
     A group of its own for each role that reads: micro-batches are fetched ahead, while gradients travel through other
@@ -144,6 +143,5 @@ def tensor_parallel_group(tensor_parallel: int, timeout_s: float) -> dist.Proces
     """
     starts = range(0, dist.get_world_size(), tensor_parallel)
     blocks = [list(range(start, start + tensor_parallel)) for start in starts]
-    timeout = timedelta(seconds=timeout_s)
-    groups = [dist.new_group(block, timeout=timeout, backend="gloo") for block in blocks]
+    groups = [dist.new_group(block, timeout=_FOR_ROWS, backend="gloo") for block in blocks]
     return groups[dist.get_rank() // tensor_parallel]

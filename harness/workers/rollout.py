@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from harness.protocols import FINISH_REASONS, Clock, Completion, Request, RolloutEngine, Span
-from harness.runtime.runtime import Waits
+from harness.runtime.runtime import Waits, open_ended
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import EngineWorker
 from harness.workers.dataflow import partition_name
@@ -44,7 +44,6 @@ class RolloutRole(EngineWorker):
         stream_share: int,
         keep_cache: bool,
         shares_device: bool,
-        wait_timeout_s: float | None,
         generate_s: float = 0.0,
         turns: Turns = NO_TURNS,
     ) -> None:
@@ -54,7 +53,7 @@ class RolloutRole(EngineWorker):
         self.index, self.name, self.group_size = index, str(index), group_size
         self.consumer = f"rollout[{index}]"  # its own: what it had is released to others where it dies
         self.share, self.stream_share = share, stream_share
-        self.keep_cache, self.shares_device, self.wait_timeout_s = keep_cache, shares_device, wait_timeout_s
+        self.keep_cache, self.shares_device = keep_cache, shares_device
         self.generate_s = generate_s
         self.waits = Waits(self.consumer, turns.lines)
         self.turns, self._device = turns, HeldTurn(turns, f"{self.consumer}.generate")
@@ -74,6 +73,7 @@ class RolloutRole(EngineWorker):
         self._idle = asyncio.Event()  # set while it does not generate
         self._idle.set()
 
+    @open_ended
     async def generate(self, iteration: int, batches: int = 1) -> list[Span]:
         """Generate everything of this batch that no other engine took; or of so many batches from there on, as one.
         Called again, it takes what lost engines had taken and not finished."""
@@ -102,6 +102,7 @@ class RolloutRole(EngineWorker):
             self._whole_batch = False
             await self._device.give_back()
 
+    @open_ended
     async def stream(self) -> list[Span]:
         """Generate what the dispatch limit allows until the queue is closed and exhausted.
 
@@ -114,6 +115,7 @@ class RolloutRole(EngineWorker):
         """Dispatch rule: start only groups numbered under `below`. The queue enforces it, row by row."""
         await self.queue.set_bound("rollout", self.consumer, below * self.group_size)
 
+    @open_ended
     async def pause(self, drain: bool) -> None:
         """Stop between two tokens (running samples stay), or once the running ones are done.
 
@@ -131,6 +133,7 @@ class RolloutRole(EngineWorker):
         await self.set_dispatch_limit(below)
         await self._go_on()
 
+    @open_ended
     async def retire(self) -> None:
         """Take no more groups; finish those that it has, under the loaded weights. Returns when they are done."""
         self._retired = True
@@ -156,6 +159,10 @@ class RolloutRole(EngineWorker):
     async def waiting(self) -> list[str]:
         """What this worker's loops wait for, a line each."""
         return self.waits.lines()
+
+    async def progress(self) -> int:
+        """Tokens that its engine has sampled so far."""
+        return self.engine.sampled
 
     async def _go_on(self) -> None:
         await self._device.take()
@@ -237,7 +244,6 @@ class RolloutRole(EngineWorker):
                 minimum=self.group_size,
                 partition=partition,
                 consumer=self.consumer,
-                timeout_s=self.wait_timeout_s,
             )
 
     async def _drain(self) -> None:

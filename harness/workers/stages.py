@@ -15,7 +15,7 @@ import torch
 
 from harness.protocols import FINISH_REASONS, Clock, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages
-from harness.runtime.runtime import Waits
+from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Sample, Task, extra_metrics, extra_values, sample_of, score_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
@@ -29,8 +29,11 @@ class Stage(ABC):
     """One worker of a role between rollout and training.
 
     role: the task it is in the queue; kind: what its spans are called; rows: the micro-batch, in samples;
-    wait_timeout_s: the longest wait for rows, after which TimeoutError says which are missing; turns: on its device;
-    ahead: ask for the next micro-batch while one is computed, where no other worker could compute it instead.
+    turns: on its device; ahead: ask for the next micro-batch while one is computed, where no other worker could compute
+    it instead.
+
+    It waits for rows as long as it takes: a worker that dies ends the run, and a run in which nobody computes anything
+    ends itself (`watch_progress`).
     """
 
     role: str
@@ -44,21 +47,23 @@ class Stage(ABC):
         name: str,
         rows: int,
         minimum: int,
-        wait_timeout_s: float | None,
         turns: Turns = NO_TURNS,
         ahead: bool = False,
     ) -> None:
         self.queue, self.clock, self.name, self.turns, self.ahead = queue, clock, name, turns, ahead
-        self.rows, self.minimum, self.wait_timeout_s = rows, minimum, wait_timeout_s
+        self.rows, self.minimum = rows, minimum
+        self._computed = 0  # micro-batches
         self.version = 0
         self.waits = Waits(f"{self.role}[{name}]", turns.lines)
         self._spans: list[Span] = []
 
+    @open_ended
     async def process(self, iteration: int) -> list[Span]:
         """Work through one batch; returns when none of its rows is left."""
         await self._work(partition_name(iteration))
         return await self.take_spans()
 
+    @open_ended
     async def stream(self) -> list[Span]:
         """Work through every batch, whichever has rows, until the queue is closed and exhausted.
 
@@ -75,6 +80,10 @@ class Stage(ABC):
     async def waiting(self) -> list[str]:
         """What this worker's loops wait for, a line each."""
         return self.waits.lines()
+
+    async def progress(self) -> int:
+        """Micro-batches computed so far."""
+        return self._computed
 
     async def _work(self, partition: str | None) -> None:
         """Consumes this role's inputs, of one partition or of all, and produces its outputs.
@@ -94,6 +103,7 @@ class Stage(ABC):
                 start = self.clock.now()
                 columns = await self.compute(batch)
                 end = self.clock.now()
+            self._computed += 1
             self._spans.append(Span(self.role, self.name, self.kind, start, end, self.version, iteration))
             _, batch = await asyncio.gather(
                 self.queue.put(batch.partition, batch.rows, columns),
@@ -108,7 +118,6 @@ class Stage(ABC):
                 minimum=self.minimum,
                 partition=partition,
                 consumer=self.name,
-                timeout_s=self.wait_timeout_s,
             )
 
     @abstractmethod

@@ -132,3 +132,11 @@ async def test_the_longest_sample_that_fits_is_served(subject: Subject) -> None:
     requests = subject.requests(1, prompt_tokens=MAX_LENGTH - 20)
     done = await subject.generate(requests)
     assert [len(completion.tokens) for completion in done.values()] == [20]
+
+
+async def test_every_token_counts_as_progress(subject: Subject) -> None:
+    subject.sample_by(Sampling(max_tokens=20))
+    before = subject.engine.sampled
+    done = await subject.generate(subject.requests(3))
+    longest = max(int(c.tokens.sum()) if not subject.compares_tokens else len(c.tokens) for c in done.values())
+    assert subject.engine.sampled - before >= longest

@@ -202,7 +202,6 @@ def rollout_role(
     share: int = ROWS,
     stream_share: int = 100 * ROWS,
     shares_device: bool = False,
-    wait_timeout_s: float = 60.0,
     turns: Turns = NO_TURNS,
 ) -> RolloutRole:
     clock: Clock = TickingClock()
@@ -217,7 +216,6 @@ def rollout_role(
         stream_share=stream_share,
         keep_cache=False,
         shares_device=shares_device,
-        wait_timeout_s=wait_timeout_s,
         turns=turns,
     )
 

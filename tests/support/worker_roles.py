@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.protocols import Span
 from harness.runtime import worker_server
-from harness.runtime.runtime import RealClock, RoleName
+from harness.runtime.runtime import RealClock, RoleName, open_ended
 from harness.workers.actor import TrainReport
 
 
@@ -44,6 +44,10 @@ class EchoRole:
         await asyncio.sleep(0.02 * turn)
         self.order.append(turn)
         return turn
+
+    @open_ended
+    async def work(self, value: int) -> int:
+        return value
 
     async def answered(self) -> list[int]:
         return self.order

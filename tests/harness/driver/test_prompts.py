@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from harness.driver.job import PromptSource
 from harness.tasks import TASKS
@@ -56,7 +55,6 @@ def source(*, iterations: int = 3, batches_in_queue: int = 3) -> tuple[PromptSou
         batch=BATCH,
         group_size=N,
         iterations=iterations,
-        wait_timeout_s=60.0,
     )
     return prompts, queue, heard
 
@@ -159,10 +157,3 @@ async def test_admission_waits_while_the_queue_is_at_its_cap() -> None:
     await queue.clear("train_0")
     await admitting
     assert heard.rows == list(range(3 * BATCH * N))
-
-
-async def test_a_queue_that_stays_full_ends_the_wait_with_its_reason() -> None:
-    prompts, _, _ = source(batches_in_queue=1)
-    prompts.wait_timeout_s = 0.0
-    with pytest.raises(TimeoutError, match="no room for the 8 rows of partition 'train_1'"):
-        await prompts.admit(below=2 * BATCH)

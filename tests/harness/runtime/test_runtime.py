@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from harness.runtime.runtime import Stalled, Waits, collect_waits, watch_progress
+from harness.runtime.runtime import Stalled, Waits, collect_progress, collect_waits, watch_progress
 
 
 class HandClock:
@@ -19,6 +19,9 @@ class HandClock:
 
     def now(self) -> float:
         return self.time
+
+    async def progress(self) -> int:
+        return self.events
 
     async def sleep(self, seconds: float) -> None:
         before, self.time = self.time, self.time + seconds
@@ -34,7 +37,7 @@ async def two_loops() -> list[str]:
 async def test_nothing_for_the_whole_timeout_is_a_stall_that_names_the_waiting_loops() -> None:
     clock = HandClock()
     with pytest.raises(Stalled) as caught:
-        await watch_progress(lambda: clock.events, two_loops, 600.0, clock)
+        await watch_progress(clock.progress, two_loops, 600.0, clock)
     assert str(caught.value) == (
         "nothing happened for 600 s; waiting: rollout[0].feed waits for a free slot; "
         "actor[0].train waits for rows of batch 3"
@@ -47,14 +50,14 @@ async def test_progress_puts_the_stall_off(last_event: float) -> None:
     clock = HandClock()
     clock.last_event = last_event
     with pytest.raises(Stalled):
-        await watch_progress(lambda: clock.events, two_loops, 100.0, clock)
+        await watch_progress(clock.progress, two_loops, 100.0, clock)
     assert last_event + 95 <= clock.time <= last_event + 115
 
 
 async def test_a_watch_is_a_timeout_and_can_be_cancelled() -> None:
     clock = HandClock()
     clock.last_event = float("inf")
-    watching = asyncio.create_task(watch_progress(lambda: clock.events, two_loops, 1.0, clock))
+    watching = asyncio.create_task(watch_progress(clock.progress, two_loops, 1.0, clock))
     for _ in range(100):
         await asyncio.sleep(0)
     assert not watching.done()
@@ -69,7 +72,7 @@ async def test_a_stall_in_which_no_loop_waits_says_so() -> None:
         return []
 
     with pytest.raises(Stalled, match="waiting: no loop"):
-        await watch_progress(lambda: 0, no_loop, 5.0, HandClock())
+        await watch_progress(HandClock().progress, no_loop, 5.0, HandClock())
 
 
 class Worker:
@@ -77,6 +80,7 @@ class Worker:
 
     def __init__(self, name: str, computes: bool) -> None:
         self.name, self.computes = name, computes
+        self.tokens = self.speed = 0
         self.waits = Waits(name)
 
     @property
@@ -88,6 +92,11 @@ class Worker:
             await asyncio.Event().wait()
         return self.waits.lines()
 
+    async def progress(self) -> int:
+        await self.waiting()
+        self.tokens += self.speed
+        return self.tokens
+
 
 async def test_a_worker_that_computes_is_told_apart_and_holds_up_no_other() -> None:
     workers = [Worker("reward[0]", False), Worker("actor[0]", True), Worker("reward[1]", False)]
@@ -97,6 +106,18 @@ async def test_a_worker_that_computes_is_told_apart_and_holds_up_no_other() -> N
             "reward[0].load waits for version 3",
             "actor[0] does not answer (computing, or dead)",
         ]
+
+
+async def test_an_engine_that_samples_puts_the_stall_off_and_one_that_is_stuck_does_not() -> None:
+    engine, stuck, clock = Worker("rollout[0]", False), Worker("actor[0]", True), HandClock()
+
+    async def progress() -> int:
+        engine.speed = 30 if clock.time < 5000 else 0  # one response, longer than any limit
+        return await collect_progress([engine, stuck], answer_s=0.0)
+
+    with pytest.raises(Stalled, match="nothing happened for 100 s"):
+        await watch_progress(progress, two_loops, 100.0, clock)
+    assert 5095 <= clock.time <= 5115
 
 
 def test_a_wait_is_taken_down_when_it_ends_also_by_an_error() -> None:

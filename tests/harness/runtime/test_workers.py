@@ -186,6 +186,15 @@ async def test_a_call_that_is_not_answered_in_time_says_so(start: Start) -> None
     assert await first.role.echo(1) == [1]
 
 
+async def test_a_call_for_work_has_no_limit_of_time_and_any_other_call_has(start: Start) -> None:
+    first, _ = start()
+    await first.connected()
+    hasty = RemoteRole("echo[0]", EchoRole, first.connection, call_timeout_s=0.0)
+    with pytest.raises(TimeoutError, match="did not answer echo within 0.0 s"):
+        await hasty.role.echo(1)
+    assert await hasty.role.work(7) == 7
+
+
 async def test_one_role_ends_while_the_other_goes_on_then_the_worker(start: Start, runtime: LocalRuntime) -> None:
     first, second = start()
     pid = await second.role.pid()

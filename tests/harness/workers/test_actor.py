@@ -46,7 +46,7 @@ class Setting:
     def __init__(self, batch: int = GROUPS) -> None:
         self.queue = CountingQueue(ROLES, order="completion")
         self.trainer = NotingTrainer()
-        self.reader = CompletionReader(self.queue, rows=MICRO_BATCH, group_size=GROUP, batch=batch, wait_timeout_s=60.0)
+        self.reader = CompletionReader(self.queue, rows=MICRO_BATCH, group_size=GROUP, batch=batch)
         self.actor = actor(self.reader, self.trainer)
 
     async def admit(self) -> None:
@@ -191,7 +191,7 @@ async def test_a_queue_that_ends_before_the_batch_is_whole_is_an_error() -> None
 
 async def test_groups_read_as_they_were_admitted_know_no_other_turn() -> None:
     queue, trainer = CountingQueue(ROLES), NotingTrainer()
-    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=60.0)
+    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH)
     await queue.admit(0)
     await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
     role = actor(reader, trainer)

@@ -349,12 +349,6 @@ async def test_each_loop_says_what_it_waits_for() -> None:
     await streaming
 
 
-async def test_a_wait_that_lasts_too_long_says_what_is_missing() -> None:
-    queue, engine = CountingQueue(), HandEngine()
-    with pytest.RaisesGroup(pytest.RaisesExc(TimeoutError, match="rollout")):
-        await rollout_role(engine, queue, wait_timeout_s=0.01).stream()
-
-
 async def test_an_engine_that_fails_ends_the_role_with_its_error() -> None:
     queue, engine = CountingQueue(), HandEngine()
     await queue.admit(0)

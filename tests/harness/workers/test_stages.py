@@ -35,7 +35,6 @@ from harness.workers.stages import (
     TrainersLogProbStage,
 )
 from tests.support.role_setting import (
-    ALL_ROLES,
     CPU,
     GROUP,
     GROUPS,
@@ -73,9 +72,7 @@ class NotingTrainer:
         return self.weights
 
 
-def stage_options(
-    queue: CountingQueue, rows: int, minimum: int | None = None, wait_timeout_s: float = 60.0
-) -> dict[str, object]:
+def stage_options(queue: CountingQueue, rows: int, minimum: int | None = None) -> dict[str, object]:
     """The arguments of every stage."""
     return {
         "queue": queue,
@@ -83,7 +80,6 @@ def stage_options(
         "name": "0",
         "rows": rows,
         "minimum": rows if minimum is None else minimum,
-        "wait_timeout_s": wait_timeout_s,
     }
 
 
@@ -91,8 +87,8 @@ def scorer() -> TorchLogProb:
     return TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU)
 
 
-def actor(queue: CountingQueue, engine: TrainEngine, wait_timeout_s: float = 60.0) -> ActorRole:
-    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH, wait_timeout_s=wait_timeout_s)
+def actor(queue: CountingQueue, engine: TrainEngine) -> ActorRole:
+    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH)
     return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
@@ -256,26 +252,6 @@ async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> Non
         await RewardStage(Undeclared(), **stage_options(queue, ROWS, 1)).process(0)
 
 
-@pytest.mark.parametrize("role", ["reward", "reference"])
-async def test_a_stage_that_waits_too_long_names_what_is_missing(role: str) -> None:
-    queue = CountingQueue(ALL_ROLES)
-    await queue.admit(0)
-    short = {"wait_timeout_s": 0.01}
-    stage = {
-        "reward": RewardStage(TASK, **stage_options(queue, ROWS, 1, **short)),
-        "reference": ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH, **short)),
-    }[role]
-    with pytest.raises(TimeoutError, match="response"):
-        await stage.process(0)
-
-
-async def test_a_trainer_that_waits_too_long_names_what_is_missing() -> None:
-    queue = CountingQueue()
-    await queue.admit(0)
-    with pytest.raises(TimeoutError, match="advantage"):
-        await actor(queue, NotingTrainer(), wait_timeout_s=0.01).train(0)
-
-
 async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_memory(tmp_path: Path) -> None:
     queue, trainer = CountingQueue(), NotingTrainer()
     role, rollout = actor(queue, trainer), rollout_role(torch_engine(), queue)
@@ -403,7 +379,7 @@ class NotingStage(Stage):
     def __init__(
         self, queue: LocalQueue | RankQueue, rows: int = 2 * GROUP, pauses: Sequence[float] = (), name: str = "0"
     ) -> None:
-        super().__init__(queue, TickingClock(), name=name, rows=rows, minimum=rows, wait_timeout_s=None)
+        super().__init__(queue, TickingClock(), name=name, rows=rows, minimum=rows)
         self.seen: list[list[int]] = []
         self.pauses = iter(pauses)
 
