@@ -52,10 +52,14 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	@PIP_CONSTRAINT=.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
+# torch.compile, which both engines use, hands the environment's path to a C++ compiler as it is.
+without_spaces = @case "$(CURDIR)" in *" "*) echo "$(1) compiles code and cannot do so in a folder with a space in its name: move $(CURDIR)"; exit 1;; esac
+
 # Versions are exact and complete, so nothing is resolved; only torch brings what its build for this machine needs.
 setup-vllm: $(VLLM)/.installed
 
 $(VLLM)/.installed: pyproject.toml .ci/constraints-vllm.txt
+	$(call without_spaces,vLLM)
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@echo "installing into $(VLLM) (about five minutes the first time)"
 	@PIP_CONSTRAINT=.ci/constraints-vllm.txt $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch
@@ -67,6 +71,7 @@ $(VLLM)/.installed: pyproject.toml .ci/constraints-vllm.txt
 setup-sglang: $(SGLANG)/.installed
 
 $(SGLANG)/.installed: .ci/constraints-sglang.txt
+	$(call without_spaces,SGLang)
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	@echo "installing into $(SGLANG) (about five minutes the first time)"
 	@PIP_CONSTRAINT=.ci/constraints-sglang.txt $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check torch
