@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.metrics.run_files import load_metrics, load_samples
+from harness.metrics.run_files import load_metrics, load_samples, weight_files
 from harness.metrics.samples import read_responses
 
 GATE = "gate.json"
@@ -46,8 +46,12 @@ def _learnt(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-def _weights(folder: Path) -> bytes:
-    return (folder / "weights.safetensors").read_bytes()
+def _weights(folder: Path) -> list[tuple[str, bytes]]:
+    """Raises FileNotFoundError where the run kept none: then nothing could be said."""
+    files = weight_files(folder)
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no final weights; run it with save_weights=true")
+    return [(file.name, file.read_bytes()) for file in files]
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,17 @@ from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.config.compose import cell_name, make_schedule, plain, plugins_of
 from harness.driver.backends import RunSpec, clock_of, event_loop
+from harness.driver.final_model import model_card, write_model_files
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay
 from harness.driver.session import Session
-from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
-from harness.metrics.run_files import WEIGHTS, RunDirectory, mirrored_files, run_directory
+from harness.metrics.run_files import MODEL, RunDirectory, load_config, mirrored_files, run_directory
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, ask_all
-from harness.tasks import make_task
+from harness.tasks import make_task, tokenizer_of
 from harness.workers.actor import ActorRole
 
 MEMBERSHIP = "membership.json"
@@ -79,7 +79,7 @@ def run_seed(
         folder.write_manifest(manifest | {"load": load.so_far()})
         with console.status("writing results"):
             if config.save_weights and plan.backend == "real":
-                run_in(runner, _save_weights(session.trainers, folder))
+                run_in(runner, _save_model(session.trainers, folder, spec, manifest))
             session.recorder.write(folder)
             _draw(folder)
             mirror.finish()
@@ -143,9 +143,16 @@ def _mirror(
     return Mirror(folder, results, identity, plain(config), manifest, console)
 
 
-async def _save_weights(trainers: Sequence[Handle[ActorRole]], folder: RunDirectory) -> None:
-    with replacing(folder.path / WEIGHTS) as path:
-        await ask_all(trainers, lambda actor: actor.save_weights(str(path)))
+async def _save_model(
+    trainers: Sequence[Handle[ActorRole]], folder: RunDirectory, run: RunSpec, manifest: Mapping[str, Any]
+) -> None:
+    """The folder gets its name when all of it is there."""
+    unfinished = folder.path / f".{MODEL}"
+    unfinished.mkdir()
+    card = model_card(manifest, load_config(folder.path))
+    write_model_files(unfinished, run.model, tokenizer_of(run.config), card)
+    await ask_all(trainers, lambda actor: actor.save_weights(str(unfinished)))
+    unfinished.rename(folder.path / MODEL)
 
 
 def _draw(folder: RunDirectory) -> None:

@@ -22,7 +22,8 @@ from harness.metrics.samples import SampleRecord, read_samples, write_responses,
 from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 
 _LOCK = ".lock"
-WEIGHTS = "weights.safetensors"
+MODEL = "model"
+"""The folder of the final weights, with all that transformers and the engines need to load them."""
 INCOMPLETE = "mlflow-incomplete.txt"
 """There while MLflow lacks something of a finished run, and says why."""
 
@@ -208,10 +209,16 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def mirrored_files(path: Path) -> list[Path]:
-    """The files of the run in folder `path` that MLflow gets: all but the weights and what only the folder needs."""
-    left_out = {WEIGHTS, INCOMPLETE, "DONE"}
+    """The files of the run in folder `path` that MLflow gets: all but what only the folder needs; the final model is a
+    folder, and stays."""
+    left_out = {INCOMPLETE, "DONE"}
     files = sorted(file for file in path.iterdir() if file.is_file())
     return [file for file in files if file.name not in left_out and not file.name.startswith(".")]
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The final weights of the run in folder `path`: one file, or shards; none where they were not kept."""
+    return sorted((path / MODEL).glob("*.safetensors"))
 
 
 def load_samples(path: Path) -> pa.Table:

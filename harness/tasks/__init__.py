@@ -66,4 +66,5 @@ __all__ = [
     "max_tokens",
     "sample_of",
     "score_of",
+    "tokenizer_of",
 ]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import Waits, open_ended
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
-from harness.weight_sync.plan import gathered
+from harness.weight_sync.saving import save_weights
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.turns import NO_TURNS, Turns
 
@@ -128,17 +129,9 @@ class ActorRole(SendingWorker):
         """Micro-batches and steps computed so far."""
         return self._computed
 
-    async def save_weights(self, path: str) -> None:
-        """All weights into a safetensors file, gathered; every rank calls it, rank 0 writes."""
-        from safetensors.torch import save_file
-
-        full: dict[str, torch.Tensor] = {}
-        for name, parameter in self.engine.named_parameters().items():
-            tensor = gathered(parameter)
-            if self.rank == 0:
-                full[name] = tensor.cpu().clone()
-        if self.rank == 0:
-            save_file(full, path)
+    async def save_weights(self, folder: str) -> None:
+        """All weights into a folder that is there, gathered; every rank calls it, rank 0 writes."""
+        save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)
 
 
 def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:

@@ -36,7 +36,7 @@ from harness.comparison.running.preview import print_failures
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.machine import this_machine
-from harness.metrics.run_files import WEIGHTS, is_done, load_metrics, load_samples, run_directory
+from harness.metrics.run_files import MODEL, is_done, load_metrics, load_samples, run_directory
 from harness.report.palette import COLORBLIND
 from harness.report.plots import save_figure
 from tests.benchmarks.held_out import held_out_exact_match
@@ -102,7 +102,7 @@ class Run:
     @cached_property
     def final(self) -> float:
         """Sampled exact match of the final weights on held-out problems."""
-        return asyncio.run(held_out_exact_match(self.config, self.folder / WEIGHTS))
+        return asyncio.run(held_out_exact_match(self.config, self.folder / MODEL))
 
     @cached_property
     def last(self) -> float:

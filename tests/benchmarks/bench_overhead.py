@@ -73,7 +73,7 @@ def measure_harness(settings: Sequence[str], samples: int, side: Side, results: 
     side.rates.append(samples / statistics.median(sum(phases.values()) for phases in iterations))
     for phase in PHASES:
         side.phases[phase].append(statistics.median(phases[phase] for phases in iterations) * 1e3)
-    side.weights.add(_digest(run / "weights.safetensors"))
+    side.weights.add(_digest(run / "model/model.safetensors"))
 
 
 def by_phase(timeline: Timeline, iteration: int) -> dict[str, float]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-
-from safetensors.torch import load_file
 
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
@@ -16,14 +15,12 @@ from harness.tasks import make_task, max_tokens, sample_of, score_of
 SEED = 1_000_003  # of the problems and of the draws
 
 
-async def held_out_exact_match(config: JobConfig, weights: Path, problems: int = 1024) -> float:
-    """Share of right answers, one sampled at temperature 1 for each problem. weights: the run's weights.safetensors."""
+async def held_out_exact_match(config: JobConfig, model: Path, problems: int = 1024) -> float:
+    """Share of right answers, one sampled at temperature 1 for each problem. model: the run's folder of it."""
     task = make_task(config)
     sampling = Sampling(max_tokens(config, task), stop_tokens=task.stop_tokens)
-    engine = TorchRollout(
-        build_model(config.model), sampling=sampling, slots=128, seed=SEED, clock=RealClock.starting_now()
-    )
-    await engine.load_weights(1, load_file(weights).items())
+    policy, clock = build_model(replace(config.model, checkpoint=str(model))), RealClock.starting_now()
+    engine = TorchRollout(policy, sampling=sampling, slots=128, seed=SEED, clock=clock)
     asked = [task.problem(group, SEED) for group in range(problems)]
     engine.submit([Request(number, problem.prompt) for number, problem in enumerate(asked)])
     right, answered = 0, 0

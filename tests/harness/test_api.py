@@ -122,5 +122,5 @@ def test_a_real_run_from_a_cell_learns_nothing_in_two_iterations_and_leaves_its_
     made = run_in_a_cell(results=tmp_path, backend="real", iterations=2, smoke=True, **bare)
     assert len(made.metrics) == 2 and made.metrics["reward/mean"].between(0, 1).all()
     assert made.samples.reward.notna().all() and made.ledger.trained.to_list() == [len(made.samples)]
-    assert (made.path / "weights.safetensors").exists()
+    assert (made.path / "model/model.safetensors").exists()
     assert "fully_async | tiny | reverse | seed 0 | measured" in capsys.readouterr().out

@@ -55,16 +55,16 @@ def test_the_equal_runs_do_not_stand_still_and_a_difference_would_be_noticed(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
     initial = build_model(compose_job([]).model).state_dict()
-    final = load_file(runs["colocated"] / "weights.safetensors")
+    final = load_file(runs["colocated"] / "model/model.safetensors")
     assert final and all(not torch.equal(weights, initial[name]) for name, weights in final.items())
     other = tmp_path / "other"
     shutil.copytree(runs["colocated"], other)
     for name in ("samples.parquet", "responses.parquet"):
         pq.write_table(pq.read_table(other / name).slice(1), other / name)
     (other / "metrics.jsonl").write_text(json.dumps(load_metrics(other)[0] | {"reward/mean": 2.0}) + "\n")
-    weights = bytearray((other / "weights.safetensors").read_bytes())
+    weights = bytearray((other / "model/model.safetensors").read_bytes())
     weights[-1] ^= 1
-    (other / "weights.safetensors").write_bytes(weights)
+    (other / "model/model.safetensors").write_bytes(weights)
     assert len(differences(runs["colocated"], other)) == 5
 
 

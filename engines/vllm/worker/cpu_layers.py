@@ -13,14 +13,15 @@ import torch
 from torch.nn.functional import linear, pad
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.models import qwen3
+from vllm.model_executor.models import llama, qwen2, qwen3
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 
 def install() -> None:
     """To be called before the model is made."""
     utils.dispatch_cpu_unquantized_gemm = compute_with_plain_weights
-    qwen3.Attention = WidenedAttention
+    for architecture in (llama, qwen2, qwen3):
+        architecture.Attention = WidenedAttention
 
 
 def compute_with_plain_weights(layer: Any, remove_weight: bool) -> None:

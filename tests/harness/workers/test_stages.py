@@ -269,8 +269,8 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_mem
         (span,) = await role.publish(1)
     assert (span.role, span.kind, span.version, span.iteration) == ("actor", "publish_weights", 1, 0)
     assert rollout.engine.version == old.version == 1
-    await role.save_weights(str(tmp_path / "weights"))
-    sent = load_file(tmp_path / "weights")
+    await role.save_weights(str(tmp_path))
+    sent = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(sent[name], tensor) for name, tensor in trainer.weights.items())
 
 

@@ -1,0 +1,81 @@
+"""The folder of final weights: transformers loads it and finds what the trainer would."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml  # type: ignore[import-untyped]
+
+from engines.torch.model import build_model
+from engines.torch.scoring import TorchLogProb
+from harness.config import ModelConfig
+from harness.config.model_folder import model_settings
+from harness.driver.final_model import model_card, write_model_files
+from harness.tasks import load_tokenizer
+from harness.transfer_queue import Ragged
+from harness.weight_sync.saving import save_weights
+from tests.support.random_models import random_folder
+
+MANIFEST = {
+    **{"schedule": "fully_async", "engine": "torch", "seed": 3, "experiment": "x", "cell": "c", "model": "small"},
+    **{"started_at": "2026-01-01", "git": {"commit": "abc", "dirty": True}},
+}
+ALGORITHM = {"batch_groups": 4, "group_size": 8, "learning_rate": 1e-6, "correction": "tis"}
+
+
+@pytest.mark.parametrize("most", [1 << 40, 4096], ids=["one file", "shards"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+async def test_transformers_loads_what_was_trained_and_finds_the_same_log_probs(
+    architecture: str, most: int, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    start = random_folder(tmp_path / "start", architecture, tie_word_embeddings=architecture == "qwen3")
+    config = ModelConfig(**model_settings(str(start)))
+    trained = build_model(config)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_model_files(folder, config, load_tokenizer(), "card")
+    save_weights(folder, dict(trained.named_parameters()), write=True, most=most)
+    assert (len(list(folder.glob("*.safetensors"))) > 1) == (most == 4096)
+    prompt, response = np.array([5, 6, 7, 8]), np.array([9, 1, 2, 3, 4])
+    samples = (Ragged.from_rows([prompt]), Ragged.from_rows([response]))
+    expected = await TorchLogProb(trained, temperature=1.0, device=torch.device("cpu")).log_probs(*samples)
+    loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = torch.from_numpy(np.concatenate([prompt, response]))
+    with torch.inference_mode():
+        scores = torch.log_softmax(loaded(input_ids=tokens[None]).logits[0, :-1], -1)
+    found = scores.gather(1, tokens[1:, None])[len(prompt) - 1 :, 0]
+    assert found.tolist() == pytest.approx(expected.values.tolist(), abs=1e-5)
+    again = ModelConfig(**model_settings(str(folder)))
+    assert replace(again, name=config.name, checkpoint=config.checkpoint) == config
+    assert AutoTokenizer.from_pretrained(folder).encode("ab") == load_tokenizer().encode("ab").tolist()
+    assert loaded.generation_config.eos_token_id == list(load_tokenizer().stop_tokens)
+
+
+def test_weights_in_half_precision_say_so_and_that_their_head_is_not(tmp_path: Path) -> None:
+    config = replace(ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64), dtype="bfloat16")
+    write_model_files(tmp_path, config, load_tokenizer(), "card")
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert (written["dtype"], written["head_dtype"]) == ("bfloat16", "float32")
+    assert written["architectures"] == ["Qwen3ForCausalLM"] and written["eos_token_id"] is not None
+
+
+def test_a_card_says_which_run_made_the_weights() -> None:
+    settings = {
+        **{"model": {"checkpoint": "hf:Qwen/Qwen2.5-7B@main"}, "task": {"name": "reverse"}},
+        **{"algorithm": ALGORITHM, "iterations": 5},
+    }
+    card = model_card(MANIFEST, settings)
+    front = yaml.safe_load(card.split("---")[1])
+    assert front["base_model"] == "Qwen/Qwen2.5-7B"
+    assert "| run | x/c/seed=3 |" in card and "| commit | abc with changes |" in card
+    assert yaml.safe_load(card.split("```yaml")[1].split("```")[0]) == settings
