@@ -65,7 +65,7 @@ def test_the_equal_runs_do_not_stand_still_and_a_difference_would_be_noticed(
     weights = bytearray((other / "model/model.safetensors").read_bytes())
     weights[-1] ^= 1
     (other / "model/model.safetensors").write_bytes(weights)
-    assert len(differences(runs["colocated"], other)) == 5
+    assert len(differences(runs["colocated"], other)) == 6
 
 
 @pytest.mark.parametrize("name", RUNS)
