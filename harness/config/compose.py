@@ -18,6 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from harness.config import ConfigError, JobConfig, ModelConfig, job_config
+from harness.config.job import COMMON_TO_TASKS
 from harness.config.model_folder import is_source, looks_like_source, model_settings
 from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, lookup, make, plugin
 from schedules import SCHEDULES, Schedule, Transport
@@ -29,8 +30,8 @@ DOCS = _ROOT / "docs" if (_ROOT / "docs").is_dir() else Path("docs")
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
 _FILE = ".yaml"
 """The end of a choice that is a file instead of a name."""
-_FREE = ("algorithm.options.", "task.reward_options.")
-"""Options of code of the user's: what they are is not in the files."""
+_FREE = ("algorithm.options.", "task.reward_options.", *(f"task.{name}=" for name in COMMON_TO_TASKS))
+"""Options of code of the user's, and settings of every task: what they are is not in the files."""
 _OF_MODEL = {f"model.{made.name}" for made in dataclasses.fields(ModelConfig)}
 """Settings of every model; files give those that are not the default."""
 _PLUGINS = ("schedule", "engine", "task")
@@ -39,7 +40,7 @@ _SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference
 _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
 """Splits of a schedule that has no file."""
 _WRITTEN_IF_SET = {
-    "task": ("reward", "reward_options", "reward_processes"),
+    "task": COMMON_TO_TASKS,
     "algorithm": ("advantage", "options"),
     "model": (
         *("architecture", "tokenizer", "attention_bias", "qk_norm", "sliding_window", "sliding_layers"),
@@ -82,7 +83,7 @@ def _by_name(override: str) -> str:
     `schedule=my_lab.schedules:Mine`, or a model by its folder, gets a name in its store; a free option is added where
     there is none."""
     group, _, value = override.partition("=")
-    if group.startswith(_FREE) or group in _OF_MODEL:
+    if override.startswith(_FREE) or group in _OF_MODEL:
         return f"++{override}"
     if group not in GROUPS or value in choices(group):
         return override
@@ -102,7 +103,7 @@ def _settings_of(group: str, path: str) -> dict[str, Any]:
         return common | ({} if own is None else defaults(own, group, path)) | {"name": path}
     if group == "task":
         own = {name: value for name, value in defaults(load(path, group), group, path).items() if name != "name"}
-        return {"path": None, "reward": None, "reward_processes": 0} | own | {"name": path}
+        return own | {"name": path}
     schedule = _schedule_class(path)
     return {"name": path, **defaults(schedule, group, path), "split": _SHARED if schedule.colocated else _SEPARATE}
 

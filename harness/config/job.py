@@ -87,11 +87,24 @@ class TaskConfig:
     """Prompts and rewards. `options` are the task's own and are checked by its class."""
 
     name: NameOrPath
-    path: str | None = None  # the file of a task that reads one
-    reward: str | None = None  # `package.module:function` that scores responses instead of the task
+    reward: str | None = None  # by name or `package.module:function`: what scores responses instead of the task
     reward_options: dict[str, Any] = field(default_factory=dict)
-    reward_processes: CountFromZero = 0  # that score samples; 0: the worker of the host does it between two messages
+    reward_processes: CountFromZero | None = None  # that score samples; 0: the worker of the host; None: by the reward
+    reward_timeout_s: Positive = 10.0  # longest scoring of one sample; then it has failed
+    reward_memory_gib: Positive = 4.0  # address space of a process that scores
+    failure_reward: float = 0.0  # of a sample whose scoring failed
     options: dict[str, Any] = field(default_factory=dict)
+
+
+COMMON_TO_TASKS = (
+    "reward",
+    "reward_options",
+    "reward_processes",
+    "reward_timeout_s",
+    "reward_memory_gib",
+    "failure_reward",
+)
+"""Settings of every task; what else stands beside them is an option of one."""
 
 
 CORRECTIONS = ("none", "clip", "decoupled", "tis", "mis")
@@ -348,7 +361,7 @@ def job_config(tree: Mapping[str, Any]) -> JobConfig:
     schedule, task = dict(tree.get("schedule") or {}), dict(tree.get("task") or {})
     named = {"name": schedule.pop("name", None), "split": schedule.pop("split", {})}
     tree["schedule"] = named | {"options": schedule}
-    own = {name: task.pop(name) for name in ("path", "reward", "reward_options", "reward_processes") if name in task}
+    own = {name: task.pop(name) for name in COMMON_TO_TASKS if name in task}
     tree["task"] = {"name": task.pop("name", None), **own, "options": task}
     engine = dict(tree.get("engine") or {})
     common = {name: engine.pop(name) for name in COMMON_TO_ENGINES if name in engine}

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -43,7 +42,7 @@ from harness.workers.readers import (
     TensorParallelReader,
     tensor_parallel_group,
 )
-from harness.workers.reward_pool import RewardPool
+from harness.workers.reward_pool import reward_scorer
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import (
     AdvantageStage,
@@ -394,14 +393,10 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
 def _reward(number: int, spec: WorkerSpec, beside: Beside) -> RewardStage:
     algorithm, sample_s = spec.config.algorithm, spec.engines.reward_s_per_sample
     rows = algorithm.group_size if sample_s else algorithm.batch_samples  # what takes time is handed on early
-    processes = 0 if sample_s else spec.config.task.reward_processes
-    pool = None
-    if processes:
-        reward = spec.config.task.reward or f"of task {spec.config.task.name}"
-        make = partial(make_task, spec.config)
-        pool = RewardPool(make, processes, reward=reward, timeout_s=spec.config.cluster.wait_timeout_s)
-    task, name = spec.engines.task, str(number)
-    return RewardStage(task, pool=pool, sample_s=sample_s, name=name, rows=rows, minimum=1, **spec.stage)
+    task, name, chosen = spec.engines.task, str(number), spec.config.task
+    reward = chosen.reward or f"of task {chosen.name}"
+    scorer = reward_scorer(spec.config, task)
+    return RewardStage(task, scorer, reward=reward, sample_s=sample_s, name=name, rows=rows, minimum=1, **spec.stage)
 
 
 def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage:

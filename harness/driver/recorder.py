@@ -68,6 +68,7 @@ class TokenDecoder:
             rows.reward.tolist(),
             rows.exact_match.tolist(),
             dict(zip(self.extra_names, extras, strict=True)),
+            rows.reward_failed.tolist(),
         )
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:

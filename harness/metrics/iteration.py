@@ -30,6 +30,7 @@ METRIC_NAMES = frozenset(
         "staleness/span_max",
         "reward/mean",
         "reward/exact_match",
+        "reward/failed",
         "response_length/mean",
         "response_length/p99",
         "train/grad_norm",

@@ -56,6 +56,7 @@ class SampleRecord:
     finish_reason: str | None
     turns: int | None
     environment_tokens: int | None
+    reward_failed: bool | None
     custom: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -84,6 +85,7 @@ SCHEMA = pa.schema(
         pa.field("finish_reason", pa.string()),
         pa.field("turns", pa.int32()),
         pa.field("environment_tokens", pa.int32()),
+        pa.field("reward_failed", pa.bool_()),
     ]
 )
 
@@ -135,6 +137,7 @@ def trained_records(
     rewards: Sequence[float] | None = None,
     exact_matches: Sequence[bool] | None = None,
     custom: Mapping[str, np.ndarray] | None = None,
+    rewards_failed: Sequence[bool] | None = None,
 ) -> list[SampleRecord]:
     """The rows of samples that were trained in `iteration`, where the trainer held the version of that number.
 
@@ -188,6 +191,7 @@ def trained_records(
         [FINISH_REASONS[reason] for reason in samples.finish_reason.tolist()],
         samples.turns.tolist(),
         (np.add.reduceat(every, starts) - tokens).tolist(),
+        list(rewards_failed) if rewards_failed is not None else [None] * count,
         [_present(custom or {}, sample) for sample in range(count)],
     ]
     return [SampleRecord(*row) for row in zip(*columns, strict=True)]
@@ -239,6 +243,7 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     return {
         "reward/mean": float(np.mean([r.reward for r in trained])),
         "reward/exact_match": float(np.mean([r.exact_match for r in trained])),
+        "reward/failed": float(sum(bool(r.reward_failed) for r in trained)),
     }
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from harness.config import ConfigError, JobConfig
+from harness.config.model_folder import HUB, local_folder
 from harness.config.plugins import lookup, make
 from harness.tasks.characters import Copy, Expand, Reverse
+from harness.tasks.data import DataTask
+from harness.tasks.reasoning_gym_task import ReasoningGym
 from harness.tasks.reward import Rewarded, reward_of, score_of
 from harness.tasks.task import MEMBERS, Problem, Sample, Score, Task, extra_metrics, extra_values, sample_of
 from harness.tasks.tokenizer import Tokenizer, load_tokenizer
@@ -15,19 +19,26 @@ TASKS: dict[str, Callable[..., Task]] = {
     "reverse": Reverse,
     "copy": Copy,
     "expand": Expand,
+    "data": DataTask,
+    "gsm8k": DataTask,
+    "math500": DataTask,
+    "dapo_math": DataTask,
+    "aime": DataTask,
+    "reasoning_gym": ReasoningGym,
 }
 """Every task by name. The options of its class are the task's options: `TASKS["copy"](mean_letters=6)`."""
+
+
+SLOW_TASKS = ("reasoning_gym",)
+"""Those whose own scoring may take its time."""
 
 
 def make_task(config: JobConfig) -> Task:
     """The task, with the reward that the settings name. Raises ConfigError for what cannot be such a one."""
     chosen = config.task
     factory = lookup(TASKS, chosen.name, "task")
-    options = chosen.options if chosen.path is None else {**chosen.options, "path": chosen.path}
-    if chosen.path is not None and "path" not in getattr(factory, "__dataclass_fields__", ()):
-        raise ConfigError(f"task.path={chosen.path}: task {chosen.name} reads no file")
     try:
-        task: Task = make(factory, options, "task", chosen.name, tokenizer=tokenizer_of(config))
+        task: Task = make(factory, chosen.options, "task", chosen.name, tokenizer=tokenizer_of(config))
         if missing := [name for name in MEMBERS if not hasattr(task, name)]:
             raise ConfigError(f"task={chosen.name} lacks {', '.join(missing)}; write what harness.tasks.Task asks for")
         if chosen.reward is not None:
@@ -35,16 +46,27 @@ def make_task(config: JobConfig) -> Task:
         extra_metrics(task)
     except ConfigError:
         raise
-    except OSError as error:
-        raise ConfigError(f"task.path={chosen.path}: {error.strerror}; name a file of problems") from error
     except ValueError as error:
         raise ConfigError(f"task={chosen.name}: {error}") from error
     return task
 
 
 def tokenizer_of(config: JobConfig) -> Tokenizer:
-    """Of the model's folder, where it has one; otherwise the shipped one of 32 characters."""
-    return load_tokenizer()
+    """`model.tokenizer`, or that of the model's folder, where it has one; otherwise the shipped one of 32 characters.
+    Raises ConfigError where there is none at the place that is named, or it cannot be read."""
+    named, folder = config.model.tokenizer, config.model.checkpoint
+    if named is None and folder is None:
+        return load_tokenizer()
+    setting = "model.checkpoint" if named is None else "model.tokenizer"
+    source = named or str(folder)
+    alone = named is not None and not named.startswith(HUB)  # a tokenizer needs no model beside it
+    found = Path(source).expanduser() if alone else local_folder(source, weights=False, setting=setting)
+    if named is None and not (found / "tokenizer.json").is_file():
+        return load_tokenizer()
+    try:
+        return load_tokenizer(found)
+    except ValueError as error:
+        raise ConfigError(f"{setting}={source}: {error}") from error
 
 
 def max_tokens(config: JobConfig, task: Task) -> int:
@@ -53,6 +75,7 @@ def max_tokens(config: JobConfig, task: Task) -> int:
 
 
 __all__ = [
+    "SLOW_TASKS",
     "TASKS",
     "Problem",
     "Sample",

@@ -1,4 +1,4 @@
-"""A reward of the user's own, in the place of a task's."""
+"""A reward by name or of the user's own, in the place of a task's."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.config.plugins import check_called, keywords, load
+from harness.config.fields import ConfigError
+from harness.config.plugins import check_called, is_path, keywords, load
+from harness.tasks.rewards import REWARDS
 from harness.tasks.task import Sample, Score, Task
 
 Reward = Callable[[Sample], Score | float | Awaitable[Score | float]]
 """A score, or a reward alone. Options are keyword-only parameters."""
 
 
-def reward_of(path: str, options: Mapping[str, Any]) -> Reward:
-    """Raises ConfigError where `path` names no reward, or the reward has no such options."""
-    found = load(path, "task.reward")
-    check_called(found, 1, "task.reward", path, "reward(sample)")
-    return partial(found, **keywords(found, options, "task.reward_options", path))
+def reward_of(name: str, options: Mapping[str, Any]) -> Reward:
+    """One that is built in, or of the user's own by import path. Raises ConfigError where there is no such reward, or
+    it has no such options."""
+    if name not in REWARDS and not is_path(name):
+        known = ", ".join(REWARDS)
+        raise ConfigError(f"task.reward={name} is unknown; choose {known}, or `package.module:function` of your own")
+    found = load(REWARDS.get(name, name), "task.reward")
+    check_called(found, 1, "task.reward", name, "reward(sample)")
+    return partial(found, **keywords(found, options, "task.reward_options", name))
 
 
 @dataclass(frozen=True)

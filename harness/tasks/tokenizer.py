@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -35,12 +36,28 @@ class Tokenizer:
         added = self._text.get_added_tokens_decoder()
         return max(self._text.get_vocab_size(), 1 + max(added, default=0))
 
-    def encode(self, text: str) -> np.ndarray:
-        """Text to tokens, int64 [n], nothing added. Raises ValueError where the vocabulary lacks a character."""
+    def encode(self, text: str, *, special: bool = False) -> np.ndarray:
+        """Text to tokens, int64 [n]. special: with what the tokenizer puts around a text, such as its beginning.
+        Raises ValueError where the vocabulary lacks a character."""
         try:
-            return np.array(self._text.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+            return np.array(self._text.encode(text, add_special_tokens=special).ids, dtype=np.int64)
         except Exception as error:  # the library has no narrower class
-            raise ValueError(f"{text!r} holds a character that the tokenizer in {self.folder} lacks") from error
+            raise ValueError(f"{text!r:.80} holds a character that the tokenizer in {self.folder} lacks") from error
+
+    def chat(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> str:
+        """Messages ({"role", "content"}) by the chat template, up to where the model answers. options: the template's
+        own, such as enable_thinking. Raises ValueError where there is no template, or it refuses the messages."""
+        if self.chat_template is None:
+            raise ValueError(f"the tokenizer in {self.folder} has no chat template")
+        from jinja2 import TemplateError
+
+        try:
+            text: str = _with_template(self.folder).apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **options
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        return text
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens (integers, [n]) to text, special ones included."""
@@ -72,6 +89,14 @@ def load_tokenizer(folder: Path = CHARACTER_TOKENIZER) -> Tokenizer:
         raise ValueError(f"{folder} names no token that ends a response; set eos_token in its tokenizer_config.json")
     pad = _token(text, settings.get("pad_token"))
     return Tokenizer(folder, stops, stops[0] if pad is None else pad, _chat_template(folder, settings), text)
+
+
+@lru_cache(maxsize=8)
+def _with_template(folder: Path) -> Any:
+    """As transformers loads it, which knows what templates are given."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def _token(text: tokenizers.Tokenizer, named: Any) -> int | None:

@@ -35,6 +35,7 @@ class TrainedRows:
     prompt_tokens: np.ndarray
     reward: np.ndarray
     exact_match: np.ndarray
+    reward_failed: np.ndarray
     admitted_at: np.ndarray
     started_at: np.ndarray
     finished_at: np.ndarray
@@ -179,6 +180,7 @@ def _trained_rows(batch: Batch, at: float) -> TrainedRows:
         prompt_tokens=columns["prompt"].lengths,
         reward=columns["reward"],
         exact_match=columns["exact_match"],
+        reward_failed=columns["reward_failed"],
         admitted_at=columns["admitted_at"],
         started_at=columns["started_at"],
         finished_at=columns["finished_at"],

@@ -3,7 +3,7 @@
     prompts ─ prompt, answer, admitted_at ─┐
     rollout ─ response, loss_mask, log_probs, versions, engine, started_at, finished_at, finish_reason, turns,
        │      environment_reward
-       ├─> reward      ─ reward, exact_match, (score_extras) ─> advantages ─ advantage
+       ├─> reward      ─ reward, exact_match, reward_failed, (score_extras) ─> advantages ─ advantage
        ├─> reference   ─ ref_log_probs
        ├─> actor_fwd   ─ old_log_probs, old_version
        └─> actor reads all of them
@@ -42,7 +42,11 @@ ROLLOUT_COLUMNS = {
 }
 SCORED = ("response", "loss_mask", "finish_reason", "turns", "environment_reward")
 """Of what rollout writes, what rewards are made of."""
-REWARD_COLUMNS = {"reward": ColumnSpec("float32"), "exact_match": ColumnSpec("bool")}
+REWARD_COLUMNS = {
+    "reward": ColumnSpec("float32"),
+    "exact_match": ColumnSpec("bool"),
+    "reward_failed": ColumnSpec("bool"),
+}
 EXTRA_COLUMNS = {"score_extras": ColumnSpec("float64", ragged=True)}
 ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32")}
 REFERENCE_COLUMNS = {"ref_log_probs": ColumnSpec("float32", ragged=True)}

@@ -1,67 +1,231 @@
-"""Rewards that cost CPU time, scored by processes of their own: so none holds up what else is on the host."""
+"""Processes that score: one that hangs, dies or fills its memory costs one sample, and is replaced."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import inspect
 import multiprocessing
+import os
+import resource
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from inspect import iscoroutinefunction
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
+from harness.config import JobConfig, TaskConfig
+from harness.config.plugins import is_path, load
 from harness.runtime.parallel import end_with_parent
-from harness.tasks import Sample, Score, Task, score_of
+from harness.tasks import SLOW_TASKS, Sample, Score, Task, make_task
+from harness.tasks.rewards import QUICK
+from harness.tasks.task import SimulatedTask
+from harness.workers.reward_scorers import HostScorer, RewardScorer, Scored, one_line
+
+PROCESSES = 2
+"""That score, where the settings leave it open and the reward may take its time."""
+PR_SET_PDEATHSIG = 1
+START_TIMEOUT_S = 120.0
+"""Longest start of a process: it imports what the reward imports."""
+
+
+def reward_scorer(config: JobConfig, task: Task) -> RewardScorer:
+    """Processes, as many as the settings say; none where they leave it open and the reward needs none, or nothing was
+    said that could be scored."""
+    chosen = config.task
+    processes = default_processes(chosen) if chosen.reward_processes is None else chosen.reward_processes
+    if isinstance(task, SimulatedTask) or not processes:
+        return HostScorer(task, failure_reward=chosen.failure_reward, timeout_s=chosen.reward_timeout_s)
+    return RewardPool(
+        partial(make_task, config),
+        processes,
+        reward=chosen.reward or f"of task {chosen.name}",
+        failure_reward=chosen.failure_reward,
+        limits=RewardLimits(chosen.reward_timeout_s, int(chosen.reward_memory_gib * (1 << 30))),
+    )
+
+
+def default_processes(chosen: TaskConfig) -> int:
+    """None for what is quick, or waits for others; two for a reward that may take its time."""
+    if chosen.reward is None:
+        return 0 if chosen.name not in SLOW_TASKS else PROCESSES
+    if chosen.reward in QUICK or (is_path(chosen.reward) and iscoroutinefunction(load(chosen.reward, "task.reward"))):
+        return 0
+    return PROCESSES
+
+
+@dataclass(frozen=True)
+class RewardLimits:
+    """Of each sample in seconds, of each process in bytes of address space."""
+
+    timeout_s: float
+    memory_bytes: int
 
 
 class RewardPool:
     """`processes` that score samples, one at a time each. make_task: picklable; every process makes its own. reward:
-    its name, for messages."""
+    its name, for messages. A process leads a group of its own, which ends with it."""
 
-    def __init__(self, make_task: Callable[[], Task], processes: int, *, reward: str, timeout_s: float | None) -> None:
-        context = multiprocessing.get_context("spawn")  # this process has threads
-        self._pool = ProcessPoolExecutor(processes, context, _begin, (make_task,))
-        self._reward, self._timeout_s = reward, timeout_s
-        for _ in range(processes):
-            self._pool.submit(_started)  # so that none of them starts only with the first batch
+    def __init__(
+        self,
+        make_task: Callable[[], Task],
+        processes: int,
+        *,
+        reward: str,
+        failure_reward: float,
+        limits: RewardLimits,
+    ) -> None:
+        self._make_task, self._reward, self._limits = make_task, reward, limits
+        self._failed = Score(failure_reward, False)
+        self._idle: asyncio.Queue[_Process | None] = asyncio.Queue()
+        self._all = {self._start() for _ in range(processes)}
+        for process in self._all:
+            self._idle.put_nowait(process)
 
-    async def scores(self, samples: Sequence[Sample]) -> list[Score]:
-        """In the order of the samples. Raises what scoring raises, RuntimeError where a process died over a sample,
-        TimeoutError where they are not there in time."""
-        loop, waiting = asyncio.get_running_loop(), asyncio.timeout(self._timeout_s)
-        try:
-            asked = [loop.run_in_executor(self._pool, _score, sample) for sample in samples]
-            async with waiting:
-                return await asyncio.gather(*asked)
-        except BrokenProcessPool as error:
-            raise RuntimeError(f"the reward {self._reward} ended the process that scored samples with it") from error
-        except TimeoutError as error:
-            if not waiting.expired():  # the reward's own
-                raise
-            raise TimeoutError(
-                f"the reward {self._reward} took longer than {self._timeout_s} s for {len(samples)} samples"
-            ) from error
+    async def scores(self, samples: Sequence[Sample]) -> list[Scored]:
+        """In the order of the samples. Raises RuntimeError where a process cannot start."""
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(self._score(sample)) for sample in samples]
+        return [one.result() for one in asked]
 
     def close(self) -> None:
         """Ends the processes, whatever they are doing."""
-        processes = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
+        for process in self._all:
             process.kill()
+        self._all.clear()
+
+    async def _score(self, sample: Sample) -> Scored:
+        process = await self._idle.get()
+        try:
+            if process is None:
+                process = self._start()
+                self._all.add(process)
+            if not process.ready:
+                await self._await_start(process)
+            try:
+                answer = await process.ask(sample, self._limits.timeout_s)
+            except TimeoutError:
+                answer = f"no score after {self._limits.timeout_s:g} s"
+            except (EOFError, OSError):
+                answer = f"it ended the process that scored, {process.ending()}"
+            else:
+                return Scored(answer) if isinstance(answer, Score) else Scored(self._failed, answer)
+            self._end(process)
+            process = None
+            return Scored(self._failed, answer)
+        except BaseException:
+            if process is not None:
+                self._end(process)
+                process = None
+            raise
+        finally:
+            self._idle.put_nowait(process)
+
+    async def _await_start(self, process: _Process) -> None:
+        try:
+            told = await process.answer(START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise RuntimeError(f"the reward {self._reward} did not start within {START_TIMEOUT_S:g} s") from error
+        except (EOFError, OSError) as error:
+            raise RuntimeError(f"the reward {self._reward} ended its process at the start") from error
+        if told is not None:
+            raise RuntimeError(f"the reward {self._reward} cannot start: {told}")
+        process.ready = True
+
+    def _start(self) -> _Process:
+        return _Process(self._make_task, self._limits.memory_bytes)
+
+    def _end(self, process: _Process) -> None:
+        self._all.discard(process)
+        process.kill()
 
 
-_task: Task
+class _Process:
+    """One that scores what it is asked, in turn. ready: it has made its task."""
+
+    def __init__(self, make_task: Callable[[], Task], memory_bytes: int) -> None:
+        context = multiprocessing.get_context("spawn")  # this process has threads
+        self._connection, other = context.Pipe()
+        self._process: BaseProcess = context.Process(target=_work, args=(other, make_task, memory_bytes), daemon=True)
+        self._process.start()
+        other.close()
+        self.ready = False
+
+    async def ask(self, sample: Sample, timeout_s: float) -> Score | str:
+        """The score, or why there is none. Raises TimeoutError, and EOFError or OSError where the process ended."""
+        self._connection.send(sample)
+        told: Score | str = await self.answer(timeout_s)
+        return told
+
+    async def answer(self, timeout_s: float) -> Any:
+        """The next thing that the process says. Raises as `ask` does."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._connection.fileno(), readable.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await readable.wait()
+        finally:
+            loop.remove_reader(self._connection.fileno())
+        return self._connection.recv()
+
+    def ending(self) -> str:
+        """How it ended."""
+        self._process.join(1.0)
+        code = self._process.exitcode
+        if code is None:
+            return "or its pipe"
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+
+    def kill(self) -> None:
+        """With all that it started, as far as that stayed in its group."""
+        self._connection.close()
+        assert self._process.pid is not None
+        with suppress(ProcessLookupError):  # it has not made its group yet, or all of it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
 
 
-def _begin(make_task: Callable[[], Task]) -> None:
-    global _task
+def _work(connection: Connection, make_task: Callable[[], Task], memory_bytes: int) -> None:
+    """Until the pool closes the connection. Says None once it can score, then a score, or why not, for each sample."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's, which closes the pool
+    os.setpgid(0, 0)
     end_with_parent()
-    _task = make_task()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also where no other thread gets its turn
+    try:
+        task = make_task()
+        _limit(memory_bytes)
+    except BaseException as error:
+        connection.send(one_line(error))
+        raise
+    connection.send(None)
+    while True:
+        try:
+            sample = connection.recv()
+        except EOFError:
+            return
+        connection.send(_score(task, sample))
 
 
-def _started() -> None:
-    """Nothing to do."""
+def _limit(memory_bytes: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def _score(sample: Sample) -> Score:
-    return asyncio.run(score_of(_task, sample))
+def _score(task: Task, sample: Sample) -> Score | str:
+    try:
+        score = task.score(sample)
+        return asyncio.run(_waited_for(score)) if inspect.isawaitable(score) else score
+    except BaseException as error:  # sys.exit and an interrupt of its own too: the process can go on
+        return one_line(error)
+
+
+async def _waited_for(score: Any) -> Score:
+    waited_for: Coroutine[Any, Any, Score] = score
+    return await waited_for

@@ -16,12 +16,12 @@ import torch
 from harness.protocols import FINISH_REASONS, Clock, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages
 from harness.runtime.runtime import Waits, open_ended
-from harness.tasks import Sample, Task, extra_metrics, extra_values, sample_of, score_of
+from harness.tasks import Sample, Task, extra_metrics, extra_values, sample_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.dataflow import iteration_of, partition_name, texts_of
 from harness.workers.readers import RankQueue
-from harness.workers.reward_pool import RewardPool
+from harness.workers.reward_scorers import FailureLog, RewardScorer
 from harness.workers.turns import NO_TURNS, Turns
 
 
@@ -126,36 +126,38 @@ class Stage(ABC):
 
 
 class RewardStage(Stage):
-    """Scores each response by the task's own rule, here or in the processes of `pool`. sample_s: simulated seconds for
-    each, one after the other."""
+    """Scores each response. A reward that fails on a sample costs that sample its own score, and is counted. sample_s:
+    simulated seconds for each, one after the other."""
 
     role = kind = "reward"
 
-    def __init__(self, task: Task, *, pool: RewardPool | None = None, sample_s: float = 0.0, **stage: Any) -> None:
+    def __init__(
+        self, task: Task, scorer: RewardScorer, *, reward: str = "", sample_s: float = 0.0, **stage: Any
+    ) -> None:
         super().__init__(**stage)
-        self.task, self.pool, self.sample_s = task, pool, sample_s
+        self.task, self.scorer, self.sample_s = task, scorer, sample_s
+        self._failures = FailureLog(reward)
         self.extra_names = extra_metrics(task)
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         if self.sample_s:
             await self.clock.sleep(len(batch.rows) * self.sample_s)
         samples = samples_of(self.task, batch)
-        if self.pool is None:
-            scores = [await score_of(self.task, sample) for sample in samples]
-        else:
-            scores = await self.pool.scores(samples)
+        scored = await self.scorer.scores(samples)
+        self._failures.note(samples, scored)
+        scores = [one.score for one in scored]
         columns: dict[str, Column] = {
             "reward": np.array([score.reward for score in scores], np.float32),
             "exact_match": np.array([score.exact_match for score in scores], np.bool_),
+            "reward_failed": np.array([one.failure is not None for one in scored], np.bool_),
         }
         if self.extra_names:
             columns["score_extras"] = Ragged.from_rows(list(extra_values(scores, self.extra_names)))
         return columns
 
     def close(self) -> None:
-        """Ends the processes."""
-        if self.pool is not None:
-            self.pool.close()
+        """Ends the processes that score."""
+        self.scorer.close()
 
 
 class AdvantageStage(Stage):

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import signal
+import subprocess
+import sys
+import threading
 import time
 
 from harness.tasks import Sample, Score
@@ -18,15 +23,80 @@ def long(sample: Sample) -> Score:
 long.extra_metrics = ("process",)  # type: ignore[attr-defined]
 
 
-def deadly(sample: Sample) -> float:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return 0.0
+def commanded(sample: Sample) -> float:
+    """Does what the response says; 1 where that is nothing in particular."""
+    hostile = HOSTILE.get(sample.response)
+    if hostile is not None:
+        hostile()
+    return 1.0
 
 
-def failing(sample: Sample) -> float:
-    raise ZeroDivisionError(f"a response of {sample.tokens} tokens")
+async def judged(sample: Sample) -> float:
+    """As one that asks a judge elsewhere."""
+    if sample.response == "forever":
+        await asyncio.Event().wait()
+    if sample.response == "raise":
+        raise ConnectionError("the judge is away")
+    await asyncio.sleep(0)
+    return 0.5
 
 
-def endless(sample: Sample) -> float:
-    time.sleep(3600)
-    return 0.0
+def endless() -> None:
+    while True:
+        pass
+
+
+def catastrophic() -> None:
+    re.fullmatch(r"(a+)+b", "a" * 64)
+
+
+def fill_memory() -> None:
+    hoard = []
+    while True:
+        hoard.append(bytearray(64 << 20))
+
+
+def recurse() -> None:
+    recurse()
+
+
+def leave_a_child() -> None:
+    """One that never ends."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    endless()
+
+
+def start_threads() -> None:
+    for _ in range(50):
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+    raise RuntimeError("threads are left")
+
+
+def unusual() -> None:
+    class Unusual(BaseException):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    raise Unusual
+
+
+HOSTILE = {
+    "endless": endless,
+    "sleep": lambda: time.sleep(3600),
+    "catastrophic": catastrophic,
+    "memory": fill_memory,
+    "at once": lambda: bytearray(1 << 40),
+    "recursion": recurse,
+    "raise": lambda: 1 / 0,
+    "unusual": unusual,
+    "exit": lambda: sys.exit(3),
+    "os exit": lambda: os._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "abort": os.abort,
+    "interrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt),
+    "child": leave_a_child,
+    "threads": start_threads,
+    "close": lambda: os.closerange(3, 256),
+}

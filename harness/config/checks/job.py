@@ -181,6 +181,10 @@ def _check_batch(config: JobConfig, world: int) -> None:
 
 def _check_lengths(config: JobConfig) -> None:
     task = make_task(config)
+    try:
+        task.problem(0, config.seed_list[0])  # whatever it is made of has been read then
+    except ValueError as error:
+        raise ConfigError(f"task={config.task.name}: {error}") from error
     longest = task.max_prompt_tokens + max_tokens(config, task)
     if longest > config.model.max_length:
         left = config.model.max_length - task.max_prompt_tokens

@@ -35,7 +35,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["schedule=nope"], "schedule=nope is unknown; choose one of colocate_sync, delayed_update, fully_async, "),
         (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
-        (["task=nope"], "task=nope is unknown; choose one of copy, expand, reverse"),
+        (["task=nope"], "task=nope is unknown; choose one of aime, copy, dapo_math, data, expand, gsm8k"),
         (["engine=nope"], "engine=nope is unknown; choose one of sglang, torch, vllm"),
         (["schedule.nonsense=1"], "schedule.nonsense is no setting; those of schedule are "),
         (["foo.bar=2"], "foo.bar is no setting; those of a job are "),

@@ -215,7 +215,7 @@ def test_completion_order_trains_on_one_rank() -> None:
 
 def test_names_that_only_the_code_knows_are_checked() -> None:
     assert refused("engine.name=warp") == "engine.name=warp is unknown; choose one of sglang, torch, vllm"
-    assert refused("task.name=chess") == "task.name=chess is unknown; choose one of reverse, copy, expand"
+    assert refused("task.name=chess").startswith("task.name=chess is unknown; choose one of reverse, copy, expand, ")
 
 
 def test_the_reference_is_there_where_something_reads_it() -> None:
@@ -254,10 +254,6 @@ def test_a_shape_that_is_no_model_is_refused() -> None:
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
     told = refused(f"model.checkpoint={tmp_path}")
     assert told.startswith(f"model.checkpoint={tmp_path} holds no model; name a local directory")
-
-
-def test_a_file_for_a_task_that_reads_none_is_refused() -> None:
-    assert refused("task.path=x.jsonl") == "task.path=x.jsonl: task reverse reads no file"
 
 
 BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro_batch_groups=1")

@@ -67,6 +67,7 @@ def trained(rows: list[int], version: int) -> TrainedRows:
         prompt_tokens=np.full(k, 4),
         reward=np.array([1.0 if row % N == 0 else 0.25 for row in rows], np.float32),
         exact_match=np.array([row % N == 0 for row in rows]),
+        reward_failed=np.array([row % N == 1 for row in rows]),
         admitted_at=times,
         started_at=times + 0.1,
         finished_at=times + 0.2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -33,7 +33,7 @@ from tests.support.sample_records import trained_record
 COLUMNS = (
     "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
     "lag_in_queue span admitted_at started_at finished_at trained_at prompt_tokens response_tokens reward exact_match "
-    "finish_reason turns environment_tokens"
+    "finish_reason turns environment_tokens reward_failed"
 ).split()
 
 
@@ -112,7 +112,11 @@ def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> Non
 
 def test_reward_metrics_are_means_over_trained_samples() -> None:
     short, long = trained_record([0] * 2, 0, reward=0.5, exact_match=False), trained_record([0] * 102, 0)
-    assert reward_metrics([short, long, waiting()]) == {"reward/mean": 0.75, "reward/exact_match": 0.5}
+    failed = replace(trained_record([0], 0, reward=0.0, exact_match=False), reward_failed=True)
+    assert reward_metrics([short, long, waiting()]) == {
+        "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/failed": 0.0
+    }  # fmt: skip
+    assert reward_metrics([failed, failed, waiting()])["reward/failed"] == 2.0
     assert length_metrics([short, long, waiting()]) == {"response_length/mean": 52.0, "response_length/p99": 101.0}
 
 

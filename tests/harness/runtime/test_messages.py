@@ -90,7 +90,9 @@ def test_tensors_and_paths_arrive_as_they_were() -> None:
 def test_a_training_report_arrives_as_it_was(tokens: Ragged, spans: list[Span]) -> None:
     floats, k = np.arange(len(tokens), dtype=np.float64), len(tokens)
     of_tokens = {name: tokens for name in ("responses", "loss_mask", "log_probs", "versions")}
-    of_rows = {name: floats for name in ("reward", "exact_match", "admitted_at", "started_at", "finished_at")}
+    of_rows = {
+        name: floats for name in ("reward", "exact_match", "reward_failed", "admitted_at", "started_at", "finished_at")
+    }
     rows = TrainedRows(
         rows=np.arange(k),
         engine=np.zeros(k),

@@ -34,7 +34,7 @@ from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend
-from harness.workers.dataflow import ROLLOUT_COLUMNS, partition_name, queue_spec
+from harness.workers.dataflow import REWARD_COLUMNS, ROLLOUT_COLUMNS, partition_name, queue_spec
 from tests.support.examples import examples
 from tests.support.local_queue import virtual
 from tests.support.project import ROOT
@@ -179,7 +179,7 @@ async def test_rows_carry_the_policy_versions_that_sampled_them() -> None:
             values = np.zeros(lengths.sum() if spec.ragged else len(batch), spec.dtype)
             by_type.setdefault(column, Ragged(values, lengths) if spec.ragged else values)
         await queue.put(name, batch.rows, by_type)
-    await queue.put(name, range(4), {"reward": np.zeros(4, np.float32), "exact_match": np.zeros(4, bool)})
+    await queue.put(name, range(4), {name: np.zeros(4, spec.dtype) for name, spec in REWARD_COLUMNS.items()})
     await queue.put(name, range(4), {"advantage": np.zeros(4, np.float32)})
     trained = await queue.get("actor", 4, partition=name)
     assert trained is not None

@@ -75,6 +75,7 @@ def columns(rows: Sequence[int]) -> Mapping[str, Column]:
     return rollout_columns(rows) | {
         "reward": np.zeros(len(rows), np.float32),
         "exact_match": np.zeros(len(rows), np.bool_),
+        "reward_failed": np.zeros(len(rows), np.bool_),
         "advantage": np.zeros(len(rows), np.float32),
     }
 

@@ -1,4 +1,4 @@
-"""Rewards in processes of their own: the same scores, clear errors, and an end."""
+"""Rewards in processes of their own: the same scores, what fails is counted, and an end."""
 
 from __future__ import annotations
 
@@ -13,67 +13,132 @@ import pytest
 
 from harness.config.compose import compose_job
 from harness.tasks import Sample, make_task, score_of
-from harness.workers.reward_pool import RewardPool
+from harness.workers.reward_pool import RewardLimits, RewardPool, default_processes
+from harness.workers.reward_scorers import FailureLog, HostScorer, Scored
+from tests.support.rewards import HOSTILE
 
 SAMPLES = 24
 ASKED = [Sample("ab=", "b" * i, "b" * (i % 3), True, i + 1) for i in range(SAMPLES)]
+FAILURE = -1.0
+
+
+def says(response: str) -> Sample:
+    return Sample("ab=", response, "ba", True, 1)
 
 
 @contextmanager
-def scoring(reward: str, *, timeout_s: float | None = 120) -> Iterator[RewardPool]:
-    config = compose_job([f"task.reward=tests.support.rewards:{reward}"])
-    assert config.task.reward is not None
-    pool = RewardPool(partial(make_task, config), 2, reward=config.task.reward, timeout_s=timeout_s)
+def scoring(
+    reward: str, *, timeout_s: float = 60.0, memory_bytes: int = 2 << 30, processes: int = 2
+) -> Iterator[RewardPool]:
+    config = compose_job([f"task.reward={reward}"])
+    limits = RewardLimits(timeout_s, memory_bytes)
+    pool = RewardPool(partial(make_task, config), processes, reward=reward, failure_reward=FAILURE, limits=limits)
     try:
         yield pool
     finally:
         pool.close()
 
 
-def scorers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def descendants() -> list[psutil.Process]:
+    """But for the one of multiprocessing, which stays."""
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if "resource_tracker" not in " ".join(process.cmdline())]
 
 
 async def test_processes_give_the_scores_that_the_task_gives_in_the_same_order() -> None:
     task = make_task(compose_job(["task.reward=tests.support.rewards:long"]))
     here = [await score_of(task, sample) for sample in ASKED]
-    with scoring("long") as pool:
-        there = await pool.scores(ASKED)
+    with scoring("tests.support.rewards:long") as pool:
+        there = [scored.score for scored in await pool.scores(ASKED)]
     assert [(score.reward, score.exact_match) for score in there] == [(s.reward, s.exact_match) for s in here]
     assert len({score.extra["process"] for score in there}) == 2
     assert not {score.extra["process"] for score in there} & {score.extra["process"] for score in here}
 
 
-async def test_a_reward_that_ends_its_process_is_named() -> None:
-    died = "the reward tests.support.rewards:deadly ended the process that scored samples with it"
-    with scoring("deadly") as pool:
-        with pytest.raises(RuntimeError, match=died):
-            await pool.scores(ASKED)
-        with pytest.raises(RuntimeError, match=died):
-            await pool.scores(ASKED)
+async def test_every_hostile_reward_costs_its_own_sample_and_no_other() -> None:
+    """Endless loops, memory bombs, crashes: each between two samples that are scored as ever."""
+    asked = [says(response) for name in HOSTILE for response in ("fine", name)]
+    with scoring("tests.support.rewards:commanded", timeout_s=1.0) as pool:
+        scored = await asyncio.wait_for(pool.scores(asked), 200)
+    for sample, one in zip(asked, scored, strict=True):
+        assert (one.failure is None) == (sample.response == "fine"), (sample.response, one)
+        assert one.score.reward == (1.0 if one.failure is None else FAILURE)
+    why = {sample.response: one.failure or "" for sample, one in zip(asked, scored, strict=True)}
+    assert why["endless"] == why["catastrophic"] == why["child"] == "no score after 1 s"
+    assert why["at once"].startswith("MemoryError") and why["raise"].startswith("ZeroDivisionError: division by zero (")
+    assert why["kill"] == "it ended the process that scored, by SIGKILL"
+    assert why["os exit"] == "it ended the process that scored, with exit code 0"
+    assert why["exit"].startswith("SystemExit: 3")
+    assert not descendants(), "neither processes that score nor what they started are left"
 
 
-async def test_what_a_reward_raises_arrives_with_where_it_was_raised() -> None:
-    with scoring("failing") as pool:
-        with pytest.raises(ZeroDivisionError, match="a response of 1 tokens") as raised:
-            await pool.scores(ASKED[:1])
-    assert "tests/support/rewards.py" in str(raised.value.__cause__)
+async def test_a_pool_that_is_closed_leaves_nothing_whatever_it_is_doing() -> None:
+    with scoring("tests.support.rewards:commanded") as pool:
+        asking = asyncio.ensure_future(pool.scores([says("endless"), says("child")]))
+        until = time.monotonic() + 60
+        while len(descendants()) < 3:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.02)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    assert not descendants()
 
 
-async def test_a_reward_that_takes_too_long_is_an_error_and_its_processes_end_with_the_pool() -> None:
-    with scoring("endless", timeout_s=0.5) as pool:
-        with pytest.raises(TimeoutError, match=r"rewards:endless took longer than 0.5 s for 24 samples"):
-            await pool.scores(ASKED)
-        left = scorers()
-        assert len(left) == 2
-    until = time.monotonic() + 60
-    while any(is_alive(process) for process in left):  # not waited for: only the pool may take note of their ends
-        assert time.monotonic() < until
-        await asyncio.sleep(0.02)
+async def test_a_reward_whose_process_cannot_start_is_named() -> None:
+    def broken() -> RewardPool:
+        return RewardPool(
+            _no_task, 1, reward="mine:reward", failure_reward=0.0, limits=RewardLimits(60.0, 2 << 30)
+        )  # fmt: skip
+
+    pool = broken()
+    try:
+        with pytest.raises(ExceptionGroup) as raised:
+            await pool.scores([says("a")])
+        assert "the reward mine:reward cannot start: KeyError: 'no such task'" in str(raised.value.exceptions[0])
+    finally:
+        pool.close()
+
+
+def _no_task() -> None:
+    raise KeyError("no such task")
+
+
+async def test_rewards_that_are_waited_for_are_waited_for_together_and_no_longer_than_their_limit() -> None:
+    task = make_task(compose_job(["task.reward=tests.support.rewards:judged"]))
+    scorer = HostScorer(task, failure_reward=FAILURE, timeout_s=0.2)
+    good, late, raised = await scorer.scores([says("good"), says("forever"), says("raise")])
+    assert good == Scored(good.score) and good.score.reward == 0.5
+    assert (late.score.reward, late.failure) == (FAILURE, "no score after 0.2 s")
+    assert raised.failure is not None and raised.failure.startswith("ConnectionError: the judge is away (")
+
+
+async def test_a_reward_that_raises_here_costs_its_own_sample() -> None:
+    task = make_task(compose_job(["task.reward=tests.support.rewards:commanded"]))
+    fine, failed = await HostScorer(task, failure_reward=FAILURE, timeout_s=1).scores([says("fine"), says("raise")])
+    assert (fine.score.reward, fine.failure) == (1.0, None)
+    assert failed.score.reward == FAILURE and "ZeroDivisionError" in (failed.failure or "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        ((), 0),
+        (("task.reward=numeric",), 0),
+        (("task.reward=math",), 2),
+        (("task.reward=regex", "task.reward_options.pattern=a"), 2),
+        (("task.reward=tests.support.rewards:commanded",), 2),
+        (("task.reward=tests.support.rewards:judged",), 0),
+    ],
+)
+def test_what_takes_its_time_gets_processes_where_nobody_says(settings: tuple[str, ...], processes: int) -> None:
+    assert default_processes(compose_job(settings).task) == processes
+
+
+def test_the_first_failures_are_said_with_their_response(capsys: pytest.CaptureFixture[str]) -> None:
+    log = FailureLog("mine:reward", most=2)
+    failed = Scored(Scored(None).score, "ValueError: why")  # type: ignore[arg-type]
+    log.note([says(letter) for letter in "abc"], [failed] * 3)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "the reward mine:reward failed on 'a': ValueError: why"
+    assert second == "the reward mine:reward failed on 'b': ValueError: why; further failures are counted only"

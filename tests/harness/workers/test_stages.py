@@ -19,13 +19,14 @@ from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import group_advantages
 from harness.runtime.virtual_runtime import run_virtual
-from harness.tasks import Sample, Score, sample_of, score_of
+from harness.tasks import Sample, Score, Task, sample_of, score_of
 from harness.tasks.characters import Reverse
 from harness.transfer_queue import Batch, Column, LocalQueue, Ragged
 from harness.weight_sync.ipc import SharedOffer
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import iteration_of, partition_name
 from harness.workers.readers import FifoReader, RankQueue
+from harness.workers.reward_scorers import HostScorer
 from harness.workers.stages import (
     AdvantageStage,
     OldLogProbStage,
@@ -94,7 +95,7 @@ def actor(queue: CountingQueue, engine: TrainEngine) -> ActorRole:
 
 class Stages:
     def __init__(self, queue: CountingQueue) -> None:
-        self.reward = RewardStage(TASK, **stage_options(queue, ROWS, 1))
+        self.reward = RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1))
         self.advantages = AdvantageStage(
             group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP)
         )
@@ -187,7 +188,7 @@ async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
     await queue.respond(range(MICRO_BATCH, ROWS))
     await running
     assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "load_weights", 1, 0)
-    await RewardStage(TASK, **stage_options(queue, ROWS, 1)).process(0)
+    await RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)).process(0)
     await AdvantageStage(group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP)).process(0)
     await ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH)).process(0)
     batch = await queue.read("actor")
@@ -201,7 +202,7 @@ async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
 async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_last() -> None:
     queue, trainer = CountingQueue(roles=("rollout", "actor")), NotingTrainer()
     await queue.admit(0)
-    reward = RewardStage(TASK, **stage_options(queue, ROWS, 1))
+    reward = RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1))
     advantages = AdvantageStage(
         group_size=GROUP, advantages=partial(group_advantages, divide_by_std=False), **stage_options(queue, ROWS, GROUP)
     )
@@ -213,6 +214,10 @@ async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_la
     await running
     assert trainer.steps == [ROWS // MICRO_BATCH]
     assert trainer.batches[0].ref_log_probs is None and trainer.batches[0].old_log_probs is None
+
+
+def scored_here(task: Task) -> HostScorer:
+    return HostScorer(task, failure_reward=0.0, timeout_s=60)
 
 
 class Measuring(Reverse):
@@ -230,7 +235,7 @@ async def test_extra_values_of_scores_reach_the_report_of_training() -> None:
     queue = CountingQueue(roles=("rollout", "actor"), score_extras=True)
     rows = await queue.admit(0)
     await queue.respond(rows)
-    await RewardStage(Measuring(), **stage_options(queue, ROWS, 1)).process(0)
+    await RewardStage(Measuring(), scored_here(Measuring()), **stage_options(queue, ROWS, 1)).process(0)
     await AdvantageStage(
         group_size=GROUP, advantages=partial(group_advantages, divide_by_std=False), **stage_options(queue, ROWS, GROUP)
     ).process(0)
@@ -249,7 +254,7 @@ async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> Non
     queue = CountingQueue(score_extras=True)
     await queue.respond(await queue.admit(0))
     with pytest.raises(ValueError, match="extra value 'length', which its task does not declare"):
-        await RewardStage(Undeclared(), **stage_options(queue, ROWS, 1)).process(0)
+        await RewardStage(Undeclared(), scored_here(Undeclared()), **stage_options(queue, ROWS, 1)).process(0)
 
 
 async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_memory(tmp_path: Path) -> None:
@@ -472,7 +477,7 @@ async def test_the_trainers_parameters_score_as_the_version_of_the_trainers_last
     role = actor(queue, trainer)
     stage = TrainersLogProbStage(scorer(), lambda: role.version, **stage_options(queue, MICRO_BATCH))
     others = [
-        RewardStage(TASK, **stage_options(queue, ROWS, 1)),
+        RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)),
         AdvantageStage(group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP)),
         ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH)),
     ]

@@ -1,0 +1,123 @@
+"""From a row to what is asked and what is right: columns, templates, chats."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from harness.tasks.data_source import Row
+from harness.tasks.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a row are what; `a.b` is b within a. answer: None where the reward reads none."""
+
+    prompt: str = "prompt"
+    answer: str | None = "answer"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """How rows become prompts and answers.
+
+    template: text around columns, as in `{prompt} Answer in words.`; system: the first message of a chat; chat: by the
+    tokenizer's chat template (None: where it has one), with these chat_options (JSON), such as enable_thinking;
+    answer_pattern: a regular expression whose last match, or its first group, is the answer.
+    """
+
+    columns: Columns
+    template: str | None
+    system: str | None
+    chat: bool | None
+    chat_options: str
+    answer_pattern: str | None
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raises ValueError where these cannot work together."""
+        if self.chat and tokenizer.chat_template is None:
+            raise ValueError(f"chat=true: the tokenizer in {tokenizer.folder} has no chat template; leave it out")
+        options = json.loads(self.chat_options)
+        unused = [name for name, value in (("system", self.system), ("chat_options", options)) if value]
+        if unused and not self.chats(tokenizer):
+            raise ValueError(f"{unused[0]} is for chats: this model's tokenizer has no chat template, or chat=false")
+        if self.answer_pattern is not None:
+            try:
+                re.compile(self.answer_pattern)
+            except re.error as error:
+                raise ValueError(f"answer_pattern={self.answer_pattern} is no regular expression: {error}") from error
+        if self.template is not None:
+            try:
+                places = [name for _, name, _, _ in Formatter().parse(self.template) if name is not None]
+            except ValueError as error:
+                raise ValueError(f"template={self.template}: {error}; write braces that are text twice") from error
+            if not places or not all(re.fullmatch(r"\w+", name) for name in places):
+                raise ValueError(f"template={self.template} needs the names of columns in braces, such as {{prompt}}")
+
+    def prompt(self, row: Row, tokenizer: Tokenizer) -> str:
+        """What the model is given. Raises ValueError for a row that has none."""
+        asked = value_at(row, self.columns.prompt)
+        messages = _as_messages(asked)
+        if messages is None:
+            if not isinstance(asked, str) or not asked.strip():
+                raise ValueError(f"column {self.columns.prompt!r} must hold a text or chat messages, not {asked!r:.60}")
+            messages = [{"role": "user", "content": self._fill(row, asked)}]
+        elif self.template is not None:
+            raise ValueError(f"column {self.columns.prompt!r} holds messages: a template is for texts")
+        if not self.chats(tokenizer):
+            if len(messages) > 1:
+                raise ValueError(f"column {self.columns.prompt!r} holds a chat, and there is no chat template")
+            return messages[0]["content"]
+        if self.system is not None:
+            messages = [{"role": "system", "content": self.system}, *messages]
+        return tokenizer.chat(messages, json.loads(self.chat_options))
+
+    def answer(self, row: Row) -> str:
+        """What the reward reads. Raises ValueError for a row that has none."""
+        if self.columns.answer is None:
+            return ""
+        value = value_at(row, self.columns.answer)
+        if value is None or value == "":
+            raise ValueError(f"column {self.columns.answer!r} is empty; give the answer, or set columns.answer=null")
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if self.answer_pattern is None:
+            return text
+        found = list(re.finditer(self.answer_pattern, text))
+        if not found:
+            raise ValueError(f"column {self.columns.answer!r} has no match of {self.answer_pattern}: {text[-60:]!r}")
+        return found[-1].group(1 if found[-1].re.groups else 0).strip()
+
+    def chats(self, tokenizer: Tokenizer) -> bool:
+        return tokenizer.chat_template is not None if self.chat is None else self.chat
+
+    def _fill(self, row: Row, asked: str) -> str:
+        if self.template is None:
+            return asked
+        try:
+            return self.template.format_map({**row, "prompt": asked})
+        except KeyError as error:
+            raise ValueError(f"the template names column {error}; there are {', '.join(row)}") from error
+
+
+def value_at(row: Row, column: str) -> Any:
+    """Of a column, or inside of it: `a.b`. Raises ValueError, which names the columns that there are."""
+    value: Any = row
+    for name in [column] if column in row else column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise ValueError(f"there is no column {column!r}; the row has {', '.join(row) or 'none'}")
+        value = value[name]
+    return value
+
+
+def _as_messages(value: Any) -> list[dict[str, str]] | None:
+    """A chat, as data sets hold it; None for anything else."""
+    if not isinstance(value, list) or not value:
+        return None
+    for message in value:
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            return None
+    return [{"role": message["role"], "content": message["content"]} for message in value]

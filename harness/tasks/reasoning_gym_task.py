@@ -1,0 +1,83 @@
+"""Problems that `reasoning-gym` makes up and judges: over a hundred kinds, by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
+from harness.tasks.text_task import TextTask
+
+_ITEMS = 1 << 31
+"""Of a data set: the library makes each when it is asked for."""
+ANSWER_TAG = "</answer>"
+
+
+@dataclass(frozen=True)
+class ReasoningGym(TextTask):
+    """dataset: a name in `reasoning_gym`; settings: its own, such as `{min_terms: 2, max_terms: 3}`.
+
+    The response's `<answer>...</answer>` is judged, or all of it where it has none. right: the score from which on a
+    response counts as right. Raises ValueError where the package is missing, or it has no such data set or settings.
+    """
+
+    dataset: str
+    name: str = "reasoning_gym"
+    settings: dict[str, Any] = field(default_factory=dict)
+    system: str | None = None
+    chat_options: dict[str, Any] = field(default_factory=dict)
+    max_prompt_tokens: int = 1024
+    max_response_tokens: int = 1024
+    right: float = 0.99
+
+    def __post_init__(self) -> None:
+        _dataset(self.dataset, json.dumps(self.settings, sort_keys=True))
+        if self.system is not None and self.tokenizer.chat_template is None:
+            raise ValueError(f"system is for chats: the tokenizer in {self.tokenizer.folder} has no chat template")
+
+    def problem(self, group_id: int, seed: int) -> Problem:
+        """Raises ValueError for a prompt that is too long, or that the tokenizer cannot say."""
+        number = int(draws(seed, group_id).integers(_ITEMS))
+        question = self._made[number]["question"]
+        if self.tokenizer.chat_template is None:
+            tokens = self.tokenizer.encode(question, special=True)
+        else:
+            system = [] if self.system is None else [{"role": "system", "content": self.system}]
+            messages = [*system, {"role": "user", "content": question}]
+            tokens = self.encode(self.tokenizer.chat(messages, self.chat_options))
+        if len(tokens) > self.max_prompt_tokens:
+            raise ValueError(f"problem {number} of {self.dataset} has {len(tokens)} tokens; set task.max_prompt_tokens")
+        return Problem(tokens, str(number))
+
+    def held_out(self, index: int) -> Problem:
+        return self.problem(index, HELD_OUT_SEED)
+
+    def score(self, sample: Sample) -> Score:
+        said = sample.response.split("<answer>")[-1].split(ANSWER_TAG)[0].strip()
+        reward = float(self._made.score_answer(answer=said, entry=self._made[int(sample.answer)]))
+        return Score(reward, reward >= self.right)
+
+    def demonstration(self, problem: Problem) -> Any:
+        answer = self._made[int(problem.answer)]["answer"]
+        return super().demonstration(Problem(problem.prompt, answer))
+
+    @cached_property
+    def _made(self) -> Any:
+        return _dataset(self.dataset, json.dumps(self.settings, sort_keys=True))
+
+
+@lru_cache(maxsize=4)
+def _dataset(name: str, settings: str) -> Any:
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise ValueError("the package reasoning-gym is missing; install it: pip install 'cadence-rl[gym]'") from error
+    known = sorted(reasoning_gym.factory.DATASETS)
+    if name not in known:
+        raise ValueError(f"dataset={name} is unknown; choose one of {', '.join(known)}")
+    try:
+        return reasoning_gym.create_dataset(name, seed=0, size=_ITEMS, **json.loads(settings))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"settings of {name}: {error or type(error).__name__}") from error
