@@ -87,10 +87,13 @@ class EngineDied(RuntimeError):
 class RolloutEngine(Protocol):
     """One replica that samples responses with continuous batching and streams each out as it finishes."""
 
-    slots: int
-    """How many samples it generates at a time."""
-    version: int
-    """The policy version whose weights it holds."""
+    @property
+    def slots(self) -> int:
+        """How many samples it generates at a time."""
+
+    @property
+    def version(self) -> int:
+        """The policy version whose weights it holds."""
 
     @property
     def sampled(self) -> int:

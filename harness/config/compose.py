@@ -41,7 +41,9 @@ _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference
 """Splits of a schedule that has no file."""
 _WRITTEN_IF_SET = {
     "task": COMMON_TO_TASKS,
-    "algorithm": ("advantage", "options"),
+    "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to"),
+    "training": ("tokens_per_micro_batch",),
+    "eval": ("every", "samples", "k"),
     "model": (
         *("architecture", "tokenizer", "attention_bias", "qk_norm", "sliding_window", "sliding_layers"),
         *("rope_theta", "norm_eps", "fp32_head"),
@@ -161,7 +163,7 @@ def plain(config: JobConfig) -> dict[str, Any]:
             unset = made.default if made.default_factory is dataclasses.MISSING else made.default_factory()
             if made.name in names and tree[group][made.name] == unset:
                 del tree[group][made.name]
-    return tree
+    return tree if tree["eval"] else {group: settings for group, settings in tree.items() if group != "eval"}
 
 
 def cell_name(config: JobConfig) -> str:

@@ -202,6 +202,15 @@ class ClusterConfig:
     memory_gib: Positive | None = None  # memory of one device; asked from the machine when None
 
 
+@dataclass(frozen=True, config=STRICT)
+class EvalConfig:
+    """Held-out accuracy; docs/results.md. Its time is no part of the run's."""
+
+    every: CountFromZero = 0  # versions between two evaluations; the first and the last one besides. 0: none
+    samples: Count = 64  # held-out problems
+    k: Annotated[int, Strict(), Field(ge=0, lt=4096)] = 0  # responses sampled to each, besides a greedy one: pass@k
+
+
 # -- of what is simulated; seconds, tokens, bytes
 
 
@@ -347,6 +356,7 @@ class JobConfig:
     cluster: ClusterConfig
     cost: Annotated[CostConfig | RooflineConfig, Field(discriminator="kind")]  # of simulated work
     device: DeviceConfig  # that a roofline is of
+    eval: EvalConfig = field(default_factory=EvalConfig)
     max_tokens: Count | None = None  # of a response; None takes the task's own
     save_weights: Switch = True  # keep the final weights in the run's folder
 

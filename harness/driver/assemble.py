@@ -25,9 +25,10 @@ from typing import Any
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement
 from harness.driver.backends import Backend, RunSpec
-from harness.driver.build import ROLE_CLASSES, EngineFactory, WorkerSpec, build_roles
+from harness.driver.build import ROLE_CLASSES, EngineFactory, WorkerSpec, build_roles, sampling_of
+from harness.driver.evaluation import Evaluation
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
-from harness.runtime.runtime import Handle, RoleName, collect_progress, collect_waits
+from harness.runtime.runtime import Handle, RealClock, RoleName, collect_progress, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
@@ -35,6 +36,7 @@ from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import queue_spec
+from harness.workers.rollout import RolloutRole
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
 from schedules.capacity import Capacity
@@ -133,9 +135,38 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES],
         trainer=TrainerPool(roles["actor"], observer, config.training.tensor_parallel),
-        weights=PublishedWeights(coordinator, queue, observer, [rollout, *pools.values()]),
+        weights=PublishedWeights(
+            coordinator, queue, observer, [rollout, *pools.values()], _evaluation(run, backend, fleet, roles, observer)
+        ),
     )
     return Assembly(job, queue, coordinator, roles["actor"], every_role)
+
+
+def _evaluation(
+    run: RunSpec,
+    backend: Backend,
+    fleet: Fleet[RolloutRole],
+    roles: Mapping[str, Sequence[Handle[Any]]],
+    observer: Observer,
+) -> Evaluation | None:
+    """Of a run that samples, where it is wanted."""
+    config = run.config
+    if not config.eval.every or run.plan.backend != "real":
+        return None
+    assert isinstance(backend.clock, RealClock)
+    return Evaluation(
+        config.eval,
+        task=backend.engines.task,
+        sampling=sampling_of(config, backend.engines.task),
+        iterations=config.iterations,
+        devices=run.plan.placement.total,
+        fleet=fleet,
+        reward=roles["reward"][0],
+        others=[handle for role, handles in roles.items() if role != "rollout" for handle in handles],
+        runtime=backend.runtime,
+        clock=backend.clock,
+        hear=observer.evaluated,
+    )
 
 
 def start_workers(

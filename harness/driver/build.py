@@ -34,6 +34,7 @@ from harness.transfer_queue import TransferQueue
 from harness.weight_sync.endpoints import LocalReceiver, LocalSender, WeightReceiver, WeightSender
 from harness.weight_sync.simulated import PacedRole, SimulatedReceiver, SimulatedSender
 from harness.workers.actor import ActorRole
+from harness.workers.held_engine import HeldEngine
 from harness.workers.readers import (
     CompletionReader,
     FifoReader,
@@ -56,6 +57,12 @@ from schedules import Order, Transport
 
 if TYPE_CHECKING:
     from engines.torch.fsdp import FSDPEngine
+
+
+def sampling_of(config: JobConfig, task: Task) -> Sampling:
+    """Of training."""
+    algorithm = config.algorithm
+    return Sampling(max_tokens(config, task), algorithm.temperature, algorithm.top_p, task.stop_tokens)
 
 
 class EngineFactory(Protocol):
@@ -157,11 +164,11 @@ class RealEngines:
         return placement.devices[role][number]
 
     def rollout(self, number: int, clock: Clock) -> RolloutEngine:
-        algorithm, task = self.config.algorithm, self.task
+        task = self.task
         options, longest = engine_options(self.config), max_tokens(self.config, task)
         engine: RolloutEngine = engine_class(self.config.engine.name)(
             self._initial_model(task.max_prompt_tokens + longest),
-            sampling=Sampling(longest, algorithm.temperature, algorithm.top_p, task.stop_tokens),
+            sampling=sampling_of(self.config, task),
             slots=self.config.engine.slots,
             seed=self.seed,
             clock=clock,
@@ -370,8 +377,9 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
 
 def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
     algorithm, turns = spec.config.algorithm, spec.turns_of("rollout", number)
+    engine = spec.engines.rollout(number, spec.clock)
     role = RolloutRole(
-        spec.engines.rollout(number, spec.clock),
+        HeldEngine(engine) if spec.config.eval.every else engine,
         spec.queue,
         spec.clock,
         index=number,

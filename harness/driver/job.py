@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from harness.driver.evaluation import Evaluated, Evaluation
 from harness.metrics.ledger import DropReason
 from harness.protocols import Clock, Span
 from harness.runtime.runtime import Handle, ask_all, death_in
@@ -45,6 +46,9 @@ class Observer(Protocol):
     def spans(self, spans: Iterable[Span]) -> None: ...
 
     def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None: ...
+
+    def evaluated(self, found: Evaluated) -> None:
+        """A version's held-out accuracy."""
 
     def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
         """Ends an iteration now. What is left to do, which may take milliseconds and is called with the metrics of the
@@ -330,13 +334,20 @@ class PublishedWeights:
     `pools` hand in what they did in the iteration that ends with it. Writing that down keeps nobody waiting."""
 
     def __init__(
-        self, coordinator: Coordinator, queue: TransferQueue, observer: Observer, pools: Sequence[Pool[Any]]
+        self,
+        coordinator: Coordinator,
+        queue: TransferQueue,
+        observer: Observer,
+        pools: Sequence[Pool[Any]],
+        evaluation: Evaluation | None = None,
     ) -> None:
         self.coordinator, self.queue, self.observer, self.pools = coordinator, queue, observer, pools
+        self.evaluation = evaluation
+        self._versions: dict[str, int] = {}  # of engines that swapped
         self._recording: asyncio.Task[None] | None = None
 
     async def publish(self, version: int) -> None:
-        await self._close(version, "publishing", self.coordinator.publish(version))
+        await self._close(version, "publishing", self._publish(version))
 
     async def start_transfer(self, version: int) -> None:
         await self._close(version, "handing over", self.coordinator.start_transfer(version))
@@ -355,6 +366,35 @@ class PublishedWeights:
         await self.coordinator.wait_arrived(version)  # until then engines may come and go
         await self.coordinator.swap(rollout.workers, version)
         self.observer.doing(rollout.name, f"at version {version}")
+        if self.evaluation is not None:
+            self._versions |= {worker.name: version for worker in rollout.workers}
+            if all(self._versions.get(engine.name) == version for engine in self.evaluation.fleet.working):
+                await self._evaluate(version)
+
+    async def _publish(self, version: int) -> None:
+        await self.coordinator.publish(version)
+        await self._evaluate(version)
+
+    async def evaluate_first(self) -> None:
+        """The weights to start with, before the schedule."""
+        await self._evaluate(0)
+
+    async def evaluate_last(self, version: int) -> None:
+        """The last version, after the schedule: some never bring it to the engines."""
+        if self.evaluation is None or not self.evaluation.due(version):
+            return
+        if self._versions:
+            await self.coordinator.swap(self.evaluation.fleet.working, version)
+        else:
+            await self.coordinator.publish(version)
+        await self._evaluate(version)
+
+    async def _evaluate(self, version: int) -> None:
+        """Where it is due; all engines have it."""
+        if self.evaluation is not None and self.evaluation.due(version):
+            self.observer.doing("evaluation", f"version {version}")
+            await self.evaluation.evaluate(version)
+            self.observer.doing("evaluation", f"evaluated version {version}")
 
     async def _close(self, version: int, what: str, *transfer: Coroutine[Any, Any, None]) -> None:
         """Ends the iteration that made `version`, when its transfer has got as far as the trainer has to wait."""

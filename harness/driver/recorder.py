@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from harness.config.placement import HOST_ROLES, Placement
+from harness.driver.evaluation import Evaluated
 from harness.driver.job import EngineEvent
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
@@ -145,6 +146,8 @@ class Recorder:
         """Grows whenever anything happened: what a watch for a stall looks at."""
         self.listeners: list[Callable[[Mapping[str, float]], None]] = []
         """Hear the metrics of every iteration."""
+        self.on_evaluated: Callable[[Evaluated], None] = lambda found: None
+        """Hears what was found of every version that was evaluated."""
         self.on_doing: Callable[[str, str], None] = lambda role, what: None
         self.engines: list[dict[str, Any]] = []
         """What happened to rollout engines: which, what, when (seconds), why."""
@@ -154,6 +157,7 @@ class Recorder:
         self._responses: list[Response] = []
         self._trained: tuple[int, Sequence[TrainReport]] | None = None
         self._skipped_steps = 0.0
+        self._evaluated: Evaluated | None = None  # and in no line yet
 
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
         self.events += 1
@@ -177,6 +181,10 @@ class Recorder:
     def spans(self, spans: Iterable[Span]) -> None:
         self.timeline.add(spans)
 
+    def evaluated(self, found: Evaluated) -> None:
+        self._evaluated = found
+        self.on_evaluated(found)
+
     def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None:
         for report in reports:
             self.timeline.add(report.spans)
@@ -192,6 +200,9 @@ class Recorder:
             for rows in report.trained:
                 self.ledger.trained(rows.rows.tolist(), iteration)
         ledger = self.ledger.metrics()
+        if self._evaluated is not None and self._evaluated.version:  # there is no line for the first one
+            ledger |= self._evaluated.metrics
+        self._evaluated = None
         return lambda queue: self._close(iteration, reports, at, {**ledger, **queue})
 
     def _close(

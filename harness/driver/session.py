@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from harness.config import JobConfig
 from harness.config.checks.job import plan_job
@@ -85,12 +86,16 @@ class Session:
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualLoop):
             loop.explain = self.assembly.waiting_now  # of workers in this process
-        if isinstance(self.clock, RealClock):
-            self.clock.restart()
-            await self.backend.runtime.start_clocks(self.clock.origin)
+        weights = self.assembly.job.weights
         try:
+            await self._watched(weights.evaluate_first())
+            if isinstance(self.clock, RealClock):
+                self.clock.restart()
+                await self.backend.runtime.start_clocks(self.clock.origin)
             async with self._served():
-                await self._run_watched()
+                await self._watched(self.run.schedule.run(self.assembly.job))
+                await weights.recorded()
+                await self._watched(weights.evaluate_last(self.run.config.iterations))
                 await self.assembly.coordinator.finish()
         except Exception as failure:
             # A death shows first in a call of another worker: name the dead, not only the one that noticed.
@@ -127,18 +132,15 @@ class Session:
         """Another one whenever anything happened: an event here, a micro-batch or a token anywhere."""
         return self.recorder.events, await self.assembly.progress()
 
-    async def _run_watched(self) -> None:
-        """The schedule, beside the watch for a stall where time passes by itself."""
-        run = self.run.schedule.run(self.assembly.job)
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Beside the watch for a stall, where time passes by itself."""
         if not isinstance(self.clock, RealClock):
             with infrequent_gc():
-                await run
-                return await self.assembly.job.weights.recorded()
+                return await work
         limit = self.run.config.cluster.stall_timeout_s
         async with asyncio.TaskGroup() as tasks:
             guard = tasks.create_task(watch_progress(self._progress, self.assembly.waiting, limit, self.clock))
-            await run
-            await self.assembly.job.weights.recorded()
+            await work
             guard.cancel()
 
 

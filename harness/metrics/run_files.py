@@ -24,6 +24,8 @@ from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 _LOCK = ".lock"
 MODEL = "model"
 """The folder of the final weights, with all that transformers and the engines need to load them."""
+EVALUATIONS = "eval.jsonl"
+"""A line for each version whose held-out accuracy was found."""
 INCOMPLETE = "mlflow-incomplete.txt"
 """There while MLflow lacks something of a finished run, and says why."""
 
@@ -96,6 +98,11 @@ class RunDirectory:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._metrics.write(json.dumps(finite) + "\n")
         self._metrics.flush()
+
+    def append_evaluation(self, found: Mapping[str, Any]) -> None:
+        """Add what was found of one version to eval.jsonl."""
+        with (self.path / EVALUATIONS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(found)) + "\n")
 
     def append_system(self, sample: Mapping[str, float]) -> None:
         """Add what `SystemSampler` found to system.jsonl and flush it."""
@@ -189,6 +196,11 @@ def load_metrics(path: Path) -> list[dict[str, Any]]:
         {name: math.nan if value is None else value for name, value in values.items()}
         for values in _lines(path / "metrics.jsonl")
     ]
+
+
+def load_evaluations(path: Path) -> list[dict[str, Any]]:
+    """eval.jsonl of the run in folder `path`, by version; empty for a run that evaluated none."""
+    return _lines(path / EVALUATIONS) if (path / EVALUATIONS).exists() else []
 
 
 def load_system(path: Path) -> list[dict[str, float]]:

@@ -94,6 +94,10 @@ class LocalRuntime:
         self._processes.append(process)
         return self._workers.add(name, _LocalProcess(address, process), token, roles)
 
+    async def stop_clocks(self) -> float:
+        """They stand still until they are started again. The latest of their times."""
+        return await self._workers.stop_clocks()
+
     async def start_clocks(self, origin: float) -> None:
         """Time 0 of every worker that lives, a reading of time.monotonic."""
         await self._workers.start_clocks(origin)

@@ -278,6 +278,10 @@ class StartClock(Message):
     origin: float
 
 
+class StopClock(Message):
+    """The time of all roles stands still until StartClock. Answered with that time."""
+
+
 class Ping(Message):
     pass
 
@@ -294,7 +298,7 @@ class Failed(Message):
     failure: Failure
 
 
-Request = Call | ReadClock | StartClock | Ping | EndRole
+Request = Call | ReadClock | StartClock | StopClock | Ping | EndRole
 Answer = Challenge | Done | Failed
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_proof = msgspec.msgpack.Decoder(Proof).decode

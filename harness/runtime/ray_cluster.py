@@ -117,6 +117,10 @@ class RayCluster:
         self._serving.append(serving)
         return self._workers.add(name, process, token, roles)
 
+    async def stop_clocks(self) -> float:
+        """They stand still until they are started again. The latest of their times."""
+        return await self._workers.stop_clocks()
+
     async def start_clocks(self, origin: float) -> None:
         """Time 0 of every worker that lives, a reading of time.monotonic here."""
         await self._workers.start_clocks(origin)

@@ -74,6 +74,9 @@ class Runtime(Protocol):
         """Start a worker on this device, or without one. It makes `roles`, each of this class. Their handles, in the
         same order, which wait for it when they are first used."""
 
+    async def stop_clocks(self) -> float:
+        """Have the clocks of all workers stand still until they are started again. The latest of their times."""
+
     async def start_clocks(self, origin: float) -> None:
         """Have the clocks of all workers count from this reading of time.monotonic in this process."""
 
@@ -115,13 +118,22 @@ class RealClock:
 
     def __init__(self, origin: float) -> None:
         self.origin = origin
+        self._stopped_at: float | None = None
 
     def now(self) -> float:
-        return time.monotonic() - self.origin
+        return time.monotonic() - self.origin if self._stopped_at is None else self._stopped_at
 
-    def restart(self) -> None:
-        """Now is 0."""
-        self.origin = time.monotonic()
+    def stop(self) -> float:
+        """It stands still until it is started. Its time."""
+        self._stopped_at = self.now()
+        return self._stopped_at
+
+    def start(self, origin: float) -> None:
+        self.origin, self._stopped_at = origin, None
+
+    def restart(self, now: float = 0.0) -> None:
+        """It is `now`."""
+        self.start(time.monotonic() - now)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -172,12 +184,14 @@ async def watch_progress(
 ) -> NoReturn:
     """Raises Stalled, with what is `waiting`, once `progress` has not changed for `timeout_s`. Runs beside the job, and
     is cancelled when that ends."""
-    seen, since = await progress(), clock.now()
+    seen, quiet = await progress(), 0  # checks, not times: a clock may stand still
     while True:
         await clock.sleep(timeout_s / _CHECKS)
         if (figure := await progress()) != seen:
-            seen, since = figure, clock.now()
-        elif clock.now() - since >= timeout_s:
+            seen, quiet = figure, 0
+            continue
+        quiet += 1
+        if quiet == _CHECKS:
             lines = "; ".join(await waiting()) or "no loop, as far as they report"
             raise Stalled(f"nothing happened for {timeout_s:g} s; waiting: {lines}")
 

@@ -202,5 +202,9 @@ class VirtualRuntime:
         made = build(list(roles))
         return [LocalRole(role_name(role), made[role]) for role in roles]
 
+    async def stop_clocks(self) -> float:
+        """Nothing stops the clock of the loop, and nothing asks for it."""
+        raise RuntimeError("a virtual clock cannot be stopped")
+
     async def start_clocks(self, origin: float) -> None:
         """All have the clock of the loop."""

@@ -88,6 +88,12 @@ class WorkerConnection:
             ahead = 0.0 if here else await self._clock_ahead()
             await self.ask(m.StartClock(origin + ahead))
 
+    async def stop_clock(self) -> float:
+        """The time at which its roles' clocks stand still from now on; 0 where it is dead."""
+        with suppress(ConnectionEnded):
+            return m.decode(await self.ask(m.StopClock()), float)
+        return 0.0
+
     async def _clock_ahead(self) -> float:
         """Of its host, in seconds; off by half of the shortest round trip at most."""
         readings = []
@@ -329,6 +335,10 @@ class ConnectedWorkers:
         connection = WorkerConnection(worker, process, token, roles=named, start_timeout_s=self.start_timeout_s)
         self.connections[worker] = connection
         return [RemoteRole(name, role_class, connection, self.call_timeout_s) for name, role_class in named.items()]
+
+    async def stop_clocks(self) -> float:
+        """Of every worker that lives; the latest of their times."""
+        return max(await asyncio.gather(*(connection.stop_clock() for connection in self.connections.values())))
 
     async def start_clocks(self, origin: float) -> None:
         """Time 0 of every worker that lives, a reading of time.monotonic in this process."""

@@ -97,7 +97,14 @@ class WorkerServer:
         for role in self._roles.values():
             clock: Any = getattr(role, "clock", None)
             if clock is not None:
-                clock.origin = origin
+                clock.start(origin)
+
+    def stop_clock(self) -> float:
+        """The latest time of all roles that have a clock; 0 where none has."""
+        if self._failure is not None:
+            raise m.error_of(self._failure)
+        clocks: list[Any] = [clock for role in self._roles.values() if (clock := getattr(role, "clock", None))]
+        return max((clock.stop() for clock in clocks), default=0.0)
 
     async def end(self, role: str) -> None:
         """Cancel its calls, and close it."""
@@ -178,6 +185,8 @@ class _Client(asyncio.Protocol):
                 case m.StartClock(origin=origin):
                     self._server.start_clock(origin)
                     self._send(frame.call, m.done(None))
+                case m.StopClock():
+                    self._send(frame.call, m.done(self._server.stop_clock()))
                 case m.Ping():
                     self._send(frame.call, m.done(os.getpid()))
         except Exception as error:  # the caller's, whatever it is

@@ -19,7 +19,7 @@ from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.saving import save_weights
 from harness.workers.readers import Deadlines, MicroBatchReader
-from harness.workers.turns import NO_TURNS, Turns
+from harness.workers.turns import NO_TURNS, Gate, Turns
 
 
 @dataclass
@@ -75,6 +75,7 @@ class ActorRole(SendingWorker):
         self.turns = turns
         self.waits = Waits(f"actor[{rank}]", turns.lines)
         self._computed = 0  # micro-batches and steps
+        self.gate = Gate()
         self.version = 0  # of the engine's parameters, as they are now
 
     @open_ended
@@ -110,7 +111,7 @@ class ActorRole(SendingWorker):
         return report
 
     def turn(self, loop: str) -> AbstractAsyncContextManager[None]:
-        return self.turns.turn(f"{self.waits.owner}.{loop}")
+        return self.gate.turn(self.turns, f"{self.waits.owner}.{loop}")
 
     def _fetch(self, batches: AsyncIterator[Batch], iteration: int) -> asyncio.Task[Batch | None]:
         async def fetch() -> Batch | None:
@@ -125,6 +126,15 @@ class ActorRole(SendingWorker):
     async def waiting(self) -> list[str]:
         """What this rank waits for, a line each."""
         return self.waits.lines()
+
+    @open_ended
+    async def hold(self) -> None:
+        """Compute nothing until `let_go`; returns when what is computed now is over."""
+        await self.gate.shut()
+
+    async def let_go(self) -> None:
+        """Go on."""
+        self.gate.open()
 
     async def progress(self) -> int:
         """Micro-batches and steps computed so far."""

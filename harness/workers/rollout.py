@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 
 import numpy as np
@@ -14,6 +14,7 @@ from harness.runtime.runtime import Waits, open_ended
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import EngineWorker
 from harness.workers.dataflow import partition_name
+from harness.workers.held_engine import HeldEngine
 from harness.workers.turns import NO_TURNS, HeldTurn, Turns
 
 
@@ -164,6 +165,33 @@ class RolloutRole(EngineWorker):
         """Tokens that its engine has sampled so far."""
         return self.engine.sampled
 
+    @open_ended
+    async def hold(self) -> None:
+        """For an evaluation: stop, whatever it does, until `let_go`. The engine has to be a `HeldEngine`."""
+        assert isinstance(self.engine, HeldEngine)
+        with self.waits("hold", "the engine to stop"):
+            await self.engine.hold()
+        self._close_span()
+
+    @open_ended
+    async def evaluate(self, requests: list[Request]) -> list[Completion]:
+        """Of a role that is held: other samples, under the weights that its engine has; they go to no queue."""
+        assert isinstance(self.engine, HeldEngine)
+        device, held = self._device, self._device.held
+        await device.take()
+        try:
+            with self.waits("evaluate", f"{len(requests)} samples"):
+                return await self.engine.generate(requests)
+        finally:
+            if not held:
+                await device.give_back()
+
+    async def let_go(self) -> None:
+        """Go on as if nothing had happened."""
+        assert isinstance(self.engine, HeldEngine)
+        await self.engine.let_go()
+        self._open_span()
+
     async def _go_on(self) -> None:
         await self._device.take()
         await self.engine.resume()
@@ -269,25 +297,11 @@ class RolloutRole(EngineWorker):
             for completion in completed:
                 by_partition.setdefault(self._partition_of[completion.sample_id], []).append(completion)
             for partition, part in by_partition.items():
-                await self.queue.put(partition, [c.sample_id for c in part], self._columns(part))
+                await self.queue.put(partition, [c.sample_id for c in part], rollout_columns(part, self.index))
                 for completion in part:
                     del self._partition_of[completion.sample_id]
             if not self._partition_of:
                 self._empty.set()
-
-    def _columns(self, completed: Sequence[Completion]) -> Mapping[str, Column]:
-        return {
-            "response": Ragged.from_rows([c.tokens for c in completed]),
-            "log_probs": Ragged.from_rows([c.log_probs for c in completed]),
-            "versions": Ragged.from_rows([c.versions for c in completed]),
-            "engine": np.full(len(completed), self.index, np.int32),
-            "started_at": np.array([c.started_at for c in completed], np.float64),
-            "finished_at": np.array([c.finished_at for c in completed], np.float64),
-            "loss_mask": Ragged.from_rows([_mask(c) for c in completed]),
-            "finish_reason": np.array([FINISH_REASONS.index(c.finish_reason) for c in completed], np.int8),
-            "turns": np.array([c.turns for c in completed], np.int32),
-            "environment_reward": np.array([c.environment_reward for c in completed], np.float32),
-        }
 
     def _open_span(self) -> None:
         if self._busy_since is None and not self._paused and (self.engine.running or self.engine.waiting):
@@ -303,6 +317,22 @@ class RolloutRole(EngineWorker):
         start, version, self._busy_since = self._busy_since, self.engine.version, self.clock.now()
         if start < self._busy_since:
             self._spans.append(Span("rollout", self.name, "generate", start, self._busy_since, version, version))
+
+
+def rollout_columns(completed: Sequence[Completion], engine: int) -> dict[str, Column]:
+    """What rollout writes of samples that this engine finished."""
+    return {
+        "response": Ragged.from_rows([c.tokens for c in completed]),
+        "log_probs": Ragged.from_rows([c.log_probs for c in completed]),
+        "versions": Ragged.from_rows([c.versions for c in completed]),
+        "engine": np.full(len(completed), engine, np.int32),
+        "started_at": np.array([c.started_at for c in completed], np.float64),
+        "finished_at": np.array([c.finished_at for c in completed], np.float64),
+        "loss_mask": Ragged.from_rows([_mask(c) for c in completed]),
+        "finish_reason": np.array([FINISH_REASONS.index(c.finish_reason) for c in completed], np.int8),
+        "turns": np.array([c.turns for c in completed], np.int32),
+        "environment_reward": np.array([c.environment_reward for c in completed], np.float32),
+    }
 
 
 def _mask(completion: Completion) -> np.ndarray:

@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.protocols import FINISH_REASONS, Clock, LogProbEngine, Scorer, Span
+from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages
 from harness.runtime.runtime import Waits, open_ended
-from harness.tasks import Sample, Task, extra_metrics, extra_values, sample_of
+from harness.tasks import Problem, Sample, Task, extra_metrics, extra_values, sample_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
-from harness.workers.dataflow import iteration_of, partition_name, texts_of
+from harness.workers.dataflow import iteration_of, partition_name, text_column, texts_of
 from harness.workers.readers import RankQueue
 from harness.workers.reward_scorers import FailureLog, RewardScorer
-from harness.workers.turns import NO_TURNS, Turns
+from harness.workers.rollout import rollout_columns
+from harness.workers.turns import NO_TURNS, Gate, Turns
 
 
 class Stage(ABC):
@@ -53,6 +54,7 @@ class Stage(ABC):
         self.queue, self.clock, self.name, self.turns, self.ahead = queue, clock, name, turns, ahead
         self.rows, self.minimum = rows, minimum
         self._computed = 0  # micro-batches
+        self.gate = Gate()
         self.version = 0
         self.waits = Waits(f"{self.role}[{name}]", turns.lines)
         self._spans: list[Span] = []
@@ -81,6 +83,15 @@ class Stage(ABC):
         """What this worker's loops wait for, a line each."""
         return self.waits.lines()
 
+    @open_ended
+    async def hold(self) -> None:
+        """Compute nothing until `let_go`; returns when what is computed now is over."""
+        await self.gate.shut()
+
+    async def let_go(self) -> None:
+        """Go on."""
+        self.gate.open()
+
     async def progress(self) -> int:
         """Micro-batches computed so far."""
         return self._computed
@@ -99,7 +110,7 @@ class Stage(ABC):
                 following = asyncio.create_task(self._fetch(partition))
                 await asyncio.sleep(0)  # lets the request leave before the computation takes the process
             iteration = iteration_of(batch.partition)
-            async with self.turns.turn(f"{self.waits.owner}.work"):
+            async with self.gate.turn(self.turns, f"{self.waits.owner}.work"):
                 start = self.clock.now()
                 columns = await self.compute(batch)
                 end = self.clock.now()
@@ -154,6 +165,19 @@ class RewardStage(Stage):
         if self.extra_names:
             columns["score_extras"] = Ragged.from_rows(list(extra_values(scores, self.extra_names)))
         return columns
+
+    @open_ended
+    async def evaluate(self, problems: list[Problem], completions: list[Completion]) -> tuple[list[float], list[bool]]:
+        """The rewards of responses that are in no queue, and whether each is right; a problem for each."""
+        columns: dict[str, Column] = {
+            "prompt": Ragged.from_rows([problem.prompt for problem in problems]),
+            "answer": text_column([problem.answer for problem in problems]),
+            **rollout_columns(completions, engine=0),
+        }
+        scored = await self.compute(Batch("held out", np.arange(len(problems)), columns, lease=0))
+        rewards, exact = scored["reward"], scored["exact_match"]
+        assert isinstance(rewards, np.ndarray) and isinstance(exact, np.ndarray)
+        return rewards.tolist(), exact.tolist()
 
     def close(self) -> None:
         """Ends the processes that score."""

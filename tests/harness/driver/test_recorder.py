@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from harness.config.placement import HOST_ROLES, Placement
+from harness.driver.evaluation import Evaluated
 from harness.driver.progress import ProgressDisplay
 from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, worker_places
 from harness.metrics.iteration import METRIC_NAMES
@@ -111,7 +113,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/mismatch_kl",
         "policy/proximal_lag",
     }  # no reference, no recomputed log-probs in these reports
-    phases = {name for name in METRIC_NAMES if name.startswith("time/")}
+    phases = {name for name in METRIC_NAMES if name.startswith(("time/", "eval/"))}
     assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
     assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)
     assert (first["staleness/max"], second["staleness/max"], second["staleness/mean"]) == (0, 1, 1.0)
@@ -123,6 +125,23 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     assert (second["train/grad_norm"], second["train/learning_rate"]) == (0.5, 1e-3)
     assert [first["train/skipped_steps"], second["train/skipped_steps"]] == [1, 1]
     assert (first["ledger/trained"], first["ledger/in_flight"], second["ledger/in_flight"]) == (6, 6, 0)
+
+
+def test_held_out_accuracy_is_in_the_line_of_its_version_and_the_initial_one_in_none(
+    recorder: Recorder, run: RunDirectory
+) -> None:
+    first = Evaluated(0, 0.0, 4, 0, 0.5, 0.6, None, None, 0.0, 20, 1.5, 3.0)
+    heard: list[Evaluated] = []
+    recorder.on_evaluated = heard.append
+    admit(recorder, range(2 * BATCH))
+    recorder.evaluated(first)
+    play(recorder, 0, version=0)
+    recorder.evaluated(second := replace(first, version=2, greedy=0.75))
+    play(recorder, 1, version=0)
+    lines = load_metrics(run.path)
+    assert heard == [first, second]
+    assert not any(name.startswith("eval/") for name in lines[0])
+    assert (lines[1]["eval/version"], lines[1]["eval/greedy"], lines[1]["eval/device_s"]) == (2, 0.75, 3.0)
 
 
 def test_extra_values_of_scores_are_custom_metrics_and_columns(recorder: Recorder, run: RunDirectory) -> None:

@@ -1,0 +1,183 @@
+"""Held-out accuracy of the versions of a run: the job stands still meanwhile, its clock too.
+
+Everything is held where it is: trainers and stages after the micro-batch that they compute, engines after the token
+that they sample (`harness.workers.held_engine`). Then clocks stop, all engines share the held-out problems, and the
+job's own reward scores them. What the job was doing goes on afterwards, at the time at which it was stopped: so no
+time, lag or throughput of the run has any of it. Where nothing is sampled, as in simulations, nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from harness.config import EvalConfig
+from harness.protocols import Completion, Request, Sampling
+from harness.runtime.runtime import Handle, RealClock, Runtime, ask_all
+from harness.tasks import Problem, Task
+from harness.weight_sync.membership import Fleet
+from harness.workers.rollout import RolloutRole
+from harness.workers.stages import RewardStage
+
+FIRST_SAMPLE = 1 << 40
+"""Ids of held-out samples begin here: no sample of training has such a one, so the two never share a draw."""
+MOST_SAMPLES = 1 << 12
+"""Of one problem."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What was found of one version, as a line of eval.jsonl.
+
+    at_s: the run's clock, which stood still; greedy, reward: share of greedy responses that are right, and their mean
+    reward; sampled, pass_at_k: of k sampled responses each, the share that is right, and the share of problems with one
+    that is; None where k is 0. truncated: share of greedy responses that the limit ended. tokens: of all responses.
+    seconds: that the job stood still, wait for the present micro-batches aside; device_s: the same, of all devices.
+    """
+
+    version: int
+    at_s: float
+    problems: int
+    k: int
+    greedy: float
+    reward: float
+    sampled: float | None
+    pass_at_k: float | None
+    truncated: float
+    tokens: int
+    seconds: float
+    device_s: float
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`eval/*` of metrics.jsonl."""
+        found = {
+            "eval/version": float(self.version),
+            "eval/greedy": self.greedy,
+            "eval/reward": self.reward,
+            "eval/device_s": self.device_s,
+        }
+        if self.sampled is not None and self.pass_at_k is not None:
+            found |= {"eval/sampled": self.sampled, "eval/pass_at_k": self.pass_at_k}
+        return found
+
+
+class Held(Protocol):
+    """A role that can be stopped where it is."""
+
+    async def hold(self) -> None: ...
+
+    async def let_go(self) -> None: ...
+
+
+class Evaluation:
+    """Of every `settings.every`-th version, of version 0, and of the last one.
+
+    sampling: of training, by which the k responses are sampled, with the same draws for every version; greedy ones have
+    its limits. seed: of the run; problems are the same for all seeds. hear: is told what was found.
+    """
+
+    def __init__(
+        self,
+        settings: EvalConfig,
+        *,
+        task: Task,
+        sampling: Sampling,
+        iterations: int,
+        devices: int,
+        fleet: Fleet[RolloutRole],
+        reward: Handle[RewardStage],
+        others: Sequence[Handle[Held]],
+        runtime: Runtime,
+        clock: RealClock,
+        hear: Callable[[Evaluated], None],
+    ) -> None:
+        self.settings, self.task, self.sampling = settings, task, sampling
+        self.iterations, self.devices = iterations, devices
+        self.fleet, self.reward, self.others = fleet, reward, others
+        self.runtime, self.clock, self.hear = runtime, clock, hear
+        self.newest = -1
+        """Version that was evaluated last."""
+
+    def due(self, version: int) -> bool:
+        """Whether this version is to be evaluated: the first that engines get from each `every`-th one on."""
+        passed = version // self.settings.every > self.newest // self.settings.every
+        return passed or self.newest < version == self.iterations
+
+    async def evaluate(self, version: int) -> None:
+        """All engines have this version. Returns when the job goes on."""
+        async with self._standing_still() as engines:
+            start = time.monotonic()
+            problems, requests = self._requests()
+            shares = [requests[place :: len(engines)] for place in range(len(engines))]
+            async with asyncio.TaskGroup() as tasks:
+                asked = [
+                    tasks.create_task(engine.role.evaluate(share))
+                    for engine, share in zip(engines, shares, strict=True)
+                ]
+            done = {completion.sample_id: completion for task in asked for completion in task.result()}
+            completions = [done[request.sample_id] for request in requests]
+            rewards, exact = await self.reward.role.evaluate(problems, completions)
+            found = self._found(version, completions, np.array(rewards), np.array(exact), time.monotonic() - start)
+        self.newest = version
+        self.hear(found)
+
+    def _requests(self) -> tuple[list[Problem], list[Request]]:
+        """Each problem as often as it is answered: once greedily, then k times. A problem and a request for each."""
+        greedy = replace(self.sampling, temperature=0.0, top_p=1.0)
+        problems, requests = [], []
+        for index in range(self.settings.samples):
+            problem = self.task.held_out(index)
+            for number in range(1 + self.settings.k):
+                sample = FIRST_SAMPLE + index * MOST_SAMPLES + number
+                problems.append(problem)
+                requests.append(Request(sample, problem.prompt, sampling=self.sampling if number else greedy))
+        return problems, requests
+
+    def _found(
+        self, version: int, completions: Sequence[Completion], rewards: np.ndarray, exact: np.ndarray, seconds: float
+    ) -> Evaluated:
+        settings = self.settings
+        by_problem = exact.reshape(settings.samples, 1 + settings.k)
+        greedy = completions[:: 1 + settings.k]
+        return Evaluated(
+            version=version,
+            at_s=self.clock.now() if version else 0.0,  # before the schedule the clock counts from the start of the run
+            problems=settings.samples,
+            k=settings.k,
+            greedy=float(by_problem[:, 0].mean()),
+            reward=float(rewards[:: 1 + settings.k].mean()),
+            sampled=float(by_problem[:, 1:].mean()) if settings.k else None,
+            pass_at_k=float(by_problem[:, 1:].any(1).mean()) if settings.k else None,
+            truncated=float(np.mean([completion.finish_reason == "length" for completion in greedy])),
+            tokens=sum(len(completion.tokens) for completion in completions),
+            seconds=seconds,
+            device_s=seconds * self.devices,
+        )
+
+    @asynccontextmanager
+    async def _standing_still(self) -> AsyncIterator[Sequence[Handle[RolloutRole]]]:
+        """The job, and its clock. Engines last: they work on while others come to the end of what they compute."""
+        engines = list(self.fleet.working)
+        await ask_all(self.others, _hold)
+        await ask_all(engines, _hold)
+        at = max(self.clock.stop(), await self.runtime.stop_clocks())
+        yield engines
+        self.clock.restart(at)
+        await self.runtime.start_clocks(self.clock.origin)
+        await ask_all(engines, _let_go)
+        await ask_all(self.others, _let_go)
+
+
+async def _hold(role: Any) -> None:
+    await role.hold()
+
+
+async def _let_go(role: Any) -> None:
+    await role.let_go()

@@ -1,0 +1,142 @@
+"""Held-out accuracy of a version: what is asked of whom, what comes out, and a clock that stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.config import EvalConfig
+from harness.config.compose import compose_job
+from harness.driver.evaluation import FIRST_SAMPLE, MOST_SAMPLES, Evaluated, Evaluation
+from harness.protocols import Completion, Request, Sampling
+from harness.runtime.runtime import RealClock
+from harness.tasks import Problem, make_task
+
+TASK = make_task(compose_job([]))
+TRAINING = Sampling(max_tokens=9, temperature=0.8, top_p=1.0, stop_tokens=TASK.stop_tokens)
+PROBLEMS, K = 5, 3
+
+
+class Job:
+    """Two engines, a trainer and the reward, which write down what is asked of them; greedy responses are right for
+    even problems, the j-th sampled one for problems above j."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.asked: dict[str, list[Request]] = {}
+        self.clock, self.found = RealClock.starting_now(), list[Evaluated]()
+        self.times: list[float] = []
+        self.evaluation: Any = Evaluation(
+            EvalConfig(every=2, samples=PROBLEMS, k=K),
+            task=TASK,
+            sampling=TRAINING,
+            iterations=7,
+            devices=3,
+            fleet=SimpleNamespace(working=[self.role("rollout[0]"), self.role("rollout[1]")]),  # type: ignore[arg-type]
+            reward=SimpleNamespace(name="reward[0]", role=self),  # type: ignore[arg-type]
+            others=[self.role("actor[0]")],
+            runtime=self,  # type: ignore[arg-type]
+            clock=self.clock,
+            hear=self.found.append,
+        )
+
+    def role(self, name: str) -> Any:
+        async def hold() -> None:
+            self.log.append(f"hold {name}")
+
+        async def let_go() -> None:
+            self.log.append(f"let go {name}")
+
+        async def generate(requests: list[Request]) -> list[Completion]:
+            self.asked[name] = requests
+            self.times.append(self.clock.now())
+            await asyncio.sleep(0)
+            self.times.append(self.clock.now())
+            return [completion(request) for request in requests]
+
+        return SimpleNamespace(name=name, role=SimpleNamespace(hold=hold, let_go=let_go, evaluate=generate))
+
+    async def stop_clocks(self) -> float:
+        self.log.append("stop")
+        return self.clock.now()
+
+    async def start_clocks(self, origin: float) -> None:
+        assert origin == self.clock.origin
+        self.log.append("start")
+
+    async def evaluate(self, problems: list[Problem], completions: list[Completion]) -> tuple[list[float], list[bool]]:
+        """The reward's."""
+        held_out = [TASK.held_out(index) for index in range(PROBLEMS)]
+        exact = []
+        for problem, done in zip(problems, completions, strict=True):
+            index, number = divmod(done.sample_id - FIRST_SAMPLE, MOST_SAMPLES)
+            assert problem.answer == held_out[index].answer
+            exact.append(index >= number if number else index % 2 == 0)
+        return [0.5 + 0.5 * one for one in exact], exact
+
+
+def completion(request: Request) -> Completion:
+    tokens = np.arange(4)
+    index = (request.sample_id - FIRST_SAMPLE) // MOST_SAMPLES
+    reason = "length" if index == 0 else "stop"
+    return Completion(request.sample_id, tokens, np.zeros(4, np.float32), tokens, reason, 0.0, 1.0)
+
+
+async def test_what_is_found_is_counted_by_problem_and_tied_to_the_version() -> None:
+    job = Job()
+    await job.evaluation.evaluate(4)
+    (found,) = job.found
+    assert (found.version, found.problems, found.k, found.tokens) == (4, PROBLEMS, K, PROBLEMS * (1 + K) * 4)
+    assert found.greedy == 3 / 5 and found.reward == pytest.approx(0.8) and found.truncated == 1 / 5
+    assert found.sampled == (0 + 1 + 2 + 3 + 3) / 15 and found.pass_at_k == 4 / 5
+    assert found.device_s == pytest.approx(3 * found.seconds)
+    assert found.metrics.keys() == {
+        f"eval/{n}" for n in ("version", "greedy", "reward", "sampled", "pass_at_k", "device_s")
+    }
+    alone = replace(found, sampled=None, pass_at_k=None)
+    assert "eval/sampled" not in alone.metrics
+
+
+async def test_engines_share_the_problems_each_answered_greedily_and_k_times_with_draws_of_its_own() -> None:
+    job = Job()
+    await job.evaluation.evaluate(0)
+    first, second = job.asked["rollout[0]"], job.asked["rollout[1]"]
+    assert abs(len(first) - len(second)) <= 1
+    every = sorted([*first, *second], key=lambda request: request.sample_id)
+    assert len({request.sample_id for request in every}) == PROBLEMS * (1 + K)
+    for place, request in enumerate(every):
+        assert request.prompt.tolist() == TASK.held_out(place // (1 + K)).prompt.tolist()
+        greedy = place % (1 + K) == 0
+        assert request.sampling == (replace(TRAINING, temperature=0.0) if greedy else TRAINING)
+
+
+async def test_the_job_stands_still_meanwhile_and_so_does_its_clock() -> None:
+    job = Job()
+    await job.evaluation.evaluate(0)
+    assert job.log == [
+        *("hold actor[0]", "hold rollout[0]", "hold rollout[1]", "stop"),
+        *("start", "let go rollout[0]", "let go rollout[1]", "let go actor[0]"),
+    ]
+    assert len(set(job.times)) == 1, "the clock went on"
+    assert job.clock.now() - job.times[0] < job.found[0].seconds + 60 and job.clock.now() >= job.times[0]
+
+
+def test_the_first_version_that_engines_get_from_each_multiple_on_is_due_and_the_last_one() -> None:
+    evaluation = Job().evaluation
+
+    def evaluated(versions: range | list[int]) -> list[int]:
+        evaluation.newest, found = -1, []
+        for version in versions:
+            if evaluation.due(version):
+                evaluation.newest = version
+                found.append(version)
+        return found
+
+    assert evaluated(range(8)) == [0, 2, 4, 6, 7]
+    assert evaluated([0, 3, 6, 7]) == [0, 3, 6, 7], "of versions in between engines get none"
+    assert evaluated([0, 2, 2, 7, 7]) == [0, 2, 7]

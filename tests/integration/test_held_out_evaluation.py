@@ -1,0 +1,66 @@
+"""Real runs with and without held-out evaluation: the same weights to the bit, accuracies that fit their versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.comparison.equivalence import differences
+from harness.metrics.run_files import load_evaluations, load_metrics
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+
+pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
+
+RUNS = {
+    "colocated": "schedule=colocate_sync cluster.devices=1",
+    "async_0": "schedule=fully_async schedule.max_staleness=0",
+    "delayed": "schedule=delayed_update",
+    "two_off": "schedule=k_step_off schedule.k=2",
+    "half": "schedule=half_step cluster.devices=4",
+    "async_2": "schedule=fully_async",
+}
+EVALUATED = "eval.every=2 eval.samples=6 eval.k=2"
+ITERATIONS = 5
+SAME_BITS = ("colocated", "async_0", "delayed", "two_off")
+"""Whose samples do not hang on the timing."""
+
+
+@pytest.fixture(scope="module")
+def runs(results: Path) -> dict[str, Path]:
+    usual = f"{SMALL} iterations={ITERATIONS}"
+    plain = {f"{name}_plain": f"{usual} {RUNS[name]}" for name in SAME_BITS}
+    return bench_all(results, plain | {name: f"{usual} {EVALUATED} {given}" for name, given in RUNS.items()})
+
+
+@pytest.mark.parametrize("schedule", SAME_BITS)
+def test_evaluation_changes_no_bit_of_what_is_trained(runs: dict[str, Path], schedule: str) -> None:
+    assert not differences(runs[f"{schedule}_plain"], runs[schedule])
+
+
+@pytest.mark.parametrize("schedule", RUNS)
+def test_the_first_the_last_and_every_second_version_are_evaluated(runs: dict[str, Path], schedule: str) -> None:
+    found = load_evaluations(runs[schedule])
+    assert [line["version"] for line in found] == [0, 2, 4, 5]
+    for line in found:
+        assert line["problems"] == 6 and 0 <= line["greedy"] <= 1 and line["sampled"] <= line["pass_at_k"] <= 1
+        assert line["device_s"] > 0
+    assert all(earlier["at_s"] <= later["at_s"] for earlier, later in zip(found, found[1:], strict=False))
+
+
+def test_the_same_version_of_the_same_training_has_the_same_accuracy(runs: dict[str, Path]) -> None:
+    def accuracies(name: str) -> list[tuple[float, ...]]:
+        return [
+            tuple(line[key] for key in ("greedy", "reward", "sampled", "tokens"))
+            for line in load_evaluations(runs[name])
+        ]
+
+    assert accuracies("colocated") == accuracies("async_0")
+
+
+@pytest.mark.parametrize("schedule", RUNS)
+def test_its_time_is_in_no_iteration(runs: dict[str, Path], schedule: str) -> None:
+    lines = load_metrics(runs[schedule])
+    assert sum(line["time/iteration_s"] for line in lines) == pytest.approx(lines[-1]["seconds"])
+    assert any("eval/greedy" in line for line in lines)
+    assert all(line["time/iteration_s"] > 0 for line in lines)
