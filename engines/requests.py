@@ -22,6 +22,7 @@ class RunningSample:
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     started_at: float | None = None
+    given: int = 0  # tokens that were there before it came to this engine
     uniforms: list[float] = field(default_factory=list)
     cached: bool = False
 
@@ -35,11 +36,12 @@ class RunningSample:
             sample.log_probs += partial.log_probs.tolist()
             sample.versions += partial.versions.tolist()
             sample.started_at = partial.started_at
+            sample.given = len(partial.tokens)
         return sample
 
     def finish_reason(self) -> FinishReason | None:
         """Why it is done; None while it is not."""
-        if self.log_probs and self.context[-1] in self.sampling.stop_tokens:
+        if len(self.log_probs) > self.given and self.context[-1] in self.sampling.stop_tokens:
             return "stop"
         return "length" if len(self.log_probs) == self.sampling.max_tokens else None
 
@@ -76,11 +78,18 @@ def check_request(request: Request, engine: str, *, vocabulary: int, max_length:
             f"{where}: {len(prompt)} prompt tokens and max_tokens {max_tokens} exceed the model's max_length "
             f"{max_length}; shorten the prompt or lower max_tokens"
         )
-    partial = request.partial
-    if partial is not None and (partial.sample_id != request.sample_id or partial.finish_reason != "abort"):
+    if (partial := request.partial) is not None:
+        check_partial(request.sample_id, partial, where)
+        if len(partial.tokens) >= max_tokens:
+            raise ValueError(f"{where}: its {len(partial.tokens)} tokens leave none of max_tokens {max_tokens}")
+
+
+def check_partial(sample_id: int, partial: Completion, where: str) -> None:
+    """Raises ValueError unless it is the sample's own, and was aborted, or stopped for its environment to answer."""
+    if partial.sample_id != sample_id or partial.finish_reason not in ("abort", "stop"):
         raise ValueError(
-            f"{where}: only its own aborted completion can be continued, got one of sample {partial.sample_id} "
-            f"that ended by {partial.finish_reason!r}"
+            f"{where}: only its own aborted completion (or one that stopped) can be continued, got one of sample "
+            f"{partial.sample_id} that ended by {partial.finish_reason!r}"
         )
 
 

@@ -26,10 +26,11 @@ from harness.cost_model.cost import SAME_STEP, DecodeCost
 
 @dataclass(slots=True)
 class SimulatedSample:
-    """One sample on its way. runs: (version, tokens) of each stretch that one version sampled.
+    """One sample on its way. runs: (version, tokens) of each stretch that one version sampled; those of earlier turns,
+    `closed` of them, stay as they are.
 
     cached: tokens of its prompt and of what it had when it got its slot, at least 1; remaining: tokens it will sample
-    from there.
+    from there; kept: of `cached`, those whose keys and values are still there from its last turn.
     """
 
     sample_id: int
@@ -38,11 +39,13 @@ class SimulatedSample:
     runs: list[tuple[int, int]] = field(default_factory=list)
     started_at: float | None = None
     start: int = 0  # the step count at which it got a slot
+    closed: int = 0
+    kept: int = 0
     preempted: bool = False  # it lost its slot, and waits for another
 
     def add_run(self, version: int, tokens: int) -> None:
         """A run of no tokens leaves no trace; one under the version of the last run lengthens that."""
-        if tokens and self.runs and self.runs[-1][0] == version:
+        if tokens and len(self.runs) > self.closed and self.runs[-1][0] == version:
             version, before = self.runs.pop()
             tokens += before
         if tokens:
@@ -230,6 +233,8 @@ class Decoding:
         resumes). They keep their room."""
         self.advance(now)
         self._cold = True
+        for sample in self.waiting:
+            sample.kept = 0
         self._join(now)
 
     def load(self, version: int) -> None:
@@ -324,7 +329,7 @@ class Decoding:
             sampled = self._count - sample.start
             sample.cached += sampled
             sample.remaining -= sampled
-            sample.preempted = True
+            sample.preempted, sample.kept = True, 0
             self.waiting.appendleft(sample)
             self.preemptions += 1
 
@@ -334,6 +339,8 @@ class Decoding:
             sample.started_at = at if sample.started_at is None else sample.started_at
             self._running.add(sample, self._count)
             self._decoding_from += self._cost.prefill(sample.cached)
+            if sample.kept:
+                self._decoding_from -= self._cost.prefill(sample.kept)
             if sample.preempted:
                 sample.preempted = False
                 self.recomputed_tokens += sample.cached

@@ -2,7 +2,11 @@
 
 A sample has a length and no content. It is run-length coded, in the columns that real samples use: its prompt is one
 value, the number of prompt tokens; its `tokens` are the lengths of its runs, a run being consecutive tokens of one
-version, and `versions` the version of each. Only these engines, the simulated task and the recorder know.
+version, or one observation, and `versions` the version of each. Only these engines, the simulated task and the recorder
+know.
+
+Between two turns of a sample the engine keeps its cache, as real ones keep prefixes: only what it observed is
+prefilled, unless the cache was dropped meanwhile. What is kept takes no room.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engines.requests import require_still
+from engines.requests import check_partial, require_still
 from engines.simulated.decoding import Decoding, SimulatedSample
 from harness.config import CostConfig
 from harness.cost_model.cost import DecodeCost, offload_s, reload_s
@@ -28,11 +32,13 @@ if TYPE_CHECKING:
 class SimulatedRollout:
     """`harness.protocols.RolloutEngine`: `engines.simulated.decoding`, driven by a clock and one timer.
 
-    cost: resolved for the model; load_s: what taking new weights lasts; group_size: a handful of samples.
+    cost: resolved for the model; load_s: what taking new weights lasts; group_size: a handful of samples;
+    several_turns: samples may come back, with what an environment wrote.
 
     To spare the event loop, `finished` hands samples over when the last of a group is done, or when another
     `group_size` slots have become free (then the role that fills the engine has something to do); each sample keeps
-    the time at which it finished. On a real clock a timer that comes late delays what is reported, and no sample.
+    the time at which it finished. Where there are several turns, each is handed over at once. On a real clock a timer
+    that comes late delays what is reported, and no sample.
     """
 
     def __init__(
@@ -44,15 +50,18 @@ class SimulatedRollout:
         group_size: int,
         clock: Clock,
         load_s: float,
+        several_turns: bool = False,
         name: str = "0",
     ) -> None:
         self.slots, self.name, self.version = slots, name, 0
         self._cost, self._lengths, self._clock, self._load_s = cost, lengths, clock, load_s
         self._decoding = Decoding(DecodeCost.of(cost), slots=slots)
-        self._group_size = group_size
+        self._several_turns = several_turns
+        self._group_size = 1 if several_turns else group_size
         self._unfinished: dict[int, int] = {}  # samples of each group that are here
+        self._kept: dict[int, int] = {}  # tokens in the cache of samples that may have another turn
         self._held: list[Completion] = []  # done, but not worth an event yet
-        self._room = slots // group_size
+        self._room = slots // self._group_size
         self._done: list[Completion] = []
         self._changed = asyncio.Event()  # for `finished`
         self._event = asyncio.Event()  # for `pause`
@@ -87,8 +96,12 @@ class SimulatedRollout:
     def submit(self, requests: Sequence[Request]) -> None:
         """Raises ValueError for a prompt that is not one value, for a partial that is not the sample's own, and for a
         sample that the KV cache will never hold."""
-        lengths = self._lengths.of(np.array([request.sample_id for request in requests], np.int64)).tolist()
+        turns = np.array([turn_of(request) for request in requests], np.int64)
+        lengths = self._lengths.of(np.array([request.sample_id for request in requests], np.int64), turns).tolist()
         samples = [sample_of(request, length) for request, length in zip(requests, lengths, strict=True)]
+        for sample in samples:
+            if sample.closed:
+                sample.kept = self._kept.pop(sample.sample_id, 0)
         self._decoding.submit(samples, self._clock.now())
         for sample in samples:
             group = sample.sample_id // self._group_size
@@ -125,6 +138,7 @@ class SimulatedRollout:
             self._hand_over()
 
     def drop_cache(self) -> None:
+        self._kept.clear()
         self._decoding.drop_cache(self._clock.now())
         self._follow()
 
@@ -148,6 +162,7 @@ class SimulatedRollout:
     async def sleep(self) -> None:
         self._require_still("sleep")
         with self._standing_still():
+            self._kept.clear()
             self._decoding.drop_cache(self._clock.now())
             await self._clock.sleep(offload_s(self._cost))
             self._asleep = True
@@ -199,8 +214,10 @@ class SimulatedRollout:
     def _follow(self) -> None:
         """After anything that may have moved the decoding on: take its samples out, and set the timer."""
         for sample, at in self._decoding.finished:
-            tokens = sum(tokens for _, tokens in sample.runs)
+            tokens = sum(tokens for _, tokens in sample.runs[sample.closed :])
             reason: FinishReason = "length" if tokens == self._lengths.cap else "stop"
+            if self._several_turns:
+                self._kept[sample.sample_id] = sample.cached + sample.remaining - 1
             self._held.append(completion_of(sample, reason, at))
             group = sample.sample_id // self._group_size
             self._unfinished[group] -= 1
@@ -250,8 +267,14 @@ class SimulatedRollout:
         require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)
 
 
+def turn_of(request: Request) -> int:
+    """Which turn of its sample is asked for, from 0."""
+    partial = request.partial
+    return 0 if partial is None or partial.mask is None else int(np.count_nonzero(~partial.mask))
+
+
 def sample_of(request: Request, length: int) -> SimulatedSample:
-    """A sample of `length` tokens in all, less those of its partial.
+    """A sample whose turn has `length` tokens, less those of it that its partial has.
 
     Raises ValueError for a prompt that is not one value of 1 or more, and for a partial that is not the sample's own.
     """
@@ -264,15 +287,14 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
     prompt = int(request.prompt[0])
     if partial is None:
         return SimulatedSample(request.sample_id, prompt, length)
-    if partial.sample_id != request.sample_id or partial.finish_reason != "abort":
-        raise ValueError(
-            f"sample {request.sample_id}: only its own aborted completion can be continued, got one of sample "
-            f"{partial.sample_id} that ended by {partial.finish_reason!r}"
-        )
+    check_partial(request.sample_id, partial, f"sample {request.sample_id}")
     runs = list(zip(partial.versions.tolist(), partial.tokens.tolist(), strict=True))
-    before = int(partial.tokens.sum())
+    before, closed = int(partial.tokens.sum()), 0
+    if partial.mask is not None:
+        closed = int(np.flatnonzero(~partial.mask).max(initial=-1)) + 1
+    left = length - int(partial.tokens[closed:].sum())
     started_at = partial.started_at if before else None  # one that had only waited begins here
-    return SimulatedSample(request.sample_id, prompt + before, length - before, runs, started_at)
+    return SimulatedSample(request.sample_id, prompt + before, left, runs, started_at, closed=closed)
 
 
 def completion_of(sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:

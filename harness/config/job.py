@@ -239,6 +239,21 @@ class LengthsConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
+class LatencyConfig:
+    """Seconds that a simulated environment takes to answer a turn: constant: `mean`, always; lognormal: of this mean,
+    `sigma` the standard deviation of the logarithm. Answers that take longer than `timeout_s` fail their sample."""
+
+    kind: Literal["constant", "lognormal"] = "constant"
+    mean: NotNegative = 0.0
+    sigma: NotNegative = 1.0
+    timeout_s: Positive = 3600.0
+
+
+ONE_TOKEN = LengthsConfig(kind="constant", mean=1.0, cap=1)
+NO_LATENCY = LatencyConfig()
+
+
+@dataclass(frozen=True, config=STRICT)
 class CostConfig:
     """What simulated work costs on one worker: a rollout engine, or a data-parallel rank. Seconds, tokens, bytes.
 
@@ -274,6 +289,13 @@ class CostConfig:
     train_call_s: NotNegative = 0.0  # besides call_s: shards are gathered, gradients reduced
     reward_s_per_sample: NotNegative = 0.0  # on the host
     generate_s: NotNegative = 0.0  # before a batch is generated as one: requests are handed out, engines set up
+    # Samples of several turns; then `lengths` are of one turn.
+    turns: LengthsConfig | None = None  # how often the policy speaks in one sample; None: once
+    observation_tokens: LengthsConfig = ONE_TOKEN  # that the environment writes after each turn but the last
+    tool_latency: LatencyConfig = NO_LATENCY
+
+    def __post_init__(self) -> None:
+        _check_turns(self)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -319,6 +341,18 @@ class RooflineConfig:
     reward_s_per_sample: NotNegative
     prompt_tokens: Count
     lengths: LengthsConfig
+    turns: LengthsConfig | None = None  # these three as in CostConfig
+    observation_tokens: LengthsConfig = ONE_TOKEN
+    tool_latency: LatencyConfig = NO_LATENCY
+
+    def __post_init__(self) -> None:
+        _check_turns(self)
+
+
+def _check_turns(cost: CostConfig | RooflineConfig) -> None:
+    for name, lengths in (("turns", cost.turns), ("observation_tokens", cost.observation_tokens)):
+        if lengths is not None and lengths.common:
+            raise ValueError(f"{name}.common={lengths.common}: each sample draws its own; set cost.{name}.common=0")
 
 
 # -- of the whole job

@@ -68,7 +68,9 @@ def check_given(config: JobConfig) -> None:
 
 
 def _longest(cost: RooflineConfig) -> int:
-    return cost.prompt_tokens + cost.lengths.cap
+    """Tokens that a sample may have, its environment's included."""
+    turns = 1 if cost.turns is None else cost.turns.cap
+    return cost.prompt_tokens + turns * cost.lengths.cap + (turns - 1) * cost.observation_tokens.cap
 
 
 def _check_engine(config: JobConfig, cost: RooflineConfig, layout: Layout) -> None:

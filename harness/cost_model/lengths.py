@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.config import LengthsConfig
+from harness.config import LatencyConfig, LengthsConfig
 
 _BLOCK = 4096  # samples drawn at a time
 _SAMPLES, _GROUPS = 0x6C656E67746873, 0x67726F757073  # key the generators
+_TURN = 1 << 40  # samples of a run are fewer
 _WORDS = 4  # 64-bit numbers that Philox gives for one value of its counter
 
 
@@ -30,9 +31,10 @@ class Lengths:
         self._mean = 1.0 if config.mean is None else config.mean
         self._trace = np.array(config.values, np.int64) if config.path is None else read_trace(Path(config.path))
 
-    def of(self, sample_ids: np.ndarray) -> np.ndarray:
-        """Tokens of these samples: int64 [n], each from 1 to `cap`, for ids int64 [n] in [0, 2**63)."""
-        ids = np.asarray(sample_ids, np.int64)
+    def of(self, sample_ids: np.ndarray, turns: np.ndarray | int = 0) -> np.ndarray:
+        """Tokens of these samples: int64 [n], each from 1 to `cap`, for ids int64 [n] in [0, 2**40). turns: which turn
+        of each, from 0, below 2**23."""
+        ids = np.asarray(sample_ids, np.int64) + turns * (_TURN // self._group_size * self._group_size)
         tokens = self._scaled(_draw(self._seed, _SAMPLES, ids), ids // self._group_size)
         return np.clip(np.rint(tokens), 1, self.cap).astype(np.int64)
 
@@ -53,6 +55,25 @@ class Lengths:
             shared = _normal(_draw(self._seed, _GROUPS, groups))
             normal = np.sqrt(self._common) * shared + np.sqrt(1 - self._common) * normal
         return np.exp(np.log(self._mean) - self._sigma**2 / 2 + self._sigma * normal)
+
+
+def drawn_tokens(config: LengthsConfig, random: np.random.Generator) -> int:
+    """One length, by the numbers of `random`."""
+    tokens = Lengths(config, 0)._scaled(_drawn(random), np.zeros(1, np.int64))
+    return int(np.clip(np.rint(tokens), 1, config.cap)[0])
+
+
+def drawn_latency(config: LatencyConfig, random: np.random.Generator) -> float:
+    """One latency in seconds, by the numbers of `random`."""
+    if config.kind == "constant" or config.mean == 0:
+        return config.mean
+    normal = _normal(_drawn(random))[0]
+    return float(np.exp(np.log(config.mean) - config.sigma**2 / 2 + config.sigma * normal))
+
+
+def _drawn(random: np.random.Generator) -> np.ndarray:
+    """Two numbers in (0, 1), float64 [1, 2]."""
+    return (random.integers(0, 1 << 52, size=(1, 2)) + 0.5) * 2.0**-52
 
 
 def _normal(uniform: np.ndarray) -> np.ndarray:

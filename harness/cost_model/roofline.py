@@ -51,6 +51,9 @@ def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, 
         reward_s_per_sample=factors.reward_s_per_sample,
         prompt_tokens=factors.prompt_tokens,
         lengths=factors.lengths,
+        turns=factors.turns,
+        observation_tokens=factors.observation_tokens,
+        tool_latency=factors.tool_latency,
     )
 
 

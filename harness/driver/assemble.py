@@ -30,7 +30,7 @@ from harness.driver.evaluation import Evaluation
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
 from harness.runtime.runtime import Handle, RealClock, RoleName, collect_progress, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
-from harness.tasks import extra_metrics
+from harness.tasks import environment_of, extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
@@ -82,6 +82,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             capacity_rows=capacity_rows(config, schedule),
             order=schedule.order,
             score_extras=bool(extra_metrics(backend.engines.task)),
+            environment=environment_of(backend.engines.task) is not None,
             beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         )
     )

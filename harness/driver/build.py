@@ -28,12 +28,13 @@ from harness.cost_model.lengths import Lengths
 from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
 from harness.rl.advantages import advantages_of
 from harness.runtime.runtime import RoleName
-from harness.tasks import Task, make_task, max_tokens
+from harness.tasks import Task, environment_of, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.endpoints import LocalReceiver, LocalSender, WeightReceiver, WeightSender
 from harness.weight_sync.simulated import PacedRole, SimulatedReceiver, SimulatedSender
 from harness.workers.actor import ActorRole
+from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
 from harness.workers.readers import (
     CompletionReader,
@@ -45,6 +46,7 @@ from harness.workers.readers import (
 )
 from harness.workers.reward_pool import reward_scorer
 from harness.workers.rollout import RolloutRole
+from harness.workers.simulated_environment import simulated_environment
 from harness.workers.stages import (
     AdvantageStage,
     OldLogProbStage,
@@ -74,6 +76,14 @@ class EngineFactory(Protocol):
 
     @property
     def task(self) -> Task: ...
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+
+    @property
+    def response_limit(self) -> int | None:
+        """Tokens that a response may have, with what an environment writes; None is no limit."""
 
     @property
     def ranks_together(self) -> int:
@@ -149,6 +159,10 @@ class RealEngines:
     @property
     def task(self) -> Task:
         return make_task(self.config)
+
+    @property
+    def response_limit(self) -> int:
+        return max_tokens(self.config, self.task)
 
     @property
     def ranks_together(self) -> int:
@@ -251,10 +265,12 @@ class SimulatedEngines:
     paced: bool
     device = torch.device("cpu")
     ranks_together = 1
+    response_limit = None  # a simulated environment ends by itself
 
     @property
     def task(self) -> Task:
-        return SimulatedTask(self.cost.prompt_tokens, self.cost.lengths.cap)
+        environment = simulated_environment(self.cost)
+        return SimulatedTask(self.cost.prompt_tokens, self.cost.lengths.cap, environment=environment)
 
     @property
     def transfer_pace(self) -> TransferTimes | None:
@@ -287,6 +303,7 @@ class SimulatedEngines:
             Lengths(self.cost.lengths, self.seed, group_size),
             slots=self.config.engine.slots,
             group_size=group_size,
+            several_turns=self.cost.turns is not None,
             clock=clock,
             load_s=self._times.load_s,
             name=str(number),
@@ -378,6 +395,11 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
 def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
     algorithm, turns = spec.config.algorithm, spec.turns_of("rollout", number)
     engine = spec.engines.rollout(number, spec.clock)
+    task = spec.engines.task
+    environment, episodes = environment_of(task), None
+    if environment is not None:
+        limit = spec.engines.response_limit
+        episodes = Episodes(environment, task, spec.clock, seed=spec.engines.seed, max_tokens=limit)
     role = RolloutRole(
         HeldEngine(engine) if spec.config.eval.every else engine,
         spec.queue,
@@ -391,6 +413,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
         shares_device=spec.colocated,
         generate_s=spec.engines.generate_s,
         turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
+        episodes=episodes,
     )
     if spec.colocated:
         assert beside is not None

@@ -115,10 +115,11 @@ class Evaluation:
         async with self._standing_still() as engines:
             start = time.monotonic()
             problems, requests = self._requests()
-            shares = [requests[place :: len(engines)] for place in range(len(engines))]
+            answers = [problem.answer for problem in problems]
+            shares = [slice(place, None, len(engines)) for place in range(len(engines))]
             async with asyncio.TaskGroup() as tasks:
                 asked = [
-                    tasks.create_task(engine.role.evaluate(share))
+                    tasks.create_task(engine.role.evaluate(requests[share], answers[share]))
                     for engine, share in zip(engines, shares, strict=True)
                 ]
             done = {completion.sample_id: completion for task in asked for completion in task.result()}

@@ -23,6 +23,7 @@ from harness.metrics.samples import (
     reward_metrics,
     staleness_metrics,
     trained_records,
+    turn_metrics,
     untrained_record,
 )
 from harness.metrics.timeline import Place, Timeline
@@ -138,9 +139,10 @@ class Recorder:
         *,
         group_size: int,
         devices: int,
+        several_turns: bool = False,
     ) -> None:
         self.timeline, self.clock, self.decoder = timeline, clock, decoder
-        self.group_size, self.devices = group_size, devices
+        self.group_size, self.devices, self.several_turns = group_size, devices, several_turns
         self.ledger = Ledger()
         self.events = 0
         """Grows whenever anything happened: what a watch for a stall looks at."""
@@ -231,6 +233,7 @@ class Recorder:
             throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
             staleness_metrics(records),
             self.decoder.metrics(records, sums),
+            turn_metrics(records) if self.several_turns else {},
             self._step_metrics(reports),
             counts,
         )

@@ -15,15 +15,23 @@ from harness.config.compose import make_schedule
 from harness.config.machine import Machine
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
-from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, worker_places
+from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, TokenDecoder, worker_places
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, RealClock, WaitingRole, WorkerDied, watch_progress
 from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
-from harness.tasks import extra_metrics, make_task
+from harness.tasks import environment_of, extra_metrics, make_task
 from harness.weight_sync.membership import LostEngine
 from harness.workers.actor import ActorRole
+
+
+def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
+    """What their columns mean, and whether they have several turns."""
+    if not real:
+        return RunLengthDecoder(config.cost.prompt_tokens), config.cost.turns is not None
+    task = make_task(config)
+    return TokenDecoder(extra_metrics(task)), environment_of(task) is not None
 
 
 class Session:
@@ -31,6 +39,7 @@ class Session:
 
     def __init__(self, run: RunSpec, clock: Clock) -> None:
         config, placement, real = run.config, run.plan.placement, run.plan.backend == "real"
+        decoder, several_turns = _of_samples(config, real)
         self.run, self.clock = run, clock
         self.recorder = Recorder(
             Timeline(
@@ -38,9 +47,10 @@ class Session:
                 warmup=config.warmup_iterations,
             ),
             clock,
-            TokenDecoder(extra_metrics(make_task(config))) if real else RunLengthDecoder(config.cost.prompt_tokens),
+            decoder,
             group_size=config.algorithm.group_size,
             devices=placement.total,
+            several_turns=several_turns,
         )
         self.publish_address: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
         """Around the time in which the engines are served: their address, and the token for it."""

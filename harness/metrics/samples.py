@@ -247,6 +247,18 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     }
 
 
+def turn_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """turns/* of the trained samples among `records`, of a task with an environment. failed: a share of them. Raises
+    ValueError if none was trained."""
+    trained = _trained(records)
+    return {
+        "turns/mean": float(np.mean([r.turns for r in trained])),
+        "turns/max": float(np.max([r.turns for r in trained])),
+        "turns/environment_tokens": float(np.mean([r.environment_tokens for r in trained])),
+        "turns/failed": float(np.mean([r.finish_reason == "failed" for r in trained])),
+    }
+
+
 def custom_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     """custom/<name>: the mean over those trained samples among `records` that have the value."""
     values: dict[str, list[float]] = {}

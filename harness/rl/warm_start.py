@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from harness.rl.log_probs import token_log_probs
+from harness.tasks.environment import transcript
 from harness.tasks.task import Task
 
 REPLACED = 0.13
@@ -68,20 +69,24 @@ def warm_start(
 def demonstrations(
     task: Task, seed: int, step: int, batch: int, noise: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One batch, padded on the right: tokens int64, present bool, answers bool (what is learnt), all [batch, T]."""
+    """One batch, padded on the right: tokens int64, present bool, answers bool (what is learnt), all [batch, T]. What
+    an environment answers between turns is as it is, and is not learnt."""
     first = DEMONSTRATION_STREAM + step * batch
     problems = [task.problem(first + row, seed) for row in range(batch)]
     random = np.random.Generator(np.random.Philox(key=np.array([seed, first], dtype=np.uint64)))
-    clean = [task.demonstration(problem) for problem in problems]
-    characters = np.unique(np.concatenate([answer[:-1] for answer in clean]))
-    answers = [add_noise(answer, characters, noise, random) for answer in clean]
-    rows = [np.concatenate([problem.prompt, answer]) for problem, answer in zip(problems, answers, strict=True)]
+    clean = [transcript(task, problem) for problem in problems]
+    said = [turn[:-1] for parts in clean for turn in parts[::2]]
+    characters = np.unique(np.concatenate(said))
+    rows, learnt = [], []
+    for problem, parts in zip(problems, clean, strict=True):
+        noisy = [part if i % 2 else add_noise(part, characters, noise, random) for i, part in enumerate(parts)]
+        rows.append(np.concatenate([problem.prompt, *noisy]))
+        is_said = [np.full(len(part), i % 2 == 0) for i, part in enumerate(noisy)]
+        learnt.append(np.concatenate([np.zeros(len(problem.prompt), np.bool_), *is_said]))
     tokens = pad(rows, task.pad_token)
-    place = np.arange(tokens.shape[1])
-    starts = np.array([[len(problem.prompt)] for problem in problems])
-    ends = np.array([[len(row)] for row in rows])
-    present = place < ends
-    return torch.from_numpy(tokens), torch.from_numpy(present), torch.from_numpy(present & (place >= starts))
+    present = np.arange(tokens.shape[1]) < np.array([[len(row)] for row in rows])
+    answers = pad(learnt, 0).astype(np.bool_)
+    return torch.from_numpy(tokens), torch.from_numpy(present), torch.from_numpy(answers)
 
 
 def add_noise(answer: np.ndarray, characters: np.ndarray, noise: float, random: np.random.Generator) -> np.ndarray:

@@ -10,6 +10,8 @@ from harness.config.model_folder import HUB, local_folder
 from harness.config.plugins import lookup, make
 from harness.tasks.characters import Copy, Expand, Reverse
 from harness.tasks.data import DataTask
+from harness.tasks.environment import Environment, Step, environment_of, observation_tokens, transcript
+from harness.tasks.pointer_chasing import Lookup
 from harness.tasks.reasoning_gym_task import ReasoningGym
 from harness.tasks.reward import Rewarded, reward_of, score_of
 from harness.tasks.task import MEMBERS, Problem, Sample, Score, Task, extra_metrics, extra_values, sample_of
@@ -25,6 +27,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "dapo_math": DataTask,
     "aime": DataTask,
     "reasoning_gym": ReasoningGym,
+    "lookup": Lookup,
 }
 """Every task by name. The options of its class are the task's options: `TASKS["copy"](mean_letters=6)`."""
 
@@ -44,6 +47,7 @@ def make_task(config: JobConfig) -> Task:
         if chosen.reward is not None:
             task = Rewarded(task, reward_of(chosen.reward, chosen.reward_options))
         extra_metrics(task)
+        environment_of(task)
     except ConfigError:
         raise
     except ValueError as error:
@@ -77,17 +81,22 @@ def max_tokens(config: JobConfig, task: Task) -> int:
 __all__ = [
     "SLOW_TASKS",
     "TASKS",
+    "Environment",
     "Problem",
     "Sample",
     "Score",
+    "Step",
     "Task",
     "Tokenizer",
+    "environment_of",
     "extra_metrics",
     "extra_values",
     "load_tokenizer",
     "make_task",
     "max_tokens",
+    "observation_tokens",
     "sample_of",
     "score_of",
     "tokenizer_of",
+    "transcript",
 ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 EXTRA_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
 """What may name an extra value of a score, and so the metric `custom/<name>`."""
+_TOKENS = re.compile(r"<(\d+) tokens>")
 HELD_OUT_SEED = (1 << 64) - 1
 """Of problems that are made up: no run draws its own by it."""
 
@@ -145,7 +146,8 @@ def draws(seed: int, group_id: int) -> np.random.Generator:
 class SimulatedTask:
     """For engines that only let time pass: problems have a size and no content.
 
-    A prompt is one value, its number of tokens; every reward is 0.
+    A prompt is one value, its number of tokens; every reward is 0. The text of a run of tokens is its number, as in
+    "<12 tokens>". environment: of samples with several turns (`harness.tasks.Environment`).
     """
 
     prompt_tokens: int
@@ -154,6 +156,7 @@ class SimulatedTask:
     vocabulary_size: int = 1
     pad_token: int = 0
     stop_tokens: tuple[int, ...] = ()
+    environment: Any = None
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -170,7 +173,10 @@ class SimulatedTask:
         return Score(0.0, False)
 
     def encode(self, text: str) -> np.ndarray:
-        raise ValueError(f"a simulated task has no text; cannot encode {text!r}")
+        """The inverse of `decode`, for one run. Raises ValueError for other text."""
+        if (number := _TOKENS.fullmatch(text)) is None:
+            raise ValueError(f"a simulated task has no text; cannot encode {text!r}")
+        return np.array([int(number[1])], np.int64)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Run-length coded tokens as text, for people: how many there are."""

@@ -87,6 +87,7 @@ def queue_spec(
     order: Order = "fifo",
     score_extras: bool = False,
     beside_actor: Collection[str] = (),
+    environment: bool = False,
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
 
@@ -96,7 +97,7 @@ def queue_spec(
     one rank. Any other order is a policy of the queue by its name or import path, which training follows instead.
     Rewards are per sample, so they always take whatever is ready. score_extras: whether scores have extra
     values. beside_actor: roles (of "reference" and "actor_fwd") that share the training world: each of its ranks reads
-    a share of every micro-batch.
+    a share of every micro-batch. environment: whether rollout plays with one, which reads what rewards read.
     """
     if order != "fifo" and training_ranks != 1:
         raise ValueError(f"order {order!r} trains on one rank, not {training_ranks}: use order 'fifo' or one device")
@@ -111,7 +112,9 @@ def queue_spec(
         return TaskSpec(("prompt", "response"), policy=forward, ranks=ranks, whole_groups=True)
 
     tasks = {
-        "rollout": TaskSpec(("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)),
+        "rollout": TaskSpec(
+            ("prompt", "answer") if environment else ("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)
+        ),
         "reward": TaskSpec(("prompt", "answer", *SCORED), policy="ready"),
         "advantages": TaskSpec(("reward",), policy="ready", whole_groups=True),
     }

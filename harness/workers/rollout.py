@@ -11,9 +11,11 @@ import torch
 
 from harness.protocols import FINISH_REASONS, Clock, Completion, Request, RolloutEngine, Span
 from harness.runtime.runtime import Waits, open_ended
+from harness.tasks import Problem
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import EngineWorker
-from harness.workers.dataflow import partition_name
+from harness.workers.dataflow import partition_name, texts_of
+from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
 from harness.workers.turns import NO_TURNS, HeldTurn, Turns
 
@@ -28,6 +30,9 @@ class RolloutRole(EngineWorker):
 
     turns: on its device. It holds the device from its first sample on until it is idle or paused, or from waking to
     sleeping; and while it loads weights.
+
+    episodes: of samples that play with an environment. While one waits for an answer it holds no slot, and while all do
+    the device is given back, unless a batch is generated as one. A pause that drains waits for their last turns.
     """
 
     role = "rollout"
@@ -47,6 +52,7 @@ class RolloutRole(EngineWorker):
         shares_device: bool,
         generate_s: float = 0.0,
         turns: Turns = NO_TURNS,
+        episodes: Episodes | None = None,
     ) -> None:
         if engine.slots < group_size:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
@@ -57,10 +63,15 @@ class RolloutRole(EngineWorker):
         self.keep_cache, self.shares_device = keep_cache, shares_device
         self.generate_s = generate_s
         self.waits = Waits(self.consumer, turns.lines)
+        self.episodes = episodes
         self.turns, self._device = turns, HeldTurn(turns, f"{self.consumer}.generate")
         self._whole_batch = False  # whether it holds the device to the end of a batch, idle or not
         self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
         self._completed: list[Completion] = []
+        self._away: set[int] = set()  # samples that wait for their environment
+        self._settled = asyncio.Event()  # set when one is no longer away, or the engine finished some
+        self._flowing = asyncio.Event()  # set unless the engine is being drained: then it gets no new samples
+        self._flowing.set()
         self._changed = asyncio.Event()  # set when a sample was completed, or came back in the queue
         self._room = asyncio.Event()
         self._empty = asyncio.Event()
@@ -82,9 +93,9 @@ class RolloutRole(EngineWorker):
             await self.clock.sleep(self.generate_s)
         async with self._exclusive:
             # The first engine to ask leaves the others their share of the batch; it may take more as it finishes.
-            most = min(self.engine.slots, self.share * batches)
             async with self._awake():
-                await self._run([partition_name(i) for i in range(iteration, iteration + batches)], most)
+                partitions = [partition_name(i) for i in range(iteration, iteration + batches)]
+                await self._run(partitions, self.share * batches)
         return await self.take_spans()
 
     @asynccontextmanager
@@ -109,7 +120,7 @@ class RolloutRole(EngineWorker):
 
         Returns the last spans only: `take_spans` hands the others out while the run goes on.
         """
-        await self._run([None], min(self.engine.slots, self.stream_share))
+        await self._run([None], self.stream_share)
         return await self.take_spans()
 
     async def set_dispatch_limit(self, below: int) -> None:
@@ -124,6 +135,8 @@ class RolloutRole(EngineWorker):
         """
         async with self._exclusive:
             with self.waits("pause", "running samples to end" if drain else "the engine to stop"):
+                if drain:
+                    await self._drained()
                 await self.engine.pause("wait" if drain else "keep")
             self._paused = True
             self._close_span()
@@ -162,8 +175,18 @@ class RolloutRole(EngineWorker):
         return self.waits.lines()
 
     async def progress(self) -> int:
-        """Tokens that its engine has sampled so far."""
-        return self.engine.sampled
+        """Tokens that its engine has sampled so far, and answers of its environment."""
+        return self.engine.sampled + (0 if self.episodes is None else self.episodes.answers)
+
+    async def _drained(self) -> None:
+        """Of samples with several turns, wait for the last turn of all that the engine has had. New ones stay with
+        `_feed`. Unblocked by `_drain` and `_play`."""
+        if self.episodes is None:
+            return
+        self._flowing.clear()
+        while self._away or self.engine.running or self.engine.waiting:
+            self._settled.clear()
+            await self._settled.wait()
 
     @open_ended
     async def hold(self) -> None:
@@ -174,14 +197,20 @@ class RolloutRole(EngineWorker):
         self._close_span()
 
     @open_ended
-    async def evaluate(self, requests: list[Request]) -> list[Completion]:
-        """Of a role that is held: other samples, under the weights that its engine has; they go to no queue."""
+    async def evaluate(self, requests: list[Request], answers: list[str]) -> list[Completion]:
+        """Of a role that is held: other samples, under the weights that its engine has; they go to no queue. answers:
+        of their problems, which an environment reads."""
         assert isinstance(self.engine, HeldEngine)
+        follow = None
+        if self.episodes is not None:
+            follow = self.episodes.follow
+            for request, answer in zip(requests, answers, strict=True):
+                self.episodes.begin(request.sample_id, Problem(request.prompt, answer))
         device, held = self._device, self._device.held
         await device.take()
         try:
             with self.waits("evaluate", f"{len(requests)} samples"):
-                return await self.engine.generate(requests)
+                return await self.engine.generate(requests, follow)
         finally:
             if not held:
                 await device.give_back()
@@ -196,6 +225,7 @@ class RolloutRole(EngineWorker):
         await self._device.take()
         await self.engine.resume()
         self._paused = False
+        self._flowing.set()
         self._open_span()
         await self._give_back_if_idle()
 
@@ -228,7 +258,7 @@ class RolloutRole(EngineWorker):
         self._idle.clear()
         try:
             async with asyncio.TaskGroup() as loops:
-                drain = loops.create_task(self._drain(), name=f"{self.waits.owner}.drain")
+                drain = loops.create_task(self._drain(loops), name=f"{self.waits.owner}.drain")
                 write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
                 if not self._retired:
                     self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
@@ -254,14 +284,22 @@ class RolloutRole(EngineWorker):
                 rows, prompts = batch.rows.tolist(), batch.ragged("prompt").rows()
                 self._partition_of.update(dict.fromkeys(rows, batch.partition))
                 self._submitting = True
-                await self._take_device()
-                self.engine.submit([Request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)])
+                if self.episodes is not None:
+                    for row, prompt, answer in zip(rows, prompts, texts_of(batch.ragged("answer")), strict=True):
+                        self.episodes.begin(row, Problem(prompt, answer))
+                    with self.waits("feed", "the engine to go on"):
+                        await self._flowing.wait()
+                await self._submit([Request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)])
                 self._submitting = False
-                self._open_span()
+
+    async def _submit(self, requests: Sequence[Request]) -> None:
+        await self._take_device()
+        self.engine.submit(requests)
+        self._open_span()
 
     async def _next(self, partition: str | None, most: int) -> Batch | None:
-        """As many groups as there is room for, with `most` samples in the engine; None if the queue has no more."""
-        while (free := most - self.engine.running - self.engine.waiting) < self.group_size:
+        """As many groups as there are slots for, with `most` samples here at a time; None if the queue has no more."""
+        while (free := self._free(most)) < self.group_size:
             self._room.clear()
             with self.waits("feed", "a free slot"):
                 await self._room.wait()
@@ -274,17 +312,41 @@ class RolloutRole(EngineWorker):
                 consumer=self.consumer,
             )
 
-    async def _drain(self) -> None:
-        """Consumes finished samples as the engine streams them out; unblocks `_feed` (slots) and `_write` (rows)."""
+    def _free(self, most: int) -> int:
+        busy = self.engine.running + self.engine.waiting
+        return min(self.engine.slots - busy, most - busy - len(self._away))
+
+    async def _drain(self, loops: asyncio.TaskGroup) -> None:
+        """Consumes finished samples as the engine streams them out; unblocks `_feed` (slots) and `_write` (rows), and
+        starts a `_play` in `loops` for each that may have another turn."""
         while True:
             with self.waits("drain", "the engine to finish samples"):
                 finished = await self.engine.finished()
-            self._completed += finished  # in two steps: `+=` across the await would bring back what was written
+            if self.episodes is None:
+                self._completed += finished  # in two steps: `+=` across the await would bring back what was written
+            else:
+                for turn in finished:
+                    self._away.add(turn.sample_id)
+                    loops.create_task(self._play(self.episodes, turn), name=f"{self.waits.owner}.play")
             if not self.engine.running and not self.engine.waiting:
                 self._close_span()
             self._room.set()
+            self._settled.set()
             self._changed.set()
             await self._give_back_if_idle()
+
+    async def _play(self, episodes: Episodes, turn: Completion) -> None:
+        """Consumes one turn of a sample; produces its next one for the engine, or the sample. Waits for its
+        environment, at most as long as that says."""
+        following = await episodes.follow(turn)
+        if isinstance(following, Request):
+            await self._submit([following])
+        else:
+            self._completed.append(following)
+            self._changed.set()
+        self._away.remove(turn.sample_id)
+        self._room.set()
+        self._settled.set()
 
     async def _write(self) -> None:
         """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from harness.config import CostConfig, JobConfig, LengthsConfig, ScheduleConfig
+from harness.config import CostConfig, JobConfig, LatencyConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.driver.session import Session, simulate
 from schedules import Schedule
@@ -61,6 +61,15 @@ LENGTHS = st.one_of(
         cap=st.sampled_from([400, 4000]),
     ),
 )
+TURNS = st.one_of(
+    st.none(),
+    st.just(LengthsConfig(kind="lognormal", mean=3.0, sigma=1.0, cap=8)),
+)
+OBSERVATIONS = LengthsConfig(kind="uniform", mean=20.0, cap=39)
+LATENCIES = st.one_of(
+    st.sampled_from([LatencyConfig(), LatencyConfig(mean=0.3)]),
+    st.just(LatencyConfig(kind="lognormal", mean=0.3, sigma=2.0, timeout_s=2.0)),  # seconds; a batch takes about one
+)
 FRACTIONS = (0, 0.25, 0.5, 1, 1.5, 2, 4)
 
 
@@ -108,7 +117,10 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
     transfer = draw(st.sampled_from([0.0, 0.05, 0.5, 3.0]))
     per_token = speed * engines / tokens
     lengths = draw(LENGTHS)
-    longest = PROMPT_TOKENS + lengths.cap
+    turns = draw(TURNS)
+    longest = PROMPT_TOKENS + lengths.cap * (1 if turns is None else turns.cap)
+    if turns is not None:
+        longest += turns.cap * OBSERVATIONS.cap
     cost = CostConfig(
         name="drawn",
         decode_step_s=draw(st.sampled_from([0.2, 1.0])) * per_token,
@@ -126,6 +138,9 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
         reload_s=0.01,
         prompt_tokens=PROMPT_TOKENS,
         lengths=lengths,
+        turns=turns,
+        observation_tokens=OBSERVATIONS,
+        tool_latency=draw(LATENCIES),
         decode_weights_s=draw(st.sampled_from([0.0, 3.0])) * per_token,
         decode_s_per_cached_token=draw(st.sampled_from([0.0, 0.002])) * per_token,
         kv_tokens=draw(st.sampled_from([None, longest, 2 * longest])),

@@ -39,7 +39,7 @@ class Given(Lengths):
     def __init__(self, *values: int) -> None:
         self.cap, self.values = 1000, np.array(values)
 
-    def of(self, sample_ids: np.ndarray) -> np.ndarray:
+    def of(self, sample_ids: np.ndarray, turns: np.ndarray | int = 0) -> np.ndarray:
         return self.values[sample_ids]
 
 

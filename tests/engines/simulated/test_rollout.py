@@ -240,7 +240,7 @@ def test_what_is_no_simulated_request_is_refused() -> None:
         engine = make_engine(5, 5)
         with pytest.raises(ValueError, match="sample 1: a simulated prompt is one value"):
             engine.submit([Request(1, np.array([3, 4]))])
-        done = Completion(0, np.array([5]), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop", 0.0, 1.0)
+        done = Completion(0, np.array([5]), np.zeros(1, np.float32), np.zeros(1, np.int32), "length", 0.0, 1.0)
         with pytest.raises(ValueError, match="only its own aborted completion"):
             engine.submit([Request(0, np.array([3]), done)])
         assert not engine.running and not engine.waiting

@@ -183,7 +183,8 @@ SHARES = [field.name for field in fields(RooflineConfig) if field.name.endswith(
 
 def worse(before: CostConfig, after: CostConfig) -> list[str]:
     """Costs that became larger, and speeds that became smaller."""
-    numbers = [f.name for f in fields(CostConfig) if f.name not in ("name", "kind", "lengths", "prompt_tokens")]
+    workload = ("lengths", "prompt_tokens", "turns", "observation_tokens", "tool_latency")
+    numbers = [f.name for f in fields(CostConfig) if f.name not in ("name", "kind", *workload)]
     grown = {name: getattr(after, name) - getattr(before, name) for name in numbers}
     return [name for name, by in grown.items() if (by < 0 if name in GROWS else by > 0)]
 

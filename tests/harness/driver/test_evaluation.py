@@ -52,7 +52,9 @@ class Job:
         async def let_go() -> None:
             self.log.append(f"let go {name}")
 
-        async def generate(requests: list[Request]) -> list[Completion]:
+        async def generate(requests: list[Request], answers: list[str]) -> list[Completion]:
+            for request, answer in zip(requests, answers, strict=True):
+                assert answer == TASK.held_out((request.sample_id - FIRST_SAMPLE) // MOST_SAMPLES).answer
             self.asked[name] = requests
             self.times.append(self.clock.now())
             await asyncio.sleep(0)

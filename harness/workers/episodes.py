@@ -1,0 +1,111 @@
+"""Samples of several turns: what an environment answers goes behind what the policy said, and the sample goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from harness.protocols import Clock, Completion, FinishReason, Request
+from harness.tasks import Environment, Problem, Task, observation_tokens
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One sample. tokens: of its response that have been looked at; mask: which of them the policy sampled."""
+
+    problem: Problem
+    state: Any = None
+    begun: bool = False
+    turns: int = 0
+    reward: float = math.nan
+    mask: np.ndarray = field(default_factory=lambda: np.empty(0, np.bool_))
+
+
+class Episodes:
+    """The samples that one engine generates, between their turns.
+
+    max_tokens: of a response, what the environment writes included; None is no limit. seed: of the run.
+    """
+
+    def __init__(
+        self, environment: Environment, task: Task, clock: Clock, *, seed: int, max_tokens: int | None
+    ) -> None:
+        self._environment, self._task, self._clock = environment, task, clock
+        self._seed, self._max_tokens = seed, max_tokens
+        self._episodes: dict[int, _Episode] = {}
+        self.answers = 0
+        """That the environment gave so far."""
+
+    def begin(self, sample_id: int, problem: Problem) -> None:
+        """The engine gets the sample. One that was begun before begins again."""
+        self._episodes[sample_id] = _Episode(problem)
+
+    async def follow(self, turn: Completion) -> Request | Completion:
+        """What comes after a turn: the sample as it goes on, or as it ended. turn: all that the sample has said."""
+        episode = self._episodes[turn.sample_id]
+        said = len(turn.tokens) - len(episode.mask)
+        episode.mask = np.concatenate([episode.mask, np.ones(said, np.bool_)])
+        episode.turns += 1
+        if turn.finish_reason != "stop":
+            return await self._end(episode, turn, turn.finish_reason)
+        try:
+            async with asyncio.timeout(self._environment.step_timeout_s):
+                observed = await self._observe(episode, turn, said)
+        except Exception as error:  # of whatever the environment is made of: the sample has failed, not the run
+            print(
+                f"sample {turn.sample_id}: its environment failed in turn {episode.turns}: {error!r}", file=sys.stderr
+            )
+            return await self._end(episode, turn, "failed")
+        if observed is None:
+            return await self._end(episode, turn, "stop")
+        if episode.turns == self._environment.max_turns:
+            return await self._end(episode, turn, "turns")
+        if self._max_tokens is not None and len(turn.tokens) + len(observed) >= self._max_tokens:
+            return await self._end(episode, turn, "length")
+        return Request(turn.sample_id, episode.problem.prompt, partial=self._longer(episode, turn, observed))
+
+    async def _observe(self, episode: _Episode, turn: Completion, said: int) -> np.ndarray | None:
+        """What the environment answers, int64 [n]; None where the sample is done."""
+        if not episode.begun:
+            seed = int(np.random.SeedSequence([self._seed, turn.sample_id]).generate_state(1, np.uint64)[0])
+            episode.state = await self._environment.reset(episode.problem, seed)
+            episode.begun = True
+        action = self._task.decode(turn.tokens[len(turn.tokens) - said : -1])
+        step = await self._environment.step(episode.state, action)
+        await self._clock.sleep(step.latency_s)
+        self.answers += 1
+        if step.reward is not None:
+            episode.reward = step.reward + (0.0 if math.isnan(episode.reward) else episode.reward)
+        return None if step.done else observation_tokens(self._task, step.observation)
+
+    def _longer(self, episode: _Episode, turn: Completion, observed: np.ndarray) -> Completion:
+        """The turn, with what was observed behind it."""
+        episode.mask = np.concatenate([episode.mask, np.zeros(len(observed), np.bool_)])
+        return replace(
+            turn,
+            tokens=np.concatenate([turn.tokens, observed]),
+            log_probs=np.concatenate([turn.log_probs, np.zeros(len(observed), np.float32)]),
+            versions=np.concatenate([turn.versions, np.repeat(turn.versions[-1], len(observed))]),
+            mask=episode.mask,
+        )
+
+    async def _end(self, episode: _Episode, turn: Completion, reason: FinishReason) -> Completion:
+        del self._episodes[turn.sample_id]
+        if episode.begun:
+            try:
+                async with asyncio.timeout(self._environment.step_timeout_s):
+                    await self._environment.close(episode.state)
+            except Exception as error:  # the sample is what it is
+                print(f"sample {turn.sample_id}: its environment was not closed: {error!r}", file=sys.stderr)
+        return replace(
+            turn,
+            finish_reason=reason,
+            mask=episode.mask,
+            turns=episode.turns,
+            environment_reward=episode.reward,
+        )
