@@ -11,10 +11,12 @@ import numpy as np
 
 from harness.comparison.measures import (
     EXACT_MATCH,
+    HELD_OUT,
     at_end,
     column,
     custom_metrics,
     in_every_iteration,
+    is_evaluated,
     rewarded,
     seconds,
     smoothing,
@@ -101,19 +103,42 @@ def curves_of(cells: Sequence[Cell]) -> tuple[Curve, ...]:
     runs = [run for cell in cells for run in cell.runs]
     extra = [key for key in custom_metrics(runs) if in_every_iteration(runs, key)]
     keys = [*(REWARDS if rewarded(runs) else ()), "response_length/mean", *extra]
-    return tuple(_curve(index, cell, key, axis) for key in keys for axis in _AXES for index, cell in enumerate(cells))
+    drawn = [_curve(index, cell, key, axis) for key in keys for axis in _AXES for index, cell in enumerate(cells)]
+    held_out = [key for key in HELD_OUT if all(is_evaluated(run, key) for run in runs)]
+    drawn += [
+        _held_out(index, cell, key, axis) for key in held_out for axis in _AXES for index, cell in enumerate(cells)
+    ]
+    return tuple(drawn)
+
+
+def _held_out(index: int, cell: Cell, key: str, axis: Axis) -> Curve:
+    """Between versions that were evaluated, on straight lines."""
+    drawn = {}
+    for run in cell.runs:
+        after = np.concatenate(([0.0], _along(run, axis)))  # what had been trained when a version was made
+        versions = [found["version"] for found in run.evaluations]
+        values = np.array([found[key.removeprefix("eval/")] for found in run.evaluations], np.float64)
+        drawn[run.identity.seed] = (after[versions], values)
+    return _over_seeds(index, key, axis, drawn, window=1, points=_POINTS)
 
 
 def _curve(index: int, cell: Cell, key: str, axis: Axis) -> Curve:
     window = smoothing(cell.runs[0])
     drawn = {run.identity.seed: (_along(run, axis), running_mean(column(run, key), window)) for run in cell.runs}
+    points = min(_POINTS, len(cell.runs[0].metrics) - window + 1)
+    return _over_seeds(index, key, axis, drawn, window, points)
+
+
+def _over_seeds(
+    index: int, key: str, axis: Axis, drawn: Mapping[int, tuple[np.ndarray, np.ndarray]], window: int, points: int
+) -> Curve:
+    """drawn: by seed, x and y; the first `window - 1` are left out."""
     start = max(x[window - 1] for x, _ in drawn.values())
     end = min(x[-1] for x, _ in drawn.values())
-    points = min(_POINTS, len(cell.runs[0].metrics) - window + 1)
     grid = np.linspace(start, max(start, end), points)
     per_seed = {seed: np.interp(grid, x[window - 1 :], y[window - 1 :]) for seed, (x, y) in drawn.items()}
     mean, low, high = t_bounds(np.stack(list(per_seed.values()), axis=-1))
-    if key == EXACT_MATCH:
+    if key == EXACT_MATCH or key in HELD_OUT:
         low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
     if len(per_seed) == 1:
         low = high = np.full_like(mean, math.nan)

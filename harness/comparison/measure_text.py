@@ -10,8 +10,8 @@ from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.statistics.estimates import Interval
 from harness.metrics.formatting import decimals, number, signed
 
-_SHARES = ("idle/", "reward/exact_match", "ledger/", "throughput/fraction_of_bound")
-_HEADLINES = ("throughput/samples_per_s", "reward/exact_match", "reach/seconds/", "staleness/mean")
+_SHARES = ("idle/", "eval/", "reward/exact_match", "ledger/", "throughput/fraction_of_bound")
+_HEADLINES = ("throughput/samples_per_s", "reward/exact_match", "eval/greedy", "reach/seconds/", "staleness/mean")
 _MORE_HEADLINES = ("throughput/fraction_of_bound", "idle/rollout", "idle/actor")
 _MOST_HEADLINES = 6
 

@@ -26,6 +26,12 @@ from harness.metrics.samples import CUSTOM
 
 SPEED = "throughput/samples_per_s"
 EXACT_MATCH = "reward/exact_match"
+HELD_OUT = {
+    "eval/greedy": "held-out accuracy, greedy",
+    "eval/sampled": "held-out accuracy, sampled",
+    "eval/pass_at_k": "held-out pass@k",
+}
+"""Of runs that were evaluated (`eval.every`), and how each is called."""
 HEADLINES = (SPEED, EXACT_MATCH)
 """The two questions of a comparison. The differences of each are a family of their own; all others are one together, so
 that the more is measured, the more it takes to call any of it a difference."""
@@ -194,6 +200,11 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
             *_thresholds(runs),
         ]
     metrics += [
+        _share(key, f"{title} of the last version", "higher", _last_evaluated(key))
+        for key, title in HELD_OUT.items()
+        if all(is_evaluated(run, key) for run in runs)
+    ]
+    metrics += [
         _neutral("staleness/mean", "mean lag of a sample", "iterations", _lag_mean),
         _neutral("staleness/max", "largest lag of a token", "iterations", _lag_worst),
         _neutral("response_length/mean", "response length", "tokens", _mean("response_length/mean")),
@@ -267,6 +278,15 @@ def trained(run: Run, name: str) -> np.ndarray:
     """A column of samples.parquet, of the samples that were trained."""
     fates = run.samples.column("fate").to_numpy(zero_copy_only=False)
     return run.samples.column(name).to_numpy(zero_copy_only=False)[fates == "trained"]
+
+
+def is_evaluated(run: Run, key: str) -> bool:
+    """Whether this of `HELD_OUT` was found, of one version at least."""
+    return bool(run.evaluations) and run.evaluations[-1][key.removeprefix("eval/")] is not None
+
+
+def _last_evaluated(key: str) -> Callable[[Run], float]:
+    return lambda run: float(run.evaluations[-1][key.removeprefix("eval/")])
 
 
 def _share(key: str, title: str, better: Better, of: Callable[..., float]) -> MetricDefinition:

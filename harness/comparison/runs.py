@@ -14,6 +14,7 @@ from harness.metrics.run_files import (
     finished_runs,
     is_done,
     load_config,
+    load_evaluations,
     load_ledger,
     load_manifest,
     load_metrics,
@@ -41,6 +42,11 @@ class Run:
     def samples(self) -> pa.Table:
         """samples.parquet: a row per sample ever admitted."""
         return load_samples(self.path)
+
+    @cached_property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """eval.jsonl: what was found of each version that was evaluated, the initial one first."""
+        return load_evaluations(self.path)
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -129,12 +130,17 @@ class Evaluation:
         self.newest = version
         self.hear(found)
 
+    @cached_property
+    def _problems(self) -> list[Problem]:
+        """Each once: where the task holds out fewer than are asked for, it begins again."""
+        asked = [self.task.held_out(index) for index in range(self.settings.samples)]
+        return list({(problem.prompt.tobytes(), problem.answer): problem for problem in asked}.values())
+
     def _requests(self) -> tuple[list[Problem], list[Request]]:
         """Each problem as often as it is answered: once greedily, then k times. A problem and a request for each."""
         greedy = replace(self.sampling, temperature=0.0, top_p=1.0)
         problems, requests = [], []
-        for index in range(self.settings.samples):
-            problem = self.task.held_out(index)
+        for index, problem in enumerate(self._problems):
             for number in range(1 + self.settings.k):
                 sample = FIRST_SAMPLE + index * MOST_SAMPLES + number
                 problems.append(problem)
@@ -145,12 +151,12 @@ class Evaluation:
         self, version: int, completions: Sequence[Completion], rewards: np.ndarray, exact: np.ndarray, seconds: float
     ) -> Evaluated:
         settings = self.settings
-        by_problem = exact.reshape(settings.samples, 1 + settings.k)
+        by_problem = exact.reshape(-1, 1 + settings.k)
         greedy = completions[:: 1 + settings.k]
         return Evaluated(
             version=version,
             at_s=self.clock.now() if version else 0.0,  # before the schedule the clock counts from the start of the run
-            problems=settings.samples,
+            problems=len(by_problem),
             k=settings.k,
             greedy=float(by_problem[:, 0].mean()),
             reward=float(rewards[:: 1 + settings.k].mean()),

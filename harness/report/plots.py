@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import identity_of, run_title
-from harness.metrics.run_files import load_manifest, load_metrics, load_samples, load_timeline
+from harness.metrics.run_files import load_evaluations, load_manifest, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Timeline
 from harness.report.gantt import draw_gantt
 from harness.report.palette import COLORBLIND
@@ -55,7 +55,8 @@ def draw_run(run_dir: Path) -> list[Path]:
     samples = load_samples(run_dir).to_pandas()
     timeline = load_timeline(run_dir)
     title = run_title(identity_of(load_manifest(run_dir)))
-    rewarded: dict[str, Callable[[Figure], None]] = {"reward.png": lambda figure: draw_reward(figure, metrics)}
+    found = pd.DataFrame(load_evaluations(run_dir))
+    rewarded: dict[str, Callable[[Figure], None]] = {"reward.png": lambda figure: draw_reward(figure, metrics, found)}
     drawings: dict[str, Callable[[Figure], None]] = (rewarded if "reward/mean" in metrics else {}) | {
         "staleness.png": lambda figure: draw_staleness(figure, metrics, samples),
         "gantt.png": lambda figure: draw_gantt(figure, timeline),
@@ -64,10 +65,10 @@ def draw_run(run_dir: Path) -> list[Path]:
     return [save_figure(run_dir / name, title, draw) for name, draw in drawings.items()]
 
 
-def draw_reward(figure: Figure, metrics: pd.DataFrame) -> None:
+def draw_reward(figure: Figure, metrics: pd.DataFrame, found: pd.DataFrame | None = None) -> None:
     """Exact match and mean reward of the trained samples against samples and against seconds, one panel each.
 
-    Thin: every iteration; thick: the running mean over a twentieth of the run.
+    Thin: every iteration; thick: the running mean over a twentieth of the run. found: of held-out problems, by version.
     """
     figure.set_size_inches(10, 4.2)
     window = max(1, len(metrics) // 20)
@@ -79,6 +80,13 @@ def draw_reward(figure: Figure, metrics: pd.DataFrame) -> None:
             panel.plot(metrics[axis], metrics[name], color=color, linewidth=0.8, alpha=0.4)
             smooth = metrics[name].rolling(window, min_periods=1).mean()
             panel.plot(metrics[axis], smooth, color=color, linewidth=2.2, label=legend)
+        if found is not None and len(found):
+            after = np.concatenate(([0.0], metrics[axis]))[found["version"]]
+            panel.plot(after, found["greedy"], "o-", color=GREEN, markersize=4, label="held out, greedy")
+            if found["pass_at_k"].notna().all():
+                panel.plot(
+                    after, found["pass_at_k"], "s--", color=GRAY, markersize=4, label=f"held out, pass@{found['k'][0]}"
+                )
         panel.set(xlabel=label, xlim=(0, None), ylim=(0, 1.02))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     panels[0].set_ylabel("mean over the samples of an iteration")

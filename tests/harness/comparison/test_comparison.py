@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -152,7 +153,7 @@ def test_runs_of_one_schedule_with_different_seeds_are_not_called_different(tmp_
 def test_an_unfair_pair_is_refused_by_setting_and_values(tmp_path: Path, cells: list[Cell]) -> None:
     other = replace(FAST, settings=("algorithm.learning_rate=0.1",))
     unfair = make_cell(tmp_path, "unfair", other)
-    with pytest.raises(ConfigError, match=r"sync.*unfair.*algorithm\.learning_rate=0\.0005.*0\.1"):
+    with pytest.raises(ConfigError, match=r"sync.*unfair.*algorithm\.learning_rate=auto.*0\.1"):
         compare([cells[0], unfair])
     assert compare([cells[0], unfair], axes=("schedule", "algorithm.learning_rate")).verdict
 
@@ -274,3 +275,40 @@ def test_extra_values_of_scores_are_measures_and_what_is_not_known_is_ignored(ce
     assert not any("another" in measure.key for measure in compared.measures)
     some = compare([extended(cells[0], 0.25), cells[1]])
     assert some.measure("custom/copied") is None, "only one of the cells has it"
+
+
+def evaluated(root: Path, label: str, accuracy: float) -> Cell:
+    """Versions 0, 10 and 20 were evaluated; the last one is as good as `accuracy`, give or take with the seed."""
+    cell = make_cell(root, label, Made(schedule=label))
+    noise = 0.01 * np.random.default_rng(len(label)).standard_normal(len(cell.runs))
+    for run in cell.runs:
+        found = [(0, 0.2), (10, 0.3), (20, accuracy + noise[run.identity.seed])]
+        lines = [
+            {"version": version, "greedy": greedy, "sampled": None, "pass_at_k": None} for version, greedy in found
+        ]
+        (run.path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return cell
+
+
+def test_held_out_accuracy_is_compared_by_seed_and_drawn_by_version(tmp_path: Path) -> None:
+    cells = [evaluated(tmp_path, "colocate_sync", 0.5), evaluated(tmp_path, "fully_async", 0.7)]
+    compared = compare(cells)
+    measure = compared.measure("eval/greedy")
+    assert measure is not None and compared.measure("eval/pass_at_k") is None
+    difference = measure.cells[1].difference
+    assert (
+        difference is not None
+        and difference.distinguishable
+        and difference.interval.value == pytest.approx(0.2, abs=0.02)
+    )
+    assert measure.cells[0].interval is not None and measure.cells[0].interval.low < 0.51
+    curve = next(c for c in compared.curves if (c.cell, c.key, c.axis) == (1, "eval/greedy", "samples"))
+    assert (curve.grid[0], curve.grid[-1]) == (0, 20 * 8)
+    assert np.interp([0, 80, 160], curve.grid, curve.mean) == pytest.approx([0.2, 0.3, 0.7], abs=0.02)
+
+
+def test_where_one_run_was_not_evaluated_held_out_accuracy_is_not_compared(tmp_path: Path) -> None:
+    cells = [evaluated(tmp_path, "colocate_sync", 0.5), make_cell(tmp_path, "plain", Made())]
+    compared = compare(cells)
+    assert compared.measure("eval/greedy") is None
+    assert not any(curve.key.startswith("eval/") for curve in compared.curves)

@@ -145,6 +145,17 @@ def test_every_picture_of_a_run_is_drawn_from_its_files(tmp_path: Path, lag: int
     assert not list(run.path.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("pass_at_k", [None, 0.75])
+def test_held_out_accuracy_is_drawn_beside_the_rewards(tmp_path: Path, pass_at_k: float | None) -> None:
+    run = write_run(tmp_path, lag=0)
+    (without, *_) = draw_run(run.path)
+    before = without.read_bytes()
+    for version, greedy in ((0, 0.25), (2, 0.5)):
+        run.append_evaluation({"version": version, "greedy": greedy, "pass_at_k": pass_at_k, "k": 4})
+    (drawn, *_) = draw_run(run.path)
+    assert drawn.read_bytes() != before
+
+
 def test_a_run_without_an_iteration_is_not_drawn(tmp_path: Path) -> None:
     run = write_run(tmp_path, iterations=1)
     (run.path / "metrics.jsonl").write_text("")
