@@ -1,10 +1,16 @@
-"""Replacing the weights of a model: all of them or none."""
+"""A model for an engine that reads a folder, and replacing the weights of one: all of them or none."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ExpectedWeights:
@@ -60,3 +66,20 @@ class ModelWeights:
         }
         for name, tensor in arrived.items():
             self._parameters[name].data = tensor
+
+
+def write_model(model: PreTrainedModel, folder: Path) -> None:
+    """Its config.json and weights, tied ones once, whichever rank of a training world this process is: transformers'
+    own `save_pretrained` writes on the first one only.
+
+    Without an end-of-sequence token: what ends a sample is for its sampling parameters to say, and a server would add
+    the model's own.
+    """
+    from safetensors.torch import save_file
+
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.eos_token_id = None
+    config.save_pretrained(folder)
+    weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

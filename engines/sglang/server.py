@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import secrets
 import signal
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
+from engines.loading import write_model
 from engines.sglang.options import TOKEN, URL, Options, interpreter, servers
+from engines.torch.model import float32_head
 from harness.protocols import EngineDied
 
 if TYPE_CHECKING:
@@ -143,22 +144,6 @@ class LocalServer:
         return "\n".join(lines[-12:]).replace(self.token, "***")
 
 
-def write_model(model: PreTrainedModel, folder: Path) -> None:
-    """Its config.json and weights, tied ones once.
-
-    Without an end-of-sequence token: what ends a sample is for its sampling parameters to say, and a server would add
-    the model's own.
-    """
-    from safetensors.torch import save_file
-
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
-    config.eos_token_id = None
-    config.save_pretrained(folder)
-    weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def _flags(
     model: PreTrainedModel, folder: Path, slots: int, device: torch.device, port: int, options: Options
 ) -> list[str]:
@@ -199,6 +184,7 @@ def _flags(
         "--skip-tokenizer-init": True,
         "--skip-server-warmup": True,
         "--enable-deterministic-inference": options.deterministic,
+        "--enable-fp32-lm-head": float32_head(model),
         "--disable-overlap-schedule": not overlap,
         "--enable-memory-saver": options.memory_saver and not cpu,
     }

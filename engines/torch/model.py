@@ -97,7 +97,7 @@ def _load(config: ModelConfig, checkpoint: str, dtype: torch.dtype) -> PreTraine
         local_files_only=True,
         output_loading_info=True,
     )
-    found.max_position_embeddings = config.max_length  # of the run; the model may have been trained for more
+    model.config.max_position_embeddings = config.max_length  # of the run; it may have been trained for more
     odd = [f"{what.split('_')[0]} {name}" for what in ("missing_keys", "unexpected_keys") for name in loading[what]]
     if odd:
         raise ValueError(f"checkpoint {checkpoint} does not hold the weights that its config.json names: {_few(odd)}")

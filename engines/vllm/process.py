@@ -7,12 +7,14 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psutil
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from engines.loading import write_model
 from engines.vllm.options import Options
 from harness.protocols import EngineDied
 
@@ -50,7 +52,7 @@ class VLLMProcess:
         """Tokens, as vLLM counts them after each of its steps."""
         disable_progress_bar()
         with tempfile.TemporaryDirectory(prefix="cadence-vllm-model-") as folder:
-            model.save_pretrained(folder)
+            write_model(model, Path(folder))
             self.llm = _start(folder, _arguments(model, slots, device, options), options.log_level, self._count)
         self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
         core = psutil.Process(self._core.pid)
@@ -219,7 +221,8 @@ def _cache_bytes(model: PreTrainedModel, slots: int, device: torch.device, optio
     """Room for all slots at full length, so that no sample is ever preempted; on a GPU, at most what it has left beside
     the weights and a new set of them."""
     config = model.config
-    head = -(-config.head_dim // 32) * 32  # the CPU's kernels widen small heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head = -(-size // 32) * 32  # the CPU's kernels widen small heads
     dtype = model.dtype if options.dtype is None else getattr(torch, options.dtype)
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * dtype.itemsize
     wanted = (slots + 1) * -(-config.max_position_embeddings // options.block_size) * options.block_size * token

@@ -91,14 +91,15 @@ def scoring_bytes(model: ModelConfig, devices: int) -> float:
     return weight_bytes(model) / devices
 
 
-def engine_bytes(model: ModelConfig, layout: Layout, tokens: int) -> float:
-    """Of each device of a rollout engine that has `tokens` tokens in its KV cache."""
-    return weight_bytes(model) / layout.engine_devices + tokens * kv_bytes_per_device(model, layout)
+def typical_tokens(factors: RooflineConfig) -> float:
+    """Prompt and response of a sample, where one number has to do: for layers with sliding windows."""
+    return factors.prompt_tokens + (factors.lengths.mean or factors.lengths.cap)
 
 
-def kv_bytes_per_device(model: ModelConfig, layout: Layout) -> float:
-    """Of one token. Heads are divided over an engine's devices; more devices than heads hold some of them twice."""
-    return kv_bytes_per_token(model) / min(layout.engine_devices, model.kv_heads)
+def kv_bytes_per_device(model: ModelConfig, layout: Layout, length: float = 0.0) -> float:
+    """Of one token. Heads are divided over an engine's devices; more devices than heads hold some of them twice.
+    length: of a typical sample, where layers have sliding windows."""
+    return kv_bytes_per_token(model, length) / min(layout.engine_devices, model.kv_heads)
 
 
 def engine_memory(device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
@@ -112,10 +113,11 @@ def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig,
     Raises ConfigError where the weights leave no room.
     """
     there = engine_memory(device, factors, layout)
-    tokens = int((there - engine_bytes(model, layout, 0)) // kv_bytes_per_device(model, layout))
+    weights = weight_bytes(model) / layout.engine_devices
+    tokens = int((there - weights) // kv_bytes_per_device(model, layout, typical_tokens(factors)))
     if tokens < 1:
         raise ConfigError(
-            f"model={model.name}: its weights are {engine_bytes(model, layout, 0) / GIB:.1f} GiB on each device of a "
+            f"model={model.name}: its weights are {weights / GIB:.1f} GiB on each device of a "
             f"rollout engine, which may use {there / GIB:.1f} GiB of device={device.name}; {advice(layout)}"
         )
     return tokens

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig
 from harness.cost_model import shape
-from harness.cost_model.memory import Layout, kv_bytes_per_device, kv_tokens, state_bytes
+from harness.cost_model.memory import Layout, kv_bytes_per_device, kv_tokens, state_bytes, typical_tokens
 
 OPTIMIZER_BYTES = 28
 """AdamW, per parameter, in float32: weight, gradient and two moments are read, weight and moments written."""
@@ -33,7 +33,7 @@ def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, 
         decode_s_per_cached_token=phases.decode_s_per_cached_token(),
         kv_tokens=kv_tokens(model, device, factors, layout),
         prefill_s_per_token=phases.prefill_s_per_token(),
-        prefill_s_per_pair=shape.forward_flops_per_pair(model) / phases.engine_flops(factors.forward_share),
+        prefill_s_per_pair=phases.prefill_s_per_pair(),
         log_prob_s_per_token=phases.log_prob_s_per_token(),
         log_prob_s_per_pair=phases.pass_s_per_pair(1, factors.forward_share),
         log_prob_call_s=phases.communication_s(gathers=1, scatters=0, in_layers=2),
@@ -64,6 +64,10 @@ class _Phases:
     factors: RooflineConfig
     layout: Layout
 
+    @property
+    def _typical(self) -> float:
+        return typical_tokens(self.factors)
+
     def decode_step_s(self) -> float:
         """What every step takes, whatever runs: the engine's own work, and the latency of two all-reduces in each layer
         where devices share it (Megatron-LM: Shoeybi et al., arXiv 1909.08053, section 3)."""
@@ -84,14 +88,21 @@ class _Phases:
     def decode_s_per_cached_token(self) -> float:
         """Keys and values of every running sample are read in every step (Pope et al., section 3.3); where many queries
         share them, the products may take longer."""
-        read_s = kv_bytes_per_device(self.model, self.layout) / self._memory_bytes_per_s
-        products = shape.decode_flops_per_cached_token(self.model) / self.engine_flops(self.factors.decode_share)
+        read_s = kv_bytes_per_device(self.model, self.layout, self._typical) / self._memory_bytes_per_s
+        products = shape.decode_flops_per_cached_token(self.model, self._typical) / self.engine_flops(
+            self.factors.decode_share
+        )
         return max(read_s, products)
 
     def prefill_s_per_token(self) -> float:
         """Bound by operations; two all-reduces in each layer."""
         products = shape.prefill_flops_per_token(self.model) / self.engine_flops(self.factors.forward_share)
         return products + 2 * self._all_reduce_s_per_token(self.layout.engine_devices)
+
+    def prefill_s_per_pair(self) -> float:
+        """Attention over the prompt."""
+        pair = shape.forward_flops_per_pair(self.model, self._typical)
+        return pair / self.engine_flops(self.factors.forward_share)
 
     def log_prob_s_per_token(self) -> float:
         """A forward pass with the head; two all-reduces in each layer, and two all-to-alls where experts are spread."""
@@ -100,7 +111,9 @@ class _Phases:
 
     def pass_s_per_pair(self, passes: int, share: float) -> float:
         """Attention, of so many forward passes."""
-        return self._in_stages(passes * shape.forward_flops_per_pair(self.model) / self._rank_flops(share))
+        return self._in_stages(
+            passes * shape.forward_flops_per_pair(self.model, self._typical) / self._rank_flops(share)
+        )
 
     def train_s_per_token(self) -> float:
         """Forward, backward as two of it, and once more forward with recomputation. Each pass forward or backward has

@@ -11,9 +11,15 @@ from harness.config import ModelConfig
 
 def parameters(model: ModelConfig) -> int:
     """Weights in all, every expert's too; tied embeddings count once."""
-    norms = model.layers * (2 * model.head_dim + 2 * model.hidden) + model.hidden
+    norms = model.layers * (2 * model.head_dim * model.qk_norm + 2 * model.hidden) + model.hidden
     embeddings = 0 if model.tied_embeddings else head_parameters(model)
-    return matmul_parameters(model) + embeddings + norms
+    return matmul_parameters(model) + embeddings + norms + model.layers * _biases(model)
+
+
+def _biases(model: ModelConfig) -> int:
+    """Of one layer's attention."""
+    inner = (model.heads + 2 * model.kv_heads) * model.head_dim
+    return {"none": 0, "qkv": inner, "all": inner + model.hidden}[model.attention_bias]
 
 
 def matmul_parameters(model: ModelConfig) -> int:
@@ -54,9 +60,23 @@ def weight_bytes(model: ModelConfig) -> int:
     return parameters(model) * bytes_per_number(model)
 
 
-def kv_bytes_per_token(model: ModelConfig) -> int:
-    """Keys and values of one token in all layers (Pope et al., arXiv 2211.05102, section 3.3)."""
-    return 2 * model.layers * model.kv_heads * model.head_dim * bytes_per_number(model)
+def kv_bytes_per_token(model: ModelConfig, length: float = 0.0) -> float:
+    """Keys and values of one token in all layers (Pope et al., arXiv 2211.05102, section 3.3), in a sequence of so many
+    tokens: a layer with a sliding window keeps no more than the window."""
+    return 2 * _attending(model, length) * model.kv_heads * model.head_dim * bytes_per_number(model)
+
+
+def _attending(model: ModelConfig, length: float) -> float:
+    """Layers, one with a sliding window counted as the part of a sequence that its last token sees."""
+    window = length if model.sliding_window is None else min(length, model.sliding_window)
+    return model.layers - (model.sliding_layers * (1 - window / length) if length else 0)
+
+
+def _attending_pairs(model: ModelConfig, length: float) -> float:
+    """Layers, one with a sliding window counted as its share of the pairs that a full one has: in a sequence of n
+    tokens a window of w leaves w n - w^2 / 2 of n^2 / 2."""
+    window = length if model.sliding_window is None else min(length, model.sliding_window)
+    return model.layers - (model.sliding_layers * (1 - window / length) ** 2 if length else 0)
 
 
 def forward_flops_per_token(model: ModelConfig) -> int:
@@ -70,16 +90,17 @@ def prefill_flops_per_token(model: ModelConfig) -> int:
     return 2 * (active_parameters(model) - head_parameters(model))
 
 
-def forward_flops_per_pair(model: ModelConfig) -> int:
+def forward_flops_per_pair(model: ModelConfig, length: float = 0.0) -> float:
     """Attention, for the square of a sequence's length: scores and weighted values are 2 heads x head_dim each for
     every pair of tokens, and causal attention needs half of the pairs (Chowdhery et al., appendix B, gives both pairs
-    and a backward pass: 12 layers x heads x head_dim for each token and each token before or after it)."""
-    return 2 * model.layers * model.heads * model.head_dim
+    and a backward pass: 12 layers x heads x head_dim for each token and each token before or after it). length: of a
+    typical sequence, where layers have sliding windows."""
+    return 2 * _attending_pairs(model, length) * model.heads * model.head_dim
 
 
-def decode_flops_per_cached_token(model: ModelConfig) -> int:
-    """Attention of one new token to one that is in the cache."""
-    return 4 * model.layers * model.heads * model.head_dim
+def decode_flops_per_cached_token(model: ModelConfig, length: float = 0.0) -> float:
+    """Attention of one new token to one that is in the cache. length: as above."""
+    return 4 * _attending(model, length) * model.heads * model.head_dim
 
 
 def train_passes(recompute: bool) -> int:

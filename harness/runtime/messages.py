@@ -232,7 +232,10 @@ def _same(known: type[Exception], failure: Failure) -> Exception:
             return error
     except Exception:  # of a constructor that takes something else
         pass
-    return known.__new__(known, *arguments)
+    try:
+        return known.__new__(known, *arguments)
+    except TypeError:  # of a class that only its own library can make
+        return RuntimeError(f"{_short(failure)}: {failure.text}")
 
 
 def _known(kind: str) -> type[Exception] | None:

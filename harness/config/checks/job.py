@@ -73,6 +73,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
             raise
         return _simulated(config, schedule, placement, "virtual", why=str(missing))
     _check_weights(config.model)
+    _check_top_p(config.algorithm.top_p)
     _check_batch(config, training_ranks(config, placement))
     _check_order(config, schedule, placement)
     return JobPlan(placement, gpu)
@@ -156,6 +157,16 @@ def _check_weights(model: ModelConfig) -> None:
             )
         return
     require_shape(model, read_config(local_folder(model.checkpoint, weights=not model.checkpoint.startswith(HUB)), ""))
+
+
+def _check_top_p(top_p: float) -> None:
+    """What was drawn from a nucleus has log-probabilities under that nucleus: training would compare them with those
+    of all tokens, and the nucleus of a newer policy may lack the token (docs/algorithms.md)."""
+    if top_p < 1:
+        raise ConfigError(
+            f"algorithm.top_p={top_p} samples from part of the distribution that is trained, so that every ratio of "
+            "the loss would be off; set algorithm.top_p=1 (temperature is accounted for)"
+        )
 
 
 def _check_batch(config: JobConfig, world: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engines.loading import write_model
 from engines.requests import RunningSample
 from engines.sglang import client
 from engines.sglang.launcher import murmur_hash32
@@ -20,7 +21,6 @@ from engines.sglang.options import PYTHON, URL, Options
 from engines.sglang.options import TOKEN as TOKEN_VARIABLE
 from engines.sglang.requests import Reply, body_of, sampling_seed
 from engines.sglang.rollout import SGLangRollout
-from engines.sglang.server import write_model
 from engines.sglang.weights import PartialWeightUpdate
 from engines.torch.model import build_model
 from harness.config import ConfigError, ModelConfig

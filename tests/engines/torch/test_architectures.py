@@ -159,3 +159,9 @@ def test_a_bfloat16_model_gives_logits_in_float32_unless_it_is_told_otherwise(tm
         found.append(slots.decode([1, 2], [3, 29]))
     assert found[0].dtype == torch.float32 and found[1].dtype == torch.bfloat16
     assert torch.equal(found[0].bfloat16(), found[1]) and not torch.equal(found[0], found[1].float())
+
+
+def test_caches_are_made_for_the_run_and_not_for_what_the_model_was_trained_for(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    assert SlotModel(build_model(replace(folder_of(tmp_path, "qwen2"), max_length=20)), 2).capacity == 32

@@ -127,12 +127,12 @@ def test_gpus_that_are_too_small_say_what_each_must_hold() -> None:
     """One training rank holds it all, beside two copies, however much memory the other GPUs have."""
     told = refused("model=qwen7b", WITH_REFERENCE, machine=Machine(64, 8, 80 * GIB))
     assert told.startswith(
-        "model=qwen7b needs 141.8 GiB on each GPU of actor+actor_fwd+reference, and a GPU here has 80.0 GiB; "
+        "model=qwen7b needs 141.9 GiB on each GPU of actor+actor_fwd+reference, and a GPU here has 80.0 GiB; "
     )
 
 
 def test_enough_gpus_for_a_large_model_are_taken() -> None:
-    config = ("model=qwen7b", "cluster.devices=8", "algorithm.micro_batch_groups=4")
+    config = ("model=qwen7b", "model.checkpoint=null", "cluster.devices=8", "algorithm.micro_batch_groups=4")
     found = plan(*config, machine=Machine(64, 8, 80 * GIB))
     assert found.gpu and len(found.placement.devices["actor"]) == 4
 
@@ -153,7 +153,7 @@ def test_a_rollout_that_takes_turns_is_not_counted_beside_the_others() -> None:
 
 def test_memory_can_be_said_instead_of_asked() -> None:
     assert "8.0 GiB of memory here" in refused("model=qwen7b", "cluster.memory_gib=4")
-    assert not plan("model=qwen7b", "cluster.memory_gib=400").gpu
+    assert not plan("model=qwen7b", "model.checkpoint=null", "cluster.memory_gib=400").gpu
 
 
 def test_what_the_machine_cannot_hold_is_simulated_and_says_why(small_memory: None) -> None:
@@ -245,6 +245,22 @@ def test_prompts_and_responses_fit_the_model() -> None:
     assert refused("max_tokens=200").endswith("exceeds model.max_length=128; set max_tokens=120 or less")
     assert refused("model.max_length=8").endswith("exceeds model.max_length=8; set model.max_length=20")
     assert refused("model.vocabulary=10").endswith("32 tokens of task reverse; set model.vocabulary=32")
+
+
+def test_samples_of_a_nucleus_are_not_trained_on() -> None:
+    assert refused("algorithm.top_p=0.9").startswith("algorithm.top_p=0.9 samples from part of the distribution")
+
+
+def test_a_model_of_the_hub_that_is_not_here_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def unreachable(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    told = refused("model=qwen0.5b", "cluster.memory_gib=500")
+    assert told.startswith("model.checkpoint=hf:Qwen/Qwen2.5-0.5B is not in the cache")
+    assert "model.checkpoint=<folder>" in told and "model.checkpoint=null for random weights" in told
 
 
 def test_a_shape_that_is_no_model_is_refused() -> None:

@@ -239,9 +239,9 @@ def test_a_7b_model_on_an_h100_is_about_as_fast_as_people_measure() -> None:
     assert forward_flops_per_pair(QWEN.model) * 8192 < 2 * active_parameters(QWEN.model), "attention is less"
 
 
-def test_a_dense_token_is_multiplied_with_all_but_embeddings_and_norms() -> None:
+def test_a_dense_token_is_multiplied_with_all_but_embeddings_norms_and_biases() -> None:
     model = compose_job(["model=qwen7b"]).model
-    norms = 28 * (2 * 128 + 2 * 3584) + 3584
+    norms = 28 * (2 * 3584 + 3584 + 2 * 4 * 128) + 3584  # and biases of queries, keys and values
     assert active_parameters(model) == parameters(model) - 152064 * 3584 - norms
     assert forward_flops_per_token(model) - prefill_flops_per_token(model) == 2 * 152064 * 3584
 
