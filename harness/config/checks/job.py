@@ -62,7 +62,6 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
     check_environment(config)
-    _check_lengths(config)
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
     try:
         _check_computable(config)
@@ -73,6 +72,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
             raise
         return _simulated(config, schedule, placement, "virtual", why=str(missing))
     _check_weights(config.model)
+    _check_lengths(config)
     _check_top_p(config.algorithm.top_p)
     _check_batch(config, training_ranks(config, placement))
     _check_order(config, schedule, placement)
