@@ -107,3 +107,16 @@ def train_passes(recompute: bool) -> int:
     """Training in forward passes: a backward pass costs two (Kaplan et al., section 2.1); where activations are not
     kept, layers are computed once more (Chen et al., arXiv 1604.06174)."""
     return 4 if recompute else 3
+
+
+def sample_flops(model: ModelConfig, prompt: int, response: int, scorings: int) -> int:
+    """What one sample of so many tokens needs, each thing once: its prompt is read and its response sampled, it is
+    scored `scorings` times, and trained on. What is computed twice (activations, prompts that no cache has) counts
+    once, as in the model FLOPs of Chowdhery et al., appendix B."""
+    tokens = prompt + response
+    passes = (train_passes(recompute=False) + scorings) * (
+        tokens * forward_flops_per_token(model) + tokens * tokens * forward_flops_per_pair(model)
+    )
+    read = prompt * prefill_flops_per_token(model) + prompt * prompt * forward_flops_per_pair(model)
+    cached = prompt * response + response * response // 2
+    return passes + read + response * forward_flops_per_token(model) + cached * decode_flops_per_cached_token(model)

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from harness.config import ModelConfig
 from harness.config.placement import HOST_ROLES, Placement
+from harness.cost_model.shape import sample_flops
 from harness.driver.evaluation import Evaluated
 from harness.driver.job import EngineEvent
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
@@ -122,6 +124,18 @@ def _samples(rows: TrainedRows, prompt_tokens: np.ndarray, run_tokens: np.ndarra
 
 
 @dataclass(frozen=True)
+class Work:
+    """peak: operations per second of one device; scorings: forward passes over a sample, besides training."""
+
+    model: ModelConfig
+    scorings: int
+    peak: float
+
+    def flops_of(self, prompt: int, response: int) -> int:
+        return sample_flops(self.model, prompt, response, self.scorings)
+
+
+@dataclass(frozen=True)
 class _Admitted:
     group_id: int
     at: float
@@ -148,6 +162,8 @@ class Recorder:
         """Grows whenever anything happened: what a watch for a stall looks at."""
         self.listeners: list[Callable[[Mapping[str, float]], None]] = []
         """Hear the metrics of every iteration."""
+        self.work: Work | None = None
+        """What samples need to be computed, where it is known what a device can do."""
         self.on_evaluated: Callable[[Evaluated], None] = lambda found: None
         """Hears what was found of every version that was evaluated."""
         self.on_doing: Callable[[str, str], None] = lambda role, what: None
@@ -235,10 +251,18 @@ class Recorder:
             self.decoder.metrics(records, sums),
             turn_metrics(records) if self.several_turns else {},
             self._step_metrics(reports),
+            self._utilisation(records, times["time/iteration_s"]),
             counts,
         )
         for listener in self.listeners:
             listener(metrics)
+
+    def _utilisation(self, records: Sequence[SampleRecord], seconds: float) -> dict[str, float]:
+        """Where a device's peak is known."""
+        if self.work is None:
+            return {}
+        flops = sum(self.work.flops_of(record.prompt_tokens, record.response_tokens) for record in records)
+        return {"throughput/mfu": flops / (seconds * self.devices * self.work.peak)}
 
     def _step_metrics(self, reports: Sequence[TrainReport]) -> dict[str, float]:
         """Of the optimizer's step, which every rank reports alike; nothing of a simulated one."""

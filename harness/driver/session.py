@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, n
 from dataclasses import replace
 from typing import Any
 
-from harness.config import JobConfig
+from harness.config import JobConfig, RooflineConfig
 from harness.config.checks.job import plan_job
-from harness.config.compose import make_schedule
-from harness.config.machine import Machine
+from harness.config.compose import EXPERIMENTS, make_schedule, read_settings
+from harness.config.machine import Machine, gpu_kind
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
-from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, TokenDecoder, worker_places
+from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, TokenDecoder, Work, worker_places
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.interrupts import run_in
@@ -32,6 +32,19 @@ def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
         return RunLengthDecoder(config.cost.prompt_tokens), config.cost.turns is not None
     task = make_task(config)
     return TokenDecoder(extra_metrics(task)), environment_of(task) is not None
+
+
+def _work(run: RunSpec) -> Work | None:
+    """What its samples need, where the peak of its devices is known: of those that a roofline is of, or of GPUs here
+    that are known by name."""
+    config, plan = run.config, run.plan
+    if plan.backend != "real":
+        peak = config.device.flops if isinstance(config.cost, RooflineConfig) else None
+    else:
+        kind = gpu_kind() if plan.gpu else None
+        peak = None if kind is None else float(read_settings(EXPERIMENTS / "device" / f"{kind}.yaml")["flops"])
+    scorings = len({"reference", "actor_fwd"} & plan.placement.devices.keys())
+    return None if peak is None else Work(run.model, scorings, peak)
 
 
 class Session:
@@ -52,6 +65,7 @@ class Session:
             devices=placement.total,
             several_turns=several_turns,
         )
+        self.recorder.work = _work(run)
         self.publish_address: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
         """Around the time in which the engines are served: their address, and the token for it."""
         self._assembly: Assembly | None = None

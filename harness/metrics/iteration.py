@@ -22,6 +22,7 @@ METRIC_NAMES = frozenset(
         "throughput/samples_per_s",
         "throughput/tokens_per_s",
         "throughput/tokens_per_s_per_device",
+        "throughput/mfu",
         "throughput/fraction_of_bound",
         "staleness/mean",
         "staleness/max",

@@ -28,9 +28,11 @@ from harness.cost_model.shape import (
     expert_parameters,
     forward_flops_per_pair,
     forward_flops_per_token,
+    head_parameters,
     kv_bytes_per_token,
     parameters,
     prefill_flops_per_token,
+    sample_flops,
     weight_bytes,
 )
 from tests.support.rooflines import DEVICE, FACTORS, MODEL
@@ -316,3 +318,12 @@ def test_training_fits_where_enough_devices_share_it_or_activations_are_computed
     assert training_bytes(model, many, 4096) < 72 * GIB < training_bytes(model, few, 4096)
     assert training_bytes(model, replace(many, recompute=True), 30_000) < 72 * GIB < training_bytes(model, many, 30_000)
     assert training_bytes(model, few, 0) / GIB > 57
+
+
+def test_a_sample_needs_six_operations_a_weight_and_token_to_train_two_to_sample_and_two_for_each_scoring() -> None:
+    model = compose_job(["model=qwen7b"]).model
+    short = sample_flops(model, 10, 1, scorings=1)  # attention is nothing yet
+    weights = active_parameters(model)
+    expected = 11 * (6 + 2) * weights + 10 * 2 * (weights - head_parameters(model)) + 2 * weights
+    assert short == pytest.approx(expected, rel=1e-3)
+    assert sample_flops(model, 10, 1, scorings=2) - short == pytest.approx(11 * 2 * weights, rel=1e-3)

@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from harness.config.placement import HOST_ROLES, Placement
+from harness.cost_model.shape import sample_flops
 from harness.driver.evaluation import Evaluated
 from harness.driver.progress import ProgressDisplay
-from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, worker_places
+from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, Work, worker_places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
@@ -24,6 +25,7 @@ from harness.protocols import Span
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 from harness.workers.actor import TrainedRows, TrainReport
+from tests.support.fsdp_samples import SMALL
 
 N, BATCH = 2, 3  # samples of a group, groups of a batch
 PLACEMENT = Placement({"rollout": (0,), "actor": (1,), "actor_fwd": (1,), "reference": (1,)})
@@ -112,6 +114,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/kl_ref",
         "policy/mismatch_kl",
         "policy/proximal_lag",
+        "throughput/mfu",
         *(name for name in METRIC_NAMES if name.startswith("turns/")),
     }  # no reference, no recomputed log-probs, no environment in these reports
     phases = {name for name in METRIC_NAMES if name.startswith(("time/", "eval/"))}
@@ -126,6 +129,17 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     assert (second["train/grad_norm"], second["train/learning_rate"]) == (0.5, 1e-3)
     assert [first["train/skipped_steps"], second["train/skipped_steps"]] == [1, 1]
     assert (first["ledger/trained"], first["ledger/in_flight"], second["ledger/in_flight"]) == (6, 6, 0)
+
+
+def test_work_over_what_the_devices_could_do_is_reported_where_that_is_known(
+    recorder: Recorder, run: RunDirectory
+) -> None:
+    recorder.work = Work(SMALL, scorings=1, peak=1e6)
+    admit(recorder, range(BATCH))
+    play(recorder, 0, version=0)
+    (line,) = load_metrics(run.path)
+    work = BATCH * N * sample_flops(SMALL, 4, 2, scorings=1)
+    assert line["throughput/mfu"] == pytest.approx(work / (line["time/iteration_s"] * 2 * 1e6))
 
 
 def test_held_out_accuracy_is_in_the_line_of_its_version_and_the_initial_one_in_none(
