@@ -31,6 +31,7 @@ COMMANDS = {
     "plan": "the fastest split and layout of every schedule, simulated",
     "scaling": "every schedule planned for 32 to 1,024 devices",
     "predict": "a published table's asynchronous rows from its synchronous ones",
+    "sample": "a small model with a tokenizer, and problems for it, to try text with",
     "calibrate": "costs from finished real runs",
     "profile": "costs from times of the engines on this machine's device",
 }

@@ -50,6 +50,12 @@ class Rewarded:
             raise AttributeError(name)
         return getattr(self.task, name)
 
+    def prepare(self) -> None:
+        """What takes its time before the first score, such as imports: not to be taken for the time of a sample."""
+        prepare = getattr(getattr(self.reward, "func", self.reward), "prepare", None)
+        if prepare is not None:
+            prepare()
+
     async def score(self, sample: Sample) -> Score:
         given = self.reward(sample)
         score = await given if inspect.isawaitable(given) else given

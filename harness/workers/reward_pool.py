@@ -22,6 +22,7 @@ from harness.config import JobConfig, TaskConfig
 from harness.config.plugins import is_path, load
 from harness.runtime.parallel import end_with_parent
 from harness.tasks import SLOW_TASKS, Sample, Score, Task, make_task
+from harness.tasks.reward import Rewarded
 from harness.tasks.rewards import QUICK
 from harness.tasks.task import SimulatedTask
 from harness.workers.reward_scorers import HostScorer, RewardScorer, Scored, one_line
@@ -198,6 +199,8 @@ def _work(connection: Connection, make_task: Callable[[], Task], memory_bytes: i
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also where no other thread gets its turn
     try:
         task = make_task()
+        if isinstance(task, Rewarded):
+            task.prepare()
         _limit(memory_bytes)
     except BaseException as error:
         connection.send(one_line(error))

@@ -12,7 +12,7 @@ from harness.protocols import Request, Sampling
 from harness.runtime.runtime import RealClock
 from harness.tasks import make_task, max_tokens, sample_of, score_of
 
-SEED = 1_000_003  # of the problems and of the draws
+SEED = 1_000_003  # of the draws
 
 
 async def held_out_exact_match(config: JobConfig, model: Path, problems: int = 1024) -> float:
@@ -21,7 +21,7 @@ async def held_out_exact_match(config: JobConfig, model: Path, problems: int = 1
     sampling = Sampling(max_tokens(config, task), stop_tokens=task.stop_tokens)
     policy, clock = build_model(replace(config.model, checkpoint=str(model))), RealClock.starting_now()
     engine = TorchRollout(policy, sampling=sampling, slots=128, seed=SEED, clock=clock)
-    asked = [task.problem(group, SEED) for group in range(problems)]
+    asked = [task.held_out(index) for index in range(problems)]
     engine.submit([Request(number, problem.prompt) for number, problem in enumerate(asked)])
     right, answered = 0, 0
     while answered < problems:

@@ -42,3 +42,6 @@ def _kinds() -> tuple[Any, ...]:
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of the missing time limit
     return LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()
+
+
+math.prepare = _kinds  # type: ignore[attr-defined]

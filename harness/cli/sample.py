@@ -1,0 +1,30 @@
+"""`make sample FOLDER=my`: a small model with a tokenizer, and problems for it, to try text with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.config import ConfigError
+
+
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Makes both, and says what can be done with them."""
+    from harness.studies.sample import make_sample
+
+    named = [argument.removeprefix("folder=") for argument in arguments if argument.startswith("folder=")]
+    if len(arguments) != 1 or len(named) != 1 or not named[0]:
+        raise ConfigError("make sample takes one setting, the folder to write to; add FOLDER=my")
+    folder = Path(named[0])
+    with console.status(f"making {folder}") as status:
+        make_sample(folder, lambda step: status.update(f"making {folder}: the model sees demonstrations, {step}"))
+    console.print(f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", highlight=False, soft_wrap=True)
+    console.print(
+        f'make bench MODEL={folder}/model TASK=data ARGS="task.data={folder}/train.jsonl '
+        f'task.held_out_data={folder}/test.jsonl"',
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0

@@ -1,0 +1,194 @@
+"""Rewards that have names: what is right, what is wrong, and what costs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.config import ConfigError
+from harness.config.compose import compose_job
+from harness.tasks import Sample, Score, make_task, score_of
+from harness.tasks.rewards import REWARDS
+from harness.tasks.rewards.code import code
+from harness.tasks.rewards.mathematics import math
+from harness.tasks.rewards.text import exact, form, length, numeric, regex
+from harness.workers.reward_pool import RewardLimits, RewardPool
+from tests.support.text_folder import text_tokenizer
+
+RIGHT, WRONG = Score(1.0, True), Score(0.0, False)
+
+
+def said(response: str, answer: str, *, stopped: bool = True, tokens: int = 1) -> Sample:
+    return Sample("", response, answer, stopped, tokens)
+
+
+def test_exact_is_the_same_text_that_came_to_its_end() -> None:
+    assert exact(said(" a b\n", "a b")) == RIGHT
+    assert exact(said("a b", "a b", stopped=False)) == exact(said("A b", "a b")) == WRONG
+    assert exact(said("A b", "a b"), ignore_case=True) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "right"),
+    [
+        ("it is 72", "72", True), ("1,234", "1234", True), ("1e3", "1,000", True), ("3/4", "0.75", True),
+        ("-5", "- 5", False), ("so -5.", "-5", True), ("$18", "18.00", True), ("12 or 13", "12", False),
+        ("0.3333333", "1/3", True), ("0.333", "1/3", False), ("none", "3", False), ("1/0", "3", False),
+        ("2024-05", "5", True), (".5", "1/2", True), ("10%", "10", True), ("0", "0", True), ("1e-9", "0", False),
+        ("<<3*4=12>>12", "12", True), ("1,23", "23", True), ("a1b2", "2", True),
+    ],
+)  # fmt: skip
+def test_numeric_holds_the_last_numbers_against_each_other(response: str, answer: str, right: bool) -> None:
+    assert numeric(said(response, answer)).exact_match is right
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "right"),
+    [
+        # Of the pairs that math-verify's own tests hold true or false, by kind of expression.
+        (r"$\frac{1}{2}$", r"$0.5$", True), (r"$\frac12$", r"$\frac{1}{2}$", True), (r"$1,000$", "$1000$", True),
+        (r"\boxed{x^2 + 2x + 1}", r"$(x+1)^2$", True), (r"$\sqrt{12}$", r"$2\sqrt{3}$", True),
+        (r"$\{1, 2, 3\}$", r"$\{3, 2, 1\}$", True), (r"$(1, 2)$", r"$(2, 1)$", False),
+        (r"$[0, 1)$", r"$[0, 1]$", False),
+        (r"$x = 5$", "$5$", True), (r"$3 + 4i$", r"$4i + 3$", True), (r"$\pi$", r"$3.14$", False),
+        (r"$10\%$", r"$10$", True), (r"$\frac{3}{4}$", "0.75", True), (r"$-\frac{1}{3}$", r"$\frac{-1}{3}$", True),
+        (r"$\infty$", r"$\infty$", True), (r"$2^{10}$", "1024", True), (r"$\ln(e^2)$", "2", True),
+        (r"$\begin{pmatrix} 1 \\ 2 \end{pmatrix}$", r"$\begin{pmatrix} 1 \\ 2 \end{pmatrix}$", True),
+        (r"$x < 3$", r"$x < 3$", True), (r"first \boxed{3}, then 4", "3", True), ("it is 72", "72", True),
+        (r"\frac{", "3", False), ("", "3", False), ("no idea", "3", False), (r"\boxed{1.0000001}", "1", False),
+    ],
+)  # fmt: skip
+def test_math_knows_equal_expressions(response: str, answer: str, right: bool) -> None:
+    assert math(said(response, answer)).exact_match is right
+
+
+def test_regex_form_and_length_do_what_they_say() -> None:
+    assert regex(said("it is (4)!", "(4)"), pattern=r"is {answer}") == RIGHT
+    assert regex(said("it is 4", "(4)"), pattern=r"is {answer}") == WRONG
+    answered = "<think>so\nit</think>\n<answer> {} </answer>"
+    assert form(said(answered.format("4"), "4")) == RIGHT
+    assert form(said(answered.format("5"), "4")) == Score(0.1, False)
+    assert form(said("4", "4")) == WRONG
+    lengths = [length(said("a", "a", tokens=n), limit=10, buffer=4).reward for n in (1, 6, 8, 10, 99)]
+    assert lengths == [1.0, 1.0, 0.5, 0.0, 0.0]
+
+
+def test_a_reward_has_a_name_and_options_that_are_its_own() -> None:
+    for name in REWARDS:
+        needed = {"regex": {"pattern": "a"}, "length": {"limit": 4, "buffer": 2}}.get(name, {})
+        options = [f"task.reward_options.{key}={value}" for key, value in needed.items()]
+        make_task(compose_job([f"task.reward={name}", *options]))
+    for settings, told in (
+        (["task.reward=best"], "task.reward=best is unknown; choose exact, numeric, math, "),
+        (["task.reward=regex"], "task.reward_options.pattern has no value; "),
+        (["task.reward=exact", "task.reward_options.best=1"], "task.reward_options.best is no option of exact"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            make_task(compose_job(settings))
+
+
+# -- code
+
+SQUARE = json.dumps({"tests": "assert f(2) == 4\nassert f(3) == 9"})
+CASES = json.dumps({"cases": [{"input": "3\n", "output": "9\n"}, {"input": "4", "output": "16"}]})
+
+
+def test_a_program_has_to_pass_its_tests() -> None:
+    assert code(said("So:\n```python\ndef f(x):\n    return x * x\n```\nDone.", SQUARE)) == RIGHT
+    assert code(said("def f(x): return x + x", SQUARE)) == WRONG
+    assert code(said("print(int(input()) ** 2)", CASES)) == RIGHT
+    assert code(said("print(9)", CASES), partial=True) == Score(0.5, False)
+    for answer in ("assert", "{}", '{"cases": []}', '{"cases": [{"input": 1}]}'):
+        with pytest.raises(ValueError, match="the answer "):
+            code(said("", answer))
+
+
+HOSTILE_PROGRAMS = {
+    "exit": "import sys; sys.exit(0)",
+    "os exit": "import os; os._exit(0)",
+    "endless": "while True: pass",
+    "sleep": "import time; time.sleep(99)",
+    "memory": "x = [0] * 10 ** 10",
+    "grow": "x = [1]\nwhile True: x += x",
+    "big file": "open('x', 'wb').write(b'0' * 10 ** 9)\ndef f(x): return x * x",
+    "flood": "while True: print('x' * 1000)",
+    "fork bomb": "import os\nwhile True: os.fork()",
+    "threads": "import threading, time\nfor i in range(1000): threading.Thread(target=time.sleep, args=(9,)).start()",
+    "files": "fs = [open(__file__) for i in range(1000)]\ndef f(x): return x * x",
+    "kill": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "kill group": "import os, signal; os.killpg(0, signal.SIGKILL)",
+    "recursion": "def f(x): return f(x)",
+    "syntax": "def f(x) return",
+    "nul": "\0",
+    "surrogate": "'\ud800'",
+    "deep": "(" * 100_000,
+    "input": "input(); input(); input()",
+}
+"""Each fails alone: none passes its tests, none outlives its run."""
+
+
+def test_hostile_programs_fail_alone_and_leave_nothing() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    for name, program in HOSTILE_PROGRAMS.items():
+        assert code(said(program, SQUARE), time_s=0.5) == WRONG, name
+    daemon = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(99)\ndef f(x): return x * x"
+    assert code(said(daemon, SQUARE)) == RIGHT
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+HOSTILE_TEXTS = {
+    "deep braces": r"\boxed{" * 5000,
+    "deep fractions": r"$" + r"\frac{1}{" * 2000 + "1" + "}" * 2000 + "$",
+    "tower": r"$9^{9^{9^{9^{9}}}}$",
+    "factorial": r"$100000000!$",
+    "digits": "$" + "9" * 200_000 + "$",
+    "long sum": "$" + "+".join(["x"] * 20_000) + "$",
+    "unicode": "\u202e\U0001f600" * 1000 + "$\ufffd$",
+    "nul": "\0" * 1000,
+}
+
+
+@pytest.mark.slow
+async def test_hostile_mathematics_and_patterns_cost_their_own_sample() -> None:
+    """Huge LaTeX is wrong, or fails by the limit; the samples between are right as ever."""
+    asked = [one for text in HOSTILE_TEXTS.values() for one in (said(text, "3"), said(r"\boxed{3}", "3"))]
+    scored = await _pooled(["task.reward=math"], asked, timeout_s=3.0)
+    assert [one.score.exact_match for one in scored] == [False, True] * len(HOSTILE_TEXTS)
+    assert all(one.failure is None for one in scored[1::2])
+    catastrophic = ["task.reward=regex", "task.reward_options.pattern='(a+)+b'"]
+    scored = await _pooled(catastrophic, [said("a" * 64, ""), said("aab", "")], timeout_s=1.0)
+    assert [(one.failure, one.score.reward) for one in scored] == [("no score after 1 s", -1.0), (None, 1.0)]
+
+
+async def _pooled(settings: list[str], asked: list[Sample], timeout_s: float) -> list[Any]:
+    limits = RewardLimits(timeout_s, 2 << 30)
+    make = partial(make_task, compose_job(settings))
+    pool = RewardPool(make, 2, reward=settings[0], failure_reward=-1.0, limits=limits)
+    try:
+        await pool.scores([said("3", "3")] * 2)  # so that imports are not in anyone's time
+        return await pool.scores(asked)
+    finally:
+        pool.close()
+
+
+# -- reasoning-gym
+
+
+async def test_reasoning_gym_asks_and_judges_by_the_name_of_a_data_set(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    settings = ["task=reasoning_gym", "task.dataset=chain_sum"]
+    folder = text_tokenizer(tmp_path)
+    task = make_task(compose_job([*settings, f"model.tokenizer={folder}"]))
+    problem, held_out = task.problem(3, 0), task.held_out(3)
+    assert "+" in task.decode(problem.prompt) or "-" in task.decode(problem.prompt)
+    right = task.decode(task.demonstration(problem)[:-1])
+    assert await score_of(task, said(f"so <answer>{right}</answer>", problem.answer)) == RIGHT
+    assert not (await score_of(task, said("<answer>no</answer>", problem.answer))).exact_match
+    assert task.decode(held_out.prompt) != task.decode(problem.prompt)
+    with pytest.raises(ConfigError, match="task=reasoning_gym: dataset=chess_960 is unknown; choose one of "):
+        make_task(compose_job(["task=reasoning_gym", "task.dataset=chess_960"]))
