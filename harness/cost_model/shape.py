@@ -109,7 +109,7 @@ def train_passes(recompute: bool) -> int:
     return 4 if recompute else 3
 
 
-def sample_flops(model: ModelConfig, prompt: int, response: int, scorings: int) -> int:
+def sample_flops(model: ModelConfig, prompt: int, response: int, scorings: int) -> float:
     """What one sample of so many tokens needs, each thing once: its prompt is read and its response sampled, it is
     scored `scorings` times, and trained on. What is computed twice (activations, prompts that no cache has) counts
     once, as in the model FLOPs of Chowdhery et al., appendix B."""

@@ -131,7 +131,7 @@ class Work:
     scorings: int
     peak: float
 
-    def flops_of(self, prompt: int, response: int) -> int:
+    def flops_of(self, prompt: int, response: int) -> float:
         return sample_flops(self.model, prompt, response, self.scorings)
 
 
