@@ -110,11 +110,14 @@ def _initial_model(config: JobConfig, plan: JobPlan, results: Path, console: Con
     """Only a real run starts from weights."""
     if plan.backend != "real":
         return config.model
+    task = make_task(config)
+    if summary := getattr(task, "summary", None):  # what was read, and what was left out
+        console.print(summary, highlight=False, soft_wrap=True)
     doing = "making the warm start (once per model and task, about 20 s)"
     if config.model.checkpoint is not None:
         doing = f"looking for {config.model.checkpoint}"
     with console.status(doing):
-        return initial_model(config.model, make_task(config), results)
+        return initial_model(config.model, task, results)
 
 
 def _start(
