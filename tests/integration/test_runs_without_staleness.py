@@ -45,6 +45,23 @@ def runs(results: Path) -> dict[str, Path]:
     return bench_all(results, {name: f"{SMALL} iterations=4 {settings}" for name, settings in RUNS.items()})
 
 
+LOOKUP = ("colocated", "separated_streaming", "async_0")
+"""Also with samples of several turns, each answered after a while."""
+
+
+@pytest.fixture(scope="module")
+def lookup_runs(results: Path) -> dict[str, Path]:
+    task = "task=lookup task.latency_s=0.005"
+    return bench_all(results, {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in LOOKUP})
+
+
+@pytest.mark.parametrize("other", LOOKUP[1:])
+def test_turns_and_tool_latency_change_nothing_of_that(lookup_runs: dict[str, Path], other: str) -> None:
+    assert not differences(lookup_runs["colocated"], lookup_runs[other])
+    samples = load_samples(lookup_runs[other]).to_pydict()
+    assert max(samples["turns"]) > 1 and sum(samples["environment_tokens"]) > 0 and set(samples["lag_worst"]) == {0}
+
+
 @pytest.mark.parametrize("other", ["separated", "separated_streaming", "async_0", "async_0_2_ranks"])
 def test_without_staleness_every_schedule_is_bitwise_equal_to_colocate_sync(runs: dict[str, Path], other: str) -> None:
     same_world = "colocated_2_ranks" if other.endswith("2_ranks") else "colocated"

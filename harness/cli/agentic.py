@@ -1,0 +1,22 @@
+"""`make agentic`: every schedule with samples of several turns and slow tools, on the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.config import ConfigError
+
+
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Simulate every schedule under four tool latencies, and write docs/agentic.md."""
+    from harness.studies.tool_latency import write_page
+
+    if arguments:
+        raise ConfigError(f"{arguments[0]} changes nothing: `make agentic` has no settings")
+    with console.status("simulating") as status:
+        path = write_page(lambda said: status.update(f"simulating: {said}"))
+    console.print(f"{path}", highlight=False)
+    return 0

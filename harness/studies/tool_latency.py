@@ -1,0 +1,110 @@
+"""The table of docs/agentic.md: every schedule on the virtual clock, with samples of several turns and slow tools.
+
+The job is that of `schedule_table` where generation and training balance, with its tokens spread over turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from harness.config import CostConfig, JobConfig, LatencyConfig, LengthsConfig
+from harness.config.compose import DOCS
+from harness.driver.session import simulate
+from harness.metrics.atomic_files import write_text
+from harness.studies.schedule_table import (
+    DEVICES,
+    ITERATIONS,
+    SLOTS,
+    WARMUP,
+    Condition,
+    ScheduleFigures,
+    condition_table,
+    figures,
+    job,
+    rows,
+)
+
+PAGE = DOCS / "agentic.md"
+TURNS = LengthsConfig(kind="lognormal", mean=4.0, sigma=0.7, cap=16)
+TURN_TOKENS = LengthsConfig(kind="lognormal", mean=250.0, sigma=0.5, cap=2000)
+OBSERVATION = LengthsConfig(kind="constant", mean=100.0, cap=100)
+BASE = Condition("balanced", "light tail", "fast transfer")
+LATENCIES = {
+    "no latency": LatencyConfig(),
+    "1 s": LatencyConfig(mean=1.0),
+    "10 s": LatencyConfig(mean=10.0),
+    "heavy tail": LatencyConfig(kind="lognormal", mean=10.0, sigma=2.0),
+}
+
+INTRO = f"""\
+Written by `make agentic`; nothing here was measured. Every row is a run of the schedule's own file on the virtual clock
+(seed 0, {ITERATIONS} iterations, the first {WARMUP} left out). The job is that of
+[schedule_table.md](schedule_table.md) where generation and training balance and transfers are fast: 32 prompts x 8
+samples a batch, {DEVICES} devices, {SLOTS} slots an engine. A sample has {TURNS.mean:g} turns in the mean (log-normal,
+sigma {TURNS.sigma:g}, {TURNS.cap} at most) of {TURN_TOKENS.mean:g} tokens ({TURN_TOKENS.sigma:g}, {TURN_TOKENS.cap:,}
+at most), and reads {OBSERVATION.mean:g} after each but the last. Then it waits for its tool: not at all, 1 s or 10 s
+each time, or a log-normal time of 10 s in the mean with sigma 2: half of these waits are shorter than 1.4 s, one of a
+hundred is longer than 140 s.
+
+While a sample waits it holds no slot. The engine goes on with others, if its schedule lets it have any: who waits for
+the end of a batch waits for its slowest sample, and a sample's latencies add up over its turns. What the environment
+wrote is prefilled when the sample comes back; the rest of its prefix is still there, unless weights came in between.
+`cost.turns`, `cost.observation_tokens` and `cost.tool_latency` are settings of any simulated run
+([simulator.md](simulator.md#samples-of-several-turns)).
+
+*Lag*, *exposed* and *idle* are as in [schedule_table.md](schedule_table.md); an engine all of whose samples wait for
+their tools is idle."""
+
+Study = Mapping[str, Mapping[str, ScheduleFigures]]
+"""Latency -> schedule -> figures."""
+
+
+def agentic(config: JobConfig, latency: LatencyConfig) -> JobConfig:
+    """The same job with its tokens in turns."""
+    assert isinstance(config.cost, CostConfig)
+    cost = replace(config.cost, turns=TURNS, lengths=TURN_TOKENS, observation_tokens=OBSERVATION, tool_latency=latency)
+    return replace(config, cost=cost)
+
+
+def study(progress: Callable[[str], None] = lambda text: None) -> dict[str, dict[str, ScheduleFigures]]:
+    """Every schedule under every latency."""
+    found: dict[str, dict[str, ScheduleFigures]] = {}
+    for name, latency in LATENCIES.items():
+        progress(name)
+        found[name] = {row: figures(simulate(agentic(job(its, BASE), latency), seed=0)) for row, its in rows()}
+    return found
+
+
+def write_page(progress: Callable[[str], None]) -> Path:
+    """Run the study and write the page."""
+    write_text(PAGE, page(study(progress)))
+    return PAGE
+
+
+def page(study: Study) -> str:
+    """What was simulated, what each latency leaves of each schedule's throughput, and the last one in detail."""
+    *_, latency = study
+    parts = ["# Turns and tools: what latency does to every schedule (simulated)", INTRO, kept_table(study)]
+    return "\n\n".join([*parts, f"## Tool latency: {latency}", condition_table(study[latency])]) + "\n"
+
+
+def kept_table(study: Study) -> str:
+    """Samples per second, and the share of those without latency that is left."""
+    without, *others = study
+    lines = [
+        "## Throughput",
+        "",
+        "Samples per second, and in brackets what is left of those without latency.",
+        "",
+        "| schedule | " + " | ".join(study) + " |",
+        "|---|" + "---:|" * len(study),
+    ]
+    for row, before in study[without].items():
+        cells = [f"{before.samples_per_s:.2f}"]
+        for latency in others:
+            now = study[latency][row].samples_per_s
+            cells.append(f"{now:.2f} ({now / before.samples_per_s:.0%})")
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
