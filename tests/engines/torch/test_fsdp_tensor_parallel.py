@@ -31,7 +31,12 @@ from tests.support.processes import run_in_processes
 
 WORLD, TENSOR = 4, 2
 PARALLEL = TrainingConfig(tensor_parallel=TENSOR)
-TIED, UNTIED = SMALL, replace(SMALL, tied_embeddings=False)
+MODELS = {
+    "tied": SMALL,
+    "untied": replace(SMALL, tied_embeddings=False),
+    "llama": replace(SMALL, architecture="llama", qk_norm=False, attention_bias="all"),
+    "qwen2": replace(SMALL, architecture="qwen2", qk_norm=False, attention_bias="qkv", tied_embeddings=False),
+}
 HALVES = (range(0, SAMPLES, 2), range(1, SAMPLES, 2))
 BUCKET = 4096
 
@@ -115,7 +120,7 @@ def one_rank(rank: int, port: int, folder: Path) -> dict[str, Told]:
     told = {}
     with World(store, rank, WORLD, TENSOR) as world:
         read, scored = read_together(rank), score_together(rank)
-        for name, model in (("tied", TIED), ("untied", UNTIED)):
+        for name, model in MODELS.items():
             engine = world.engine(FREE, PARALLEL, model)
             half = HALVES[rank // TENSOR]
             norm = train(engine, [half[:4], half[4:]])
@@ -140,11 +145,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("checkpoints")
     store = TCPStore("127.0.0.1", 0, WORLD, True, wait_for_workers=False)
     ranks = run_in_processes(one_rank, [(rank, store.port, folder) for rank in range(WORLD)], timeout_s=200)
-    models = {"tied": TIED, "untied": UNTIED}
-    return {name: Run([told[name] for told in ranks], model, folder / name) for name, model in models.items()}
+    return {name: Run([told[name] for told in ranks], model, folder / name) for name, model in MODELS.items()}
 
 
-@pytest.fixture(params=["tied", "untied"])
+@pytest.fixture(params=list(MODELS))
 def run(request: pytest.FixtureRequest, both: dict[str, Run]) -> Run:
     return both[request.param]
 

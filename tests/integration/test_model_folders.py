@@ -1,0 +1,95 @@
+"""A folder of a model through a run, out as the final folder, and into vLLM or SGLang: everyone finds the same
+log-probabilities."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engines.torch.model import build_model
+from engines.torch.scoring import TorchLogProb
+from harness.config import ModelConfig
+from harness.config.model_folder import model_settings
+from harness.metrics.run_files import MODEL
+from harness.transfer_queue import Ragged
+from tests.support.random_models import random_folder
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench
+
+ARCHITECTURES = ("qwen2", "qwen3", "llama")
+SHORT = (
+    "iterations=2 warmup_iterations=0 algorithm.batch_groups=4 algorithm.micro_batch_groups=2 "
+    "algorithm.learning_rate=0.01"
+)
+
+
+def trained(folder: Path, architecture: str, *settings: str) -> Path:
+    """The final folder of a run that began from a random model of this architecture."""
+    start = random_folder(folder / "start", architecture)
+    run = bench(folder / "results", "x", f"model={start}", *SMALL.split(), *SHORT.split(), *settings)
+    moved = build_model(ModelConfig(**model_settings(str(run / MODEL)))).state_dict()
+    before = build_model(ModelConfig(**model_settings(str(start)))).state_dict()
+    assert any(not torch.equal(weights, before[name]) for name, weights in moved.items())
+    return run / MODEL
+
+
+async def log_probs(folder: Path, prompt: list[int], response: list[int]) -> list[float]:
+    """By the scorer of training."""
+    scorer = TorchLogProb(
+        build_model(ModelConfig(**model_settings(str(folder)))), temperature=1.0, device=torch.device("cpu")
+    )
+    samples = (Ragged.from_rows([np.array(tokens)]) for tokens in (prompt, response))
+    return list((await scorer.log_probs(*samples)).values.tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(FIRST_TIMEOUT_S)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+async def test_transformers_loads_the_final_folder_and_a_run_goes_on_from_it(architecture: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = trained(tmp_path, architecture, "schedule=fully_async")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        scores = torch.log_softmax(model(input_ids=torch.arange(3, 15)[None]).logits[0, :-1], -1)
+    expected = scores.gather(1, torch.arange(4, 15)[:, None])[3:, 0].tolist()
+    assert await log_probs(folder, [3, 4, 5, 6], list(range(7, 15))) == pytest.approx(expected, abs=1e-5)
+    bench(tmp_path / "again", "x", f"model={folder}", *SMALL.split(), *SHORT.split())
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here; make test-vllm")
+@pytest.mark.timeout(FIRST_TIMEOUT_S)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+async def test_a_folder_goes_through_a_run_on_vllm_and_what_vllm_generates_from_the_result_has_its_log_probs(
+    architecture: str, tmp_path: Path
+) -> None:
+    from engines.vllm.rollout import VLLMRollout
+    from harness.protocols import Request, Sampling
+    from harness.runtime.runtime import RealClock
+
+    folder = trained(tmp_path, architecture, "schedule=separated_sync", "engine=vllm")
+    engine = VLLMRollout(
+        build_model(ModelConfig(**model_settings(str(folder)))),
+        sampling=Sampling(max_tokens=12),
+        slots=2,
+        seed=0,
+        clock=RealClock.starting_now(),
+    )
+    try:
+        engine.submit([Request(0, np.array([3, 4, 5, 6]))])
+        (sample,) = await engine.finished()
+    finally:
+        await engine.close()
+    expected = await log_probs(folder, [3, 4, 5, 6], sample.tokens.tolist())
+    assert sample.log_probs.tolist() == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(FIRST_TIMEOUT_S)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_folder_goes_through_a_run_on_sglang(architecture: str, tmp_path: Path) -> None:
+    trained(tmp_path, architecture, "schedule=separated_sync", "engine=sglang")
