@@ -68,8 +68,8 @@ class RolloutRole(EngineWorker):
         self._whole_batch = False  # whether it holds the device to the end of a batch, idle or not
         self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
         self._completed: list[Completion] = []
-        self._away: set[int] = set()  # samples that wait for their environment
-        self._settled = asyncio.Event()  # set when one is no longer away, or the engine finished some
+        self._playing: set[int] = set()  # samples that the engine has had, and that will have another turn or may
+        self._settled = asyncio.Event()  # set when one of them is over
         self._flowing = asyncio.Event()  # set unless the engine is being drained: then it gets no new samples
         self._flowing.set()
         self._changed = asyncio.Event()  # set when a sample was completed, or came back in the queue
@@ -180,11 +180,11 @@ class RolloutRole(EngineWorker):
 
     async def _drained(self) -> None:
         """Of samples with several turns, wait for the last turn of all that the engine has had. New ones stay with
-        `_feed`. Unblocked by `_drain` and `_play`."""
+        `_feed`. Unblocked by `_play`."""
         if self.episodes is None:
             return
         self._flowing.clear()
-        while self._away or self.engine.running or self.engine.waiting:
+        while self._playing:  # the engine's own counts miss a turn that has ended and is not here yet
             self._settled.clear()
             await self._settled.wait()
 
@@ -287,13 +287,18 @@ class RolloutRole(EngineWorker):
                 if self.episodes is not None:
                     for row, prompt, answer in zip(rows, prompts, texts_of(batch.ragged("answer")), strict=True):
                         self.episodes.begin(row, Problem(prompt, answer))
+                await self._take_device()
+                while not self._flowing.is_set():
+                    await self._give_back_if_idle()
                     with self.waits("feed", "the engine to go on"):
                         await self._flowing.wait()
-                await self._submit([Request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)])
+                    await self._take_device()
+                if self.episodes is not None:
+                    self._playing.update(rows)
+                self._submit([Request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)])
                 self._submitting = False
 
-    async def _submit(self, requests: Sequence[Request]) -> None:
-        await self._take_device()
+    def _submit(self, requests: Sequence[Request]) -> None:
         self.engine.submit(requests)
         self._open_span()
 
@@ -314,7 +319,7 @@ class RolloutRole(EngineWorker):
 
     def _free(self, most: int) -> int:
         busy = self.engine.running + self.engine.waiting
-        return min(self.engine.slots - busy, most - busy - len(self._away))
+        return min(self.engine.slots - busy, most - (busy if self.episodes is None else len(self._playing)))
 
     async def _drain(self, loops: asyncio.TaskGroup) -> None:
         """Consumes finished samples as the engine streams them out; unblocks `_feed` (slots) and `_write` (rows), and
@@ -326,12 +331,10 @@ class RolloutRole(EngineWorker):
                 self._completed += finished  # in two steps: `+=` across the await would bring back what was written
             else:
                 for turn in finished:
-                    self._away.add(turn.sample_id)
                     loops.create_task(self._play(self.episodes, turn), name=f"{self.waits.owner}.play")
             if not self.engine.running and not self.engine.waiting:
                 self._close_span()
             self._room.set()
-            self._settled.set()
             self._changed.set()
             await self._give_back_if_idle()
 
@@ -340,13 +343,14 @@ class RolloutRole(EngineWorker):
         environment, at most as long as that says."""
         following = await episodes.follow(turn)
         if isinstance(following, Request):
-            await self._submit([following])
+            await self._take_device()
+            self._submit([following])
         else:
             self._completed.append(following)
+            self._playing.remove(turn.sample_id)
             self._changed.set()
-        self._away.remove(turn.sample_id)
-        self._room.set()
-        self._settled.set()
+            self._room.set()
+            self._settled.set()
 
     async def _write(self) -> None:
         """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""

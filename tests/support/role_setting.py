@@ -16,6 +16,7 @@ from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngi
 from harness.tasks import TASKS, Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
 from harness.workers.dataflow import partition_name, queue_spec, text_column
+from harness.workers.episodes import Episodes
 from harness.workers.rollout import RolloutRole
 from harness.workers.turns import NO_TURNS, Turns
 from schedules import Order
@@ -73,10 +74,10 @@ class CountingQueue(LocalQueue):
             await self.gate.wait()
         await super().put(partition, rows, columns)
 
-    async def admit(self, iteration: int) -> list[int]:
+    async def admit(self, iteration: int, task: Task = TASK) -> list[int]:
         """One batch of prompts; its rows."""
         rows = list(range(iteration * ROWS, (iteration + 1) * ROWS))
-        problems = [TASK.problem(row // GROUP, seed=0) for row in rows]
+        problems = [task.problem(row // GROUP, seed=0) for row in rows]
         await self.create_partition(partition_name(iteration), rows, GROUP)
         columns = {
             "prompt": Ragged.from_rows([problem.prompt for problem in problems]),
@@ -203,12 +204,13 @@ def rollout_role(
     stream_share: int = 100 * ROWS,
     shares_device: bool = False,
     turns: Turns = NO_TURNS,
+    clock: Clock | None = None,
+    episodes: Episodes | None = None,
 ) -> RolloutRole:
-    clock: Clock = TickingClock()
     return RolloutRole(
         engine,
         queue,
-        clock,
+        clock or TickingClock(),
         index=index,
         device=CPU,
         group_size=GROUP,
@@ -217,6 +219,7 @@ def rollout_role(
         keep_cache=False,
         shares_device=shares_device,
         turns=turns,
+        episodes=episodes,
     )
 
 
