@@ -23,9 +23,9 @@ from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from schedules import SCHEDULES
-from tests.support.invariants import check_run, read_run
+from tests.support.invariants import check_run, check_turns, read_run
 from tests.support.project import ROOT
-from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL, bench_all
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
@@ -132,7 +132,8 @@ OWN_SERVERS = {
 
 @pytest.fixture(scope="module")
 def runs(results: Path) -> dict[str, Path]:
-    """One of every schedule. Most of a run is the start of its server, so all others share one that is there."""
+    """One of every schedule, and one with samples of several turns. Most of a run is the start of its server, so all
+    others share one that is there."""
 
     def settings(schedule: str) -> str:
         return f"{SMALLER} algorithm.micro_batch_groups=2 schedule={schedule} {OWN_SERVERS.get(schedule, '')}"
@@ -143,8 +144,9 @@ def runs(results: Path) -> dict[str, Path]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(URL, server.url)
             patch.setenv(TOKEN, server.token)
-            others = [schedule for schedule in SCHEDULES if schedule not in OWN_SERVERS]
-            return done | bench_all(results, {schedule: settings(schedule) for schedule in others})
+            others = {schedule: settings(schedule) for schedule in SCHEDULES if schedule not in OWN_SERVERS}
+            turns = {"turns": f"{SMALL} engine=sglang engine.slots=16 {SEVERAL_TURNS}"}
+            return done | bench_all(results, others | turns)
     finally:
         server.stop()
 
@@ -152,3 +154,8 @@ def runs(results: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_keeps_its_promises_with_sglang(runs: dict[str, Path], schedule: str) -> None:
     check_run(read_run(runs[schedule]))
+
+
+def test_samples_of_several_turns_are_on_sglang_what_their_trainer_reads(runs: dict[str, Path]) -> None:
+    check_run(read_run(runs["turns"]))
+    check_turns(runs["turns"])

@@ -25,8 +25,8 @@ from harness.config.compose import choices
 from harness.protocols import Completion, Request, Sampling
 from harness.report.summary import summarize
 from harness.runtime.runtime import RealClock
-from tests.support.invariants import check_run, read_run
-from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+from tests.support.invariants import check_run, check_turns, read_run
+from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL, bench_all
 
 pytestmark = [
     pytest.mark.vllm,
@@ -136,13 +136,12 @@ async def test_an_idle_engine_whose_worker_is_killed_is_named_and_late_answers_a
 
 @pytest.fixture(scope="module")
 def runs(results: Path) -> dict[str, Path]:
-    """A short run of every schedule."""
+    """A short run of every schedule, and one with samples of several turns."""
     short = f"{SMALL} engine=vllm iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
     short += " algorithm.micro_batch_groups=2"
     more = {"half_step": "cluster.devices=3 schedule.split.rollout=2", "colocate_sync": "cluster.devices=1"}
-    return bench_all(
-        results, {f"vllm_{name}": f"{short} schedule={name} {more.get(name, '')}" for name in choices("schedule")}
-    )
+    each = {f"vllm_{name}": f"{short} schedule={name} {more.get(name, '')}" for name in choices("schedule")}
+    return bench_all(results, each | {"vllm_turns": f"{SMALL} engine=vllm {SEVERAL_TURNS}"})
 
 
 @pytest.mark.parametrize("name", choices("schedule"))
@@ -151,3 +150,8 @@ def test_every_schedule_runs_on_vllm_and_keeps_what_it_promises(runs: dict[str, 
     check_run(read_run(folder))
     if name in ("colocate_sync", "separated_sync"):
         assert summarize(folder).lag_worst == 0
+
+
+def test_samples_of_several_turns_are_on_vllm_what_their_trainer_reads(runs: dict[str, Path]) -> None:
+    check_run(read_run(runs["vllm_turns"]))
+    check_turns(runs["vllm_turns"])

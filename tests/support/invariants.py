@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
 
 from harness.config import JobConfig, job_config
 from harness.config.compose import make_schedule
-from harness.metrics.run_files import load_ledger, load_samples, load_timeline
-from harness.metrics.samples import SampleRecord, record_of
+from harness.metrics.run_files import load_ledger, load_metrics, load_samples, load_timeline
+from harness.metrics.samples import SampleRecord, read_responses, record_of
 from harness.metrics.timeline import WORK_KINDS, Timeline
 from harness.protocols import Span
 from schedules.capacity import Capacity
 
 ROUNDED_S = 2e-6
+MISMATCH_KL = 1e-8
+"""Of float32 on both sides: log-probs within 1e-4, whose square k3 has."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,21 @@ def check_drops(run: Finished) -> None:
 def check_fifo(run: Finished) -> None:
     """Group N is trained in iteration N // batch."""
     assert all(sample.trained_iteration == sample.group_id // run.batch for sample in run.samples)
+
+
+def check_turns(folder: Path) -> None:
+    """Some samples had several turns; what their environments wrote is masked, and has no log-prob; and the trainer
+    finds for the rest the log-probs that the engine had, where both had the same weights."""
+    samples, responses = load_samples(folder).to_pydict(), read_responses(folder / "responses.parquet").to_pydict()
+    assert max(samples["turns"]) > 1
+    written = dict(zip(samples["sample_id"], samples["environment_tokens"], strict=True))
+    for sample, turns in zip(samples["sample_id"], samples["turns"], strict=True):
+        assert (written[sample] > 0) == (turns > 1)
+    for sample, *rows in zip(*(responses[name] for name in ("sample_id", "loss_mask", "log_probs")), strict=True):
+        mask, log_probs = map(np.array, rows)
+        assert (~mask).sum() == written[sample] and (mask == (log_probs < 0)).all()
+    mismatches = [row["policy/mismatch_kl"] for row in load_metrics(folder) if "policy/mismatch_kl" in row]
+    assert mismatches and max(map(abs, mismatches)) < MISMATCH_KL
 
 
 def spans_by_device(run: Finished) -> dict[str, list[Span]]:
