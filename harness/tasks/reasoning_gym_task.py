@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
+
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
 from harness.tasks.text_task import TextTask
+from harness.tasks.tries import Tries
 
 _ITEMS = 1 << 31
 """Of a data set: the library makes each when it is asked for."""
@@ -20,7 +23,9 @@ class ReasoningGym(TextTask):
     """dataset: a name in `reasoning_gym`; settings: its own, such as `{min_terms: 2, max_terms: 3}`.
 
     The response's `<answer>...</answer>` is judged, or all of it where it has none. right: the score from which on a
-    response counts as right. Raises ValueError where the package is missing, or it has no such data set or settings.
+    response counts as right. turns: with more than one, a response that is not right is answered by `feedback`, as the
+    user's next message of a chat, and the last one counts; max_response_tokens is for all of them together. Raises
+    ValueError where the package is missing, or it has no such data set or settings.
     """
 
     dataset: str
@@ -31,11 +36,31 @@ class ReasoningGym(TextTask):
     max_prompt_tokens: int = 1024
     max_response_tokens: int = 1024
     right: float = 0.99
+    turns: int = 1
+    feedback: str = "That is not right. Try again."
+    step_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         _dataset(self.dataset, json.dumps(self.settings, sort_keys=True))
         if self.system is not None and self.tokenizer.chat_template is None:
             raise ValueError(f"system is for chats: the tokenizer in {self.tokenizer.folder} has no chat template")
+        if self.turns < 1 or self.step_timeout_s <= 0:
+            given = f"turns={self.turns}, step_timeout_s={self.step_timeout_s}"
+            raise ValueError(f"it needs turns of 1 or more, and step_timeout_s above 0, not {given}")
+        if self.turns > 1:
+            self.encode_observation(self.feedback)  # now rather than in every sample
+
+    @property
+    def environment(self) -> Tries | None:
+        if self.turns == 1:
+            return None
+        return Tries(self.judge, self.right, self.turns, self.feedback, self.step_timeout_s)
+
+    def encode_observation(self, observation: str) -> np.ndarray:
+        """What is read after an answer, int64 [n]: in a chat the user's next message."""
+        if self.tokenizer.chat_template is None:
+            return self.encode(observation)
+        return self.encode(self.tokenizer.next_message(observation, self.chat_options))
 
     def problem(self, group_id: int, seed: int) -> Problem:
         """Raises ValueError for a prompt that is too long, or that the tokenizer cannot say."""
@@ -55,9 +80,14 @@ class ReasoningGym(TextTask):
         return self.problem(index, HELD_OUT_SEED)
 
     def score(self, sample: Sample) -> Score:
-        said = sample.response.split("<answer>")[-1].split(ANSWER_TAG)[0].strip()
-        reward = float(self._made.score_answer(answer=said, entry=self._made[int(sample.answer)]))
+        """Of several turns, what its environment said of the last one that came to its end; 0 where none did."""
+        reward = self.judge(sample.response, sample.answer) if self.turns == 1 else sample.environment_reward or 0.0
         return Score(reward, reward >= self.right)
+
+    def judge(self, response: str, answer: str) -> float:
+        """The library's score. answer: of the problem."""
+        said = response.split("<answer>")[-1].split(ANSWER_TAG)[0].strip()
+        return float(self._made.score_answer(answer=said, entry=self._made[int(answer)]))
 
     def demonstration(self, problem: Problem) -> Any:
         answer = self._made[int(problem.answer)]["answer"]

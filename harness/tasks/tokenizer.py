@@ -14,6 +14,8 @@ import tokenizers
 
 CHARACTER_TOKENIZER = Path(__file__).parent / "character_tokenizer"
 """The folder of the shipped tokenizer: 32 characters, a token each."""
+_ANSWER = "what-the-model-answered"
+"""Stands in a chat for what was sampled, so that it is found again."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,17 @@ class Tokenizer:
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
         return text
+
+    def next_message(self, content: str, options: Mapping[str, Any]) -> str:
+        """A user's message after the model's: what the chat template writes from the end of the model's answer up to
+        where it answers again, without the token that ended the answer. Raises ValueError as `chat` does."""
+        messages = (("user", "question"), ("assistant", _ANSWER), ("user", content))
+        written = self.chat([{"role": role, "content": text} for role, text in messages], options)
+        _, answer, after = written.partition(_ANSWER)
+        if not answer:
+            raise ValueError("the chat template leaves out what the model answered: it has no second turn")
+        ends = [end for token in self.stop_tokens if (end := self._text.id_to_token(token)) is not None]
+        return next((after.removeprefix(end) for end in ends if after.startswith(end)), after)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens (integers, [n]) to text, special ones included."""

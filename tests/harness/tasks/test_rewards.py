@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from harness.config import ConfigError
 from harness.config.compose import compose_job
-from harness.tasks import Sample, Score, make_task, score_of
+from harness.tasks import Sample, Score, environment_of, make_task, observation_tokens, score_of
 from harness.tasks.rewards import REWARDS
 from harness.tasks.rewards.code import code
 from harness.tasks.rewards.mathematics import math
@@ -190,5 +191,39 @@ async def test_reasoning_gym_asks_and_judges_by_the_name_of_a_data_set(tmp_path:
     assert await score_of(task, said(f"so <answer>{right}</answer>", problem.answer)) == RIGHT
     assert not (await score_of(task, said("<answer>no</answer>", problem.answer))).exact_match
     assert task.decode(held_out.prompt) != task.decode(problem.prompt)
+    assert environment_of(task) is None
     with pytest.raises(ConfigError, match="task=reasoning_gym: dataset=chess_960 is unknown; choose one of "):
         make_task(compose_job(["task=reasoning_gym", "task.dataset=chess_960"]))
+
+
+async def test_reasoning_gym_in_several_turns_says_what_is_wrong_as_a_user_and_scores_the_last_answer(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("reasoning_gym")
+    settings = ["task=reasoning_gym", "task.dataset=chain_sum", "task.turns=3", "task.feedback=No."]
+    task = make_task(compose_job([*settings, f"model.tokenizer={text_tokenizer(tmp_path)}"]))
+    problem = task.problem(3, 0)
+    right = task.decode(task.demonstration(problem)[:-1])
+    environment = environment_of(task)
+    assert environment is not None and environment.max_turns == 3
+
+    async def played(*answers: str) -> tuple[list[bool], Score]:
+        state = await environment.reset(problem, 0)
+        steps = [await environment.step(state, answer) for answer in answers]
+        assert [step.observation for step in steps] == ["" if step.done else "No." for step in steps]
+        reward = sum(step.reward or 0.0 for step in steps)
+        return [step.done for step in steps], await score_of(
+            task, replace(said("", problem.answer), environment_reward=reward)
+        )
+
+    assert await played(right) == ([True], RIGHT)
+    assert await played("no", f"<answer>{right}</answer>") == ([False, True], RIGHT)
+    done, score = await played("no", "no", "none")
+    assert done == [False, False, True] and not score.exact_match and score.reward < 0.5
+    assert await score_of(task, said(right, problem.answer)) == WRONG, "of a turn that did not come to its end"
+    read = task.decode(observation_tokens(task, "No."))
+    assert read == "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n", "the end of the turn is there already"
+    with pytest.raises(ConfigError, match="it needs turns of 1 or more"):
+        make_task(compose_job([*settings, "task.turns=0"]))
+    with pytest.raises(ConfigError, match="holds a character that the tokenizer"):
+        make_task(compose_job(["task=reasoning_gym", "task.dataset=chain_sum", "task.turns=2"]))
