@@ -70,7 +70,7 @@ def _write_model(folder: Path, texts: Path, progress: Callable[[str], None]) -> 
     tokenizer = load_tokenizer(folder)
     config = Qwen2Config(
         vocab_size=VOCABULARY, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, bos_token_id=None,
+        num_key_value_heads=2, max_position_embeddings=48, tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=list(tokenizer.stop_tokens), pad_token_id=tokenizer.pad_token,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):

@@ -41,7 +41,8 @@ def make_task(config: JobConfig) -> Task:
     chosen = config.task
     factory = lookup(TASKS, chosen.name, "task")
     try:
-        task: Task = make(factory, chosen.options, "task", chosen.name, tokenizer=tokenizer_of(config))
+        given = {"tokenizer": tokenizer_of(config), "context": config.model.max_length}
+        task: Task = make(factory, chosen.options, "task", chosen.name, **given)
         if missing := [name for name in MEMBERS if not hasattr(task, name)]:
             raise ConfigError(f"task={chosen.name} lacks {', '.join(missing)}; write what harness.tasks.Task asks for")
         if chosen.reward is not None:

@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from harness.config.plugins import GIVEN
 from harness.tasks.data_prompts import Columns, Prompts
 from harness.tasks.data_source import HUB, Source
 from harness.tasks.rewards.text import exact
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
 from harness.tasks.text_task import TextTask
 from harness.tasks.tokenizer import Tokenizer
+
+LONGEST = 1024
+"""Tokens of prompts, and of responses, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Rows:
 @dataclass(frozen=True)
 class DataTask(TextTask):
     """The rows of `data`, each once per pass in an order shuffled anew for every pass and seed; docs/data.md has the
-    options. Rows are read on first use: who only scores reads none.
+    options. Rows are read on first use: who only scores reads none. context: tokens that the model holds, of which
+    prompts get half and responses the rest, up to `LONGEST` each, where their limits are 0.
 
     Raises ValueError that names file and line for a row that cannot be used.
     """
@@ -46,17 +51,22 @@ class DataTask(TextTask):
     chat: bool | None = None
     chat_options: dict[str, Any] = field(default_factory=dict)
     answer_pattern: str | None = None
-    max_prompt_tokens: int = 1024
-    max_response_tokens: int = 1024
+    max_prompt_tokens: int = 0
+    max_response_tokens: int = 0
     drop_repeated: bool = False
     held_out_data: str | None = None
     held_out_split: str | None = None
     held_out_share: float = 0.1
+    context: int = field(default=2 * LONGEST, kw_only=True, repr=False, metadata=GIVEN)
 
     def __post_init__(self) -> None:
         for option in ("max_prompt_tokens", "max_response_tokens"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"{option}={getattr(self, option)} is too small; use at least 1")
+            if getattr(self, option) < 0:
+                raise ValueError(f"{option}={getattr(self, option)} is too small; use 0 or more")
+        prompt = self.max_prompt_tokens or min(LONGEST, self.context // 2)
+        object.__setattr__(self, "max_prompt_tokens", prompt)
+        response = self.max_response_tokens or max(1, min(LONGEST, self.context - prompt))
+        object.__setattr__(self, "max_response_tokens", response)
         if not 0 <= self.held_out_share < 1:
             raise ValueError(f"held_out_share={self.held_out_share} is no share of the rows; use 0 or more, below 1")
         self._prompts.check(self.tokenizer)

@@ -21,7 +21,9 @@ from harness.cost_model.calibration.runs import base_job, calibrate_runs, read_r
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from tests.support import invariants
+from tests.support.random_models import random_folder
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+from tests.support.text_folder import text_tokenizer
 
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 
@@ -55,11 +57,40 @@ def lookup_runs(results: Path) -> dict[str, Path]:
     return bench_all(results, {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in LOOKUP})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", LOOKUP[1:])
 def test_turns_and_tool_latency_change_nothing_of_that(lookup_runs: dict[str, Path], other: str) -> None:
     assert not differences(lookup_runs["colocated"], lookup_runs[other])
     samples = load_samples(lookup_runs[other]).to_pydict()
     assert max(samples["turns"]) > 1 and sum(samples["environment_tokens"]) > 0 and set(samples["lag_worst"]) == {0}
+
+
+TEXT = ("colocated", "separated_streaming", "async_0")
+"""Also with a Qwen2, byte pairs, a chat template, two tokens that end a response, and rewards of processes."""
+
+
+@pytest.fixture(scope="module")
+def text_runs(results: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("text")
+    model = random_folder(text_tokenizer(folder / "model"), "qwen2", vocab_size=320, eos_token_id=[2, 0])
+    rows = [{"prompt": f"Name {n} animals.", "answer": "cat"} for n in range(150)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = (
+        f"model={model} task=data task.data={folder}/rows.jsonl task.max_prompt_tokens=64 task.max_response_tokens=12 "
+        "task.reward=tests.support.rewards:letters"
+    )
+    return bench_all(results, {f"text_{name}": f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in TEXT})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", TEXT[1:])
+def test_text_of_a_chat_model_changes_nothing_of_that(text_runs: dict[str, Path], other: str) -> None:
+    run = text_runs[f"text_{other}"]
+    assert not differences(text_runs["text_colocated"], run)
+    invariants.check_run(invariants.read_run(run))
+    samples = load_samples(run).to_pydict()
+    assert set(samples["lag_worst"]) == {0} and len(set(samples["reward"])) > 10
+    assert set(samples["finish_reason"]) == {"stop", "length"}
 
 
 @pytest.mark.parametrize("other", ["separated", "separated_streaming", "async_0", "async_0_2_ranks"])

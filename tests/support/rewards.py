@@ -23,6 +23,11 @@ def long(sample: Sample) -> Score:
 long.extra_metrics = ("process",)  # type: ignore[attr-defined]
 
 
+def letters(sample: Sample) -> float:
+    """The share of letters: what random weights earn differs from sample to sample."""
+    return sum(character.isalpha() for character in sample.response) / max(1, len(sample.response))
+
+
 def commanded(sample: Sample) -> float:
     """Does what the response says; 1 where that is nothing in particular."""
     hostile = HOSTILE.get(sample.response)

@@ -162,7 +162,7 @@ def test_a_demonstration_is_the_answer_and_earns_everything(tmp_path: Path, chat
         ({"columns": Columns("prompt.text")}, "a.jsonl:1: there is no column 'prompt.text'"),
         ({"answer_pattern": "#### (.*)"}, "a.jsonl:1: column 'answer' has no match of #### (.*): '2'"),
         ({"held_out_share": 1.0}, "held_out_share=1.0 is no share of the rows"),
-        ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 is too small"),
+        ({"max_prompt_tokens": -1}, "max_prompt_tokens=-1 is too small"),
     ],
 )
 def test_options_that_cannot_work_are_named(tmp_path: Path, options: dict[str, Any], told: str) -> None:
