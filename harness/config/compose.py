@@ -30,8 +30,11 @@ DOCS = _ROOT / "docs" if (_ROOT / "docs").is_dir() else Path("docs")
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
 _FILE = ".yaml"
 """The end of a choice that is a file instead of a name."""
-_FREE = ("algorithm.options.", "task.reward_options.", *(f"task.{name}=" for name in COMMON_TO_TASKS))
-"""Options of code of the user's, and settings of every task: what they are is not in the files."""
+_FREE = (
+    *("algorithm.options.", "task.reward_options.", *(f"task.{name}=" for name in COMMON_TO_TASKS)),
+    *(f"task.{name}{at}" for name in ("settings", "chat_options") for at in "=."),
+)
+"""Options of code of the user's or of others', and settings of every task: what they are is not in the files."""
 _OF_MODEL = {f"model.{made.name}" for made in dataclasses.fields(ModelConfig)}
 """Settings of every model; files give those that are not the default."""
 _PLUGINS = ("schedule", "engine", "task")
@@ -71,11 +74,11 @@ def compose_job(overrides: Sequence[str]) -> JobConfig:
         raise ConfigError(_one_line(error, overrides)) from error
 
 
-def _tree(overrides: Sequence[str]) -> dict[str, Any]:
-    """What the files say, with these changes."""
+def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
+    """What the files say, with these changes. complete: raise where a value has yet to be given."""
     with initialize_config_dir(config_dir=str(EXPERIMENTS), version_base="1.3"):
         composed = compose("bench", [_by_name(override) for override in overrides])
-        tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=complete)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
 
@@ -224,7 +227,8 @@ def _one_line(error: HydraException | OmegaConfBaseException, overrides: Sequenc
 
 def _no_setting(setting: str, overrides: Sequence[str]) -> str:
     """Names the settings that there are beside it."""
-    tree: Any = _tree([override for override in overrides if override.partition("=")[0] in GROUPS])
+    groups = [override for override in overrides if override.partition("=")[0] in GROUPS]
+    tree: Any = _tree(groups, complete=False)
     above: list[str] = []
     for part in setting.split(".")[:-1]:
         if not isinstance(tree.get(part), dict):

@@ -143,3 +143,11 @@ def test_a_file_that_is_no_choice_is_refused(tmp_path: Path) -> None:
     assert "holds no settings" in refused(f"cost={mine}")
     mine.write_text("name: mine\nkind: given\n")
     assert refused(f"cost={mine}").startswith("cost.decode_step_s")
+
+
+def test_options_that_are_others_to_name_may_be_given_and_a_wrong_one_is_refused_where_a_value_has_yet_to_be() -> None:
+    asked = ["task=reasoning_gym", "task.dataset=chain_sum"]
+    given = compose_job([*asked, "task.settings={min_terms:2}", "task.settings.max_terms=3"]).task.options
+    assert given["settings"] == {"min_terms": 2, "max_terms": 3}
+    with pytest.raises(ConfigError, match=r"task.nosuch is no setting; those of task are chat_options, dataset, "):
+        compose_job([*asked, "task.nosuch=1"])
