@@ -84,12 +84,12 @@ def _write_model(folder: Path, texts: Path, progress: Callable[[str], None]) -> 
 
 
 def _tokenizer() -> Any:
-    """Byte pairs, merged as they occur in the prompts and answers."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """Byte pairs, merged as they occur in the prompts and answers; split as Qwen2 splits text, because that is how
+    transformers reads the tokenizer of any Qwen2, whatever its file says."""
+    from tokenizers import pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = Qwen2Tokenizer().backend_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
