@@ -164,11 +164,12 @@ async def test_an_aborted_sample_goes_on_with_the_draws_it_would_have_had(subjec
         assert interrupted[sample_id].tokens.tolist() == completion.tokens.tolist()
 
 
-async def test_only_a_samples_own_aborted_completion_can_be_continued(subject: Subject) -> None:
+async def test_only_a_samples_own_completion_that_has_room_can_be_continued(subject: Subject) -> None:
     subject.sample_by(Sampling(max_tokens=10))
     request, other = subject.requests(2)
     done = await subject.generate([request, other])
-    for partial in (done[request.sample_id], replace(done[other.sample_id], finish_reason="abort")):
+    full = replace(done[request.sample_id], finish_reason="length")
+    for partial in (full, replace(done[other.sample_id], finish_reason="abort")):
         with pytest.raises(ValueError, match=f"sample {request.sample_id}"):
             subject.engine.submit([continued(request, partial)])
     assert (subject.engine.running, subject.engine.waiting) == (0, 0)

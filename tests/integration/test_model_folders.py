@@ -91,5 +91,9 @@ async def test_a_folder_goes_through_a_run_on_vllm_and_what_vllm_generates_from_
 @pytest.mark.sglang
 @pytest.mark.timeout(FIRST_TIMEOUT_S)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_folder_goes_through_a_run_on_sglang(architecture: str, tmp_path: Path) -> None:
+def test_a_folder_goes_through_a_run_on_sglang(
+    architecture: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if "sglang" not in request.config.getoption("-m"):
+        pytest.skip("make test-sglang runs these")
     trained(tmp_path, architecture, "schedule=separated_sync", "engine=sglang")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import psutil
@@ -40,9 +40,13 @@ def scoring(
 
 
 def descendants() -> list[psutil.Process]:
-    """But for the one of multiprocessing, which stays."""
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if "resource_tracker" not in " ".join(process.cmdline())]
+    """That live, but for the one of multiprocessing, which stays."""
+    living = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # nor zombies: orphans of other tests, where this process inherits them
+            if "resource_tracker" not in " ".join(process.cmdline()):
+                living.append(process)
+    return living
 
 
 async def test_processes_give_the_scores_that_the_task_gives_in_the_same_order() -> None:
