@@ -10,7 +10,7 @@ from harness.comparison.equivalence import differences
 from harness.metrics.run_files import load_evaluations, load_metrics
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
 
-pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
 RUNS = {
     "colocated": "schedule=colocate_sync cluster.devices=1",
@@ -30,7 +30,8 @@ SAME_BITS = ("colocated", "async_0", "delayed", "two_off")
 def runs(results: Path) -> dict[str, Path]:
     usual = f"{SMALL} iterations={ITERATIONS}"
     plain = {f"{name}_plain": f"{usual} {RUNS[name]}" for name in SAME_BITS}
-    return bench_all(results, plain | {name: f"{usual} {EVALUATED} {given}" for name, given in RUNS.items()})
+    evaluated = {name: f"{usual} {EVALUATED} {given}" for name, given in RUNS.items()}
+    return bench_all(results / "held_out", plain | evaluated)
 
 
 @pytest.mark.parametrize("schedule", SAME_BITS)

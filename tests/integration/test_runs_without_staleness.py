@@ -54,7 +54,7 @@ LOOKUP = ("colocated", "separated_streaming", "async_0")
 @pytest.fixture(scope="module")
 def lookup_runs(results: Path) -> dict[str, Path]:
     task = "task=lookup task.latency_s=0.005"
-    return bench_all(results, {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in LOOKUP})
+    return bench_all(results / "lookup", {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in LOOKUP})
 
 
 @pytest.mark.slow
@@ -79,14 +79,14 @@ def text_runs(results: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         f"model={model} task=data task.data={folder}/rows.jsonl task.max_prompt_tokens=64 task.max_response_tokens=12 "
         "task.reward=tests.support.rewards:letters"
     )
-    return bench_all(results, {f"text_{name}": f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in TEXT})
+    return bench_all(results / "text", {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in TEXT})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", TEXT[1:])
 def test_text_of_a_chat_model_changes_nothing_of_that(text_runs: dict[str, Path], other: str) -> None:
-    run = text_runs[f"text_{other}"]
-    assert not differences(text_runs["text_colocated"], run)
+    run = text_runs[other]
+    assert not differences(text_runs["colocated"], run)
     invariants.check_run(invariants.read_run(run))
     samples = load_samples(run).to_pydict()
     assert set(samples["lag_worst"]) == {0} and len(set(samples["reward"])) > 10

@@ -58,7 +58,9 @@ def bench_all(results: Path, settings: Mapping[str, str]) -> dict[str, Path]:
     """
     each = [f"experiment={experiment} {given}" for experiment, given in settings.items()]
     _run([sys.executable, "-c", _ALL, *each], results, FIRST_TIMEOUT_S - 20)
-    return {experiment: folder for experiment in settings for folder in (results / experiment).glob("*/seed=0")}
+    found = {experiment: list((results / experiment).glob("*/seed=0")) for experiment in settings}
+    assert all(len(folders) == 1 for folders in found.values()), f"experiments of one name, or none: {found}"
+    return {experiment: folder for experiment, (folder,) in found.items()}
 
 
 def _run(arguments: list[str], results: Path, timeout_s: float) -> None:

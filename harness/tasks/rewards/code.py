@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from harness.tasks.task import Sample, Score
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _MIB = 1 << 20
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 1, 24, 36
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 24, 36, 37
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -91,8 +92,8 @@ def _words(text: str) -> list[list[str]]:
 
 def _output(program: str, given: str, limits: Limits) -> str:
     """What a program prints; "" where it fails, or needs more than it may have. Leaves no process and no file."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it leaves behind becomes ours to end
-    with tempfile.TemporaryDirectory(prefix="cadence-code-", ignore_cleanup_errors=True) as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="cadence-code-", ignore_cleanup_errors=True)
+    with _adopting_orphans(), temporary as folder:
         path, printed = Path(folder) / "program.py", Path(folder) / "output"
         path.write_text(program, encoding="utf-8", errors="replace")
         before = set(psutil.Process().children(recursive=True))
@@ -116,6 +117,18 @@ def _output(program: str, given: str, limits: Limits) -> str:
         if process.returncode != 0 or printed.stat().st_size > limits.file_mib * _MIB:
             return ""
         return printed.read_text(encoding="utf-8", errors="replace")
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """What a program leaves behind becomes a child of this process, which can end it."""
+    before = ctypes.c_int()
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def _limit(limits: Limits) -> None:
