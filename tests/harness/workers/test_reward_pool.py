@@ -39,12 +39,22 @@ def scoring(
         pool.close()
 
 
+_before: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def of_other_tests() -> None:
+    """Processes that were there before, such as servers that all tests of a session share."""
+    _before.clear()
+    _before.update(process.pid for process in psutil.Process().children(recursive=True))
+
+
 def descendants() -> list[psutil.Process]:
-    """That live, but for the one of multiprocessing, which stays."""
+    """That live and are new, but for the one of multiprocessing, which stays."""
     living = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # nor zombies: orphans of other tests, where this process inherits them
-            if "resource_tracker" not in " ".join(process.cmdline()):
+            if process.pid not in _before and "resource_tracker" not in " ".join(process.cmdline()):
                 living.append(process)
     return living
 
