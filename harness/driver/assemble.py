@@ -25,7 +25,8 @@ from typing import Any
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement
 from harness.driver.backends import Backend, RunSpec
-from harness.driver.build import ROLE_CLASSES, EngineFactory, WorkerSpec, build_roles, sampling_of
+from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_roles
+from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
 from harness.runtime.runtime import Handle, RealClock, RoleName, collect_progress, collect_waits

@@ -14,7 +14,7 @@ from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.cost_model.cost import transfer_times
 from harness.cost_model.job_cost import simulated_cost
-from harness.driver.build import EngineFactory, RealEngines, SimulatedEngines
+from harness.driver.engine_factories import EngineFactory, RealEngines, SimulatedEngines
 from harness.driver.preload import PRELOAD
 from harness.protocols import Clock
 from harness.runtime.fork_server import ForkServer

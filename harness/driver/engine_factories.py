@@ -1,0 +1,316 @@
+"""Makes the engines of a job: real ones, which compute, or simulated ones, which let time pass as a cost model says.
+Backends differ in nothing else of their roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.distributed import TCPStore
+
+from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+from engines.simulated.rollout import SimulatedRollout
+from harness.config import CostConfig, JobConfig, ModelConfig
+from harness.config.checks.plugins import engine_class, engine_options
+from harness.config.placement import Placement
+from harness.cost_model.cost import TransferTimes, transfer_times
+from harness.cost_model.lengths import Lengths
+from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
+from harness.tasks import Task, make_task, max_tokens
+from harness.tasks.task import SimulatedTask
+from harness.weight_sync.endpoints import LocalReceiver, LocalSender, WeightReceiver, WeightSender
+from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender
+from harness.workers.simulated_environment import simulated_environment
+from harness.workers.turns import EngineTurns, Turns, world_turns
+from schedules import Transport
+
+if TYPE_CHECKING:
+    from engines.torch.fsdp import FSDPEngine
+
+
+def sampling_of(config: JobConfig, task: Task) -> Sampling:
+    """Of training."""
+    algorithm = config.algorithm
+    return Sampling(max_tokens(config, task), algorithm.temperature, algorithm.top_p, task.stop_tokens)
+
+
+class EngineFactory(Protocol):
+    """Makes the engines of a job, each in the process of the role that uses it; picklable."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where engines take weights."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+
+    @property
+    def response_limit(self) -> int | None:
+        """Tokens that a response may have, with what an environment writes; None is no limit."""
+
+    @property
+    def ranks_together(self) -> int:
+        """Training workers that share layers, and so each micro-batch."""
+
+    @property
+    def transfer_pace(self) -> TransferTimes | None:
+        """The least that weight transfers take, where they are real and the engines are not."""
+
+    @property
+    def generate_s(self) -> float:
+        """Simulated seconds before a batch is generated as one."""
+
+    @property
+    def reward_s_per_sample(self) -> float:
+        """Simulated seconds of the host for the reward of one sample."""
+
+    def workers(self, role: str, devices: int) -> int:
+        """How many workers a role has on so many devices: one each, or one that stands for several."""
+
+    def ranks(self, role: str) -> int:
+        """Data-parallel ranks of a role that one worker stands for."""
+
+    def device_of(self, role: str, number: int, placement: Placement) -> int:
+        """The device whose worker has this one."""
+
+    def rollout(self, number: int, clock: Clock) -> RolloutEngine: ...
+
+    def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
+        """With weights of its own."""
+
+    def trainer(self, rank: int, clock: Clock) -> Any:
+        """A TrainEngine. Returns when all ranks have met."""
+
+    def scorer(self, trainer: Any, clock: Clock) -> Scorer:
+        """With the parameters of the trainer beside it."""
+
+    def reference(self, trainer: Any, clock: Clock) -> Scorer:
+        """With the initial parameters, spread over the training world as those of the trainer beside it are."""
+
+    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
+        """For what all training ranks compute together, of which this one's `device` takes turns."""
+
+    def beside_turns(self, device: Turns, world: Turns) -> Turns:
+        """Of an engine whose device has a training rank, which takes its turns in `world`."""
+
+    def local_sender(self, clock: Clock) -> WeightSender:
+        """Of a trainer whose weights are taken from where they are."""
+
+    def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
+        """Of an engine beside that trainer."""
+
+
+@dataclass(frozen=True)
+class RealEngines:
+    """Engines that compute. model: with the checkpoint of the initial weights; store: its host and port, where the
+    training world meets."""
+
+    config: JobConfig
+    model: ModelConfig
+    seed: int
+    gpu: bool
+    training_world: int
+    store: tuple[str, int]
+    transfer_pace = None
+    generate_s = 0.0
+    reward_s_per_sample = 0.0
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if self.gpu else "cpu")
+
+    @property
+    def task(self) -> Task:
+        return make_task(self.config)
+
+    @property
+    def response_limit(self) -> int:
+        return max_tokens(self.config, self.task)
+
+    @property
+    def ranks_together(self) -> int:
+        return self.config.training.tensor_parallel
+
+    def workers(self, role: str, devices: int) -> int:
+        return devices
+
+    def ranks(self, role: str) -> int:
+        return 1
+
+    def device_of(self, role: str, number: int, placement: Placement) -> int:
+        return placement.devices[role][number]
+
+    def rollout(self, number: int, clock: Clock) -> RolloutEngine:
+        task = self.task
+        options, longest = engine_options(self.config), max_tokens(self.config, task)
+        engine: RolloutEngine = engine_class(self.config.engine.name)(
+            self._initial_model(task.max_prompt_tokens + longest),
+            sampling=sampling_of(self.config, task),
+            slots=self.config.engine.slots,
+            seed=self.seed,
+            clock=clock,
+            device=self.device,
+            name=str(number),
+            **({} if options is None else {"options": options}),
+        )
+        return engine
+
+    def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
+        from engines.torch.scoring import TorchLogProb
+
+        return TorchLogProb(
+            self._initial_model(),
+            temperature=self.config.algorithm.temperature,
+            device=self.device,
+            layout=self.config.training.layout,
+        )
+
+    def trainer(self, rank: int, clock: Clock) -> FSDPEngine:
+        from engines.torch.fsdp import FSDPEngine, init_world
+
+        world, training, timeout_s = self.training_world, self.config.training, self.config.cluster.wait_timeout_s
+        mesh = init_world(self._join_store(), rank, world, self.device, timeout_s, training.tensor_parallel)
+        model = self._initial_model()
+        return FSDPEngine(
+            model, self.config.algorithm, mesh=mesh, device=self.device, training=training, steps=self.config.iterations
+        )
+
+    def scorer(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
+        return trainer.scorer()
+
+    def reference(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
+        from engines.torch.fsdp import sharded_reference
+
+        assert trainer.mesh is not None, "a trainer of a job has a world"
+        return sharded_reference(
+            self._initial_model(),
+            mesh=trainer.mesh,
+            device=self.device,
+            temperature=self.config.algorithm.temperature,
+            training=self.config.training,
+        )
+
+    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
+        ranks = self.training_world
+        return world_turns(self._join_store(), rank=rank, ranks=ranks, device=device, limit_s=limit_s)
+
+    def beside_turns(self, device: Turns, world: Turns) -> Turns:
+        return EngineTurns(device, world)
+
+    def _join_store(self) -> TCPStore:
+        timeout = timedelta(seconds=self.config.cluster.wait_timeout_s)
+        return TCPStore(*self.store, self.training_world, False, timeout, wait_for_workers=False)
+
+    def local_sender(self, clock: Clock) -> WeightSender:
+        return LocalSender()
+
+    def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
+        return LocalReceiver(trainer)
+
+    def _initial_model(self, longest: int | None = None) -> Any:
+        """longest: tokens of a sample, for which caches are made; without it as many as the model can take."""
+        from engines.torch.model import build_model
+
+        torch.set_num_threads(self.config.cluster.threads_per_device)
+        return build_model(replace(self.model, max_length=longest or self.model.max_length), seed=0)
+
+
+@dataclass(frozen=True)
+class SimulatedEngines:
+    """Engines that let time pass. cost: resolved for the model and its layout; data_parallel: ranks of each role;
+    paced: weights are really sent, so that there have to be some."""
+
+    config: JobConfig
+    cost: CostConfig
+    seed: int
+    transport: Transport
+    data_parallel: Mapping[str, int]
+    paced: bool
+    device = torch.device("cpu")
+    ranks_together = 1
+    response_limit = None  # a simulated environment ends by itself
+
+    @property
+    def task(self) -> Task:
+        environment = simulated_environment(self.cost)
+        return SimulatedTask(self.cost.prompt_tokens, self.cost.lengths.cap, environment=environment)
+
+    @property
+    def transfer_pace(self) -> TransferTimes | None:
+        return self._times if self.paced else None
+
+    @property
+    def generate_s(self) -> float:
+        return self.cost.generate_s
+
+    @property
+    def reward_s_per_sample(self) -> float:
+        return self.cost.reward_s_per_sample
+
+    def workers(self, role: str, devices: int) -> int:
+        return devices // self.config.engine.tensor_parallel if role == "rollout" else 1
+
+    def ranks(self, role: str) -> int:
+        return self.data_parallel[role]
+
+    def device_of(self, role: str, number: int, placement: Placement) -> int:
+        """Roles that share a pool are all on its first device, since one of them may stand for several devices."""
+        devices = placement.devices[role]
+        shared = len(placement.roles_on(devices[0])) > 1
+        return devices[0] if shared else devices[number * self.config.engine.tensor_parallel]
+
+    def rollout(self, number: int, clock: Clock) -> RolloutEngine:
+        group_size = self.config.algorithm.group_size
+        return SimulatedRollout(
+            self.cost,
+            Lengths(self.cost.lengths, self.seed, group_size),
+            slots=self.config.engine.slots,
+            group_size=group_size,
+            several_turns=self.cost.turns is not None,
+            clock=clock,
+            load_s=self._times.load_s,
+            name=str(number),
+        )
+
+    def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
+        ranks, load_s = self.data_parallel[role], self._times.load_s
+        return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks)
+
+    def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
+        return self.log_prob("actor_fwd", clock)
+
+    def reference(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
+        return self.log_prob("reference", clock)
+
+    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
+        return device
+
+    def beside_turns(self, device: Turns, world: Turns) -> Turns:
+        return device
+
+    def local_sender(self, clock: Clock) -> WeightSender:
+        return SimulatedSender(self._times, clock)
+
+    def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
+        return SimulatedReceiver(self._times, clock)
+
+    def trainer(self, rank: int, clock: Clock) -> SimulatedTrainer:
+        weights = {"weights": torch.zeros(_PACED_WEIGHTS)} if self.paced else {}
+        ranks = self.data_parallel["actor"]
+        return SimulatedTrainer(self.cost, clock, ranks=ranks, parameters=weights, training=self.config.training)
+
+    @property
+    def _times(self) -> TransferTimes:
+        return transfer_times(self.cost, self.transport)
+
+
+_PACED_WEIGHTS = 32_768
+"""Numbers in the weights that a paced run sends: as many bytes as a quarter of the tiny model's."""
