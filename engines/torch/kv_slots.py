@@ -19,15 +19,16 @@ less time on a small model (tests/benchmarks/bench_rollout.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from engines.torch.model import float32_head, sliding_layers
-from engines.torch.packing import causal_window, refuse_changed_scores
+from engines.torch.model import float32_head, model_shape
+from engines.torch.packing import refuse_changed_scores, window_mask
 from harness.rl.log_probs import logits_in_float32
 
 if TYPE_CHECKING:
@@ -49,21 +50,18 @@ PREFILL_TOKENS = 8192
 """Most tokens in one prefill pass, which bounds its activations."""
 
 
-class Attention(Protocol):
-    """What a pass does in each layer: query [N, heads, dim], key and value [N, kv_heads, dim] -> [N, heads * dim].
+@dataclass(frozen=True)
+class LayerAttention:
+    """How a layer attends, and the number of its cache. scale: of the scores; None is one over the root of the heads'
+    size. window: how many tokens, itself included, a token sees; None: all before it."""
 
-    scale: of the scores; None is one over the root of dim. window: how many tokens, itself included, a token sees;
-    None: all before it."""
+    number: int
+    scale: float | None = None
+    window: int | None = None
 
-    def __call__(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None = None,
-        window: int | None = None,
-    ) -> torch.Tensor: ...
+
+Attention = Callable[[LayerAttention, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""What a pass does in each layer: query [N, heads, dim], key and value [N, kv_heads, dim] -> [N, heads * dim]."""
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -87,13 +85,14 @@ class SlotModel:
         config = model.config
         self.model, self.slots = model, slots
         self.max_length: int = config.max_position_embeddings
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        shape = model_shape(model)
+        self.heads: int = shape["heads"]
+        self.kv_heads: int = shape["kv_heads"]
+        self.head_dim: int = shape["head_dim"]
         self.capacity = key_length(self.max_length)
         self.head: torch.nn.Linear = model.get_output_embeddings()
         self._float32 = float32_head(model)
-        self._by_block = config.model_type in BLOCKS and not sliding_layers(config)
+        self._by_block = config.model_type in BLOCKS and not shape["sliding_layers"]
         if not self._by_block:
             _use_slot_attention(model)
         self.allocate()
@@ -159,21 +158,16 @@ class SlotModel:
         before = (self.positions[:length] <= at[:, None])[:, None, None]
 
         def attention(
-            layer: int,
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            scale: float | None = None,
-            window: int | None = None,
+            layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
             # The query heads that share a key head become query rows: no copy of keys per query head.
             grouped = F.pad(query.view(rows, self.kv_heads, shared, self.head_dim), (0, 0, 0, max(0, QUERIES - shared)))
-            keys = self.keys[layer][:rows, :length].transpose(1, 2)
-            values = self.values[layer][:rows, :length].transpose(1, 2)
+            keys = self.keys[layer.number][:rows, :length].transpose(1, 2)
+            values = self.values[layer.number][:rows, :length].transpose(1, 2)
             mask = before
-            if window is not None:
-                mask = before & (self.positions[:length] > at[:, None] - window)[:, None, None]
-            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+            if layer.window is not None:
+                mask = before & (self.positions[:length] > at[:, None] - layer.window)[:, None, None]
+            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale)
             return out[:, :, :shared].reshape(rows, -1)
 
         hidden = self._forward(self._tensor(tokens), at, self._tensor(range(rows)), attention)
@@ -190,17 +184,12 @@ class SlotModel:
         )
 
         def attention(
-            layer: int,
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            scale: float | None = None,
-            window: int | None = None,
+            layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         ) -> torch.Tensor:
             query, key, value = (x.view(rows, length, -1, self.head_dim).transpose(1, 2) for x in (query, key, value))
-            mask = None if window is None or window >= length else causal_window(length, window, query.device)
+            mask = window_mask(length, layer.window, query.device)
             out = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True
             )
             return out.transpose(1, 2).reshape(rows * length, -1)
 
@@ -216,19 +205,12 @@ class SlotModel:
         where = slots * self.capacity + positions
         tokens, positions = F.pad(tokens, (0, padding)), F.pad(positions, (0, padding))
 
-        def cached(
-            layer: int,
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            scale: float | None = None,
-            window: int | None = None,
-        ) -> torch.Tensor:
+        def cached(layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
             """Of padded rows."""
             query, key, value = query[:real], key[:real], value[:real]
-            self.keys[layer].view(-1, self.kv_heads, self.head_dim).index_copy_(0, where, key)
-            self.values[layer].view(-1, self.kv_heads, self.head_dim).index_copy_(0, where, value)
-            mixed = attention(layer, query, key, value, scale, window)
+            self.keys[layer.number].view(-1, self.kv_heads, self.head_dim).index_copy_(0, where, key)
+            self.values[layer.number].view(-1, self.kv_heads, self.head_dim).index_copy_(0, where, value)
+            mixed = attention(layer, query, key, value)
             return F.pad(mixed, (0, 0, 0, padding)) if padding else mixed
 
         if self._by_block:
@@ -247,7 +229,7 @@ class SlotModel:
         does for every token besides."""
         cos, sin = self.cos[positions], self.sin[positions]
         hidden = self.model.model.embed_tokens(tokens)
-        for i, layer in enumerate(self.model.model.layers):
+        for number, layer in enumerate(self.model.model.layers):
             block = layer.self_attn
             x = layer.input_layernorm(hidden)
             query = block.q_proj(x).view(-1, self.heads, self.head_dim)
@@ -255,7 +237,8 @@ class SlotModel:
             if hasattr(block, "q_norm"):
                 query, key = block.q_norm(query), block.k_norm(key)
             value = block.v_proj(x).view(-1, self.kv_heads, self.head_dim)
-            hidden = hidden + block.o_proj(attention(i, _rotate(query, cos, sin), _rotate(key, cos, sin), value))
+            query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+            hidden = hidden + block.o_proj(attention(LayerAttention(number), query, key, value))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return self.model.model.norm(hidden)
 
@@ -298,5 +281,5 @@ def slot_attention(
     """
     refuse_changed_scores(others)
     query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
-    mixed = slot_attention(module.layer_idx, query, key, value, scaling, sliding_window)
+    mixed = slot_attention(LayerAttention(module.layer_idx, scaling, sliding_window), query, key, value)
     return mixed.view(1, *query.shape), None

@@ -61,9 +61,9 @@ def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def sliding_layers(config: PretrainedConfig) -> int:
-    """How many layers see a window only."""
-    return int(shape_of(config, "of this model")["sliding_layers"])
+def model_shape(model: PreTrainedModel) -> dict[str, Any]:
+    """By the names that `ModelConfig` has for it."""
+    return shape_of(model.config, "of this model")
 
 
 @contextmanager

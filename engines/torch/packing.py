@@ -170,8 +170,11 @@ def refuse_changed_scores(others: Mapping[str, Any]) -> None:
             raise NotImplementedError(f"attention with {name} is not computed here; use another model")
 
 
-def causal_window(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """Which keys a query sees of the `window` tokens that end with itself: bool [length, length]."""
+def window_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Which keys a query sees of the `window` tokens that end with itself: bool [length, length]. None where it sees
+    all before it, for which attention needs no mask."""
+    if window is None or window >= length:
+        return None
     back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
     return (back >= 0) & (back < window)
 
@@ -187,8 +190,7 @@ def _one_by_one(
     parts = zip(*(part.split(boundaries.lengths, dim=2) for part in (query, key, value)), strict=True)
     done = []
     for q, k, v in parts:
-        length = q.shape[2]
-        mask = None if window is None or window >= length else causal_window(length, window, q.device)
+        mask = window_mask(q.shape[2], window, q.device)
         done.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling))
     return torch.cat(done, dim=2).transpose(1, 2)
 

@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from engines.loading import write_model
+from engines.torch.model import model_shape
 from engines.vllm.options import Options
 from harness.protocols import EngineDied
 
@@ -220,12 +221,11 @@ def _arguments(model: PreTrainedModel, slots: int, device: torch.device, options
 def _cache_bytes(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> int:
     """Room for all slots at full length, so that no sample is ever preempted; on a GPU, at most what it has left beside
     the weights and a new set of them."""
-    config = model.config
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    head = -(-size // 32) * 32  # the CPU's kernels widen small heads
+    shape = model_shape(model)
+    head = -(-shape["head_dim"] // 32) * 32  # the CPU's kernels widen small heads
     dtype = model.dtype if options.dtype is None else getattr(torch, options.dtype)
-    token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * dtype.itemsize
-    wanted = (slots + 1) * -(-config.max_position_embeddings // options.block_size) * options.block_size * token
+    token = 2 * shape["layers"] * shape["kv_heads"] * head * dtype.itemsize
+    wanted = (slots + 1) * -(-shape["max_length"] // options.block_size) * options.block_size * token
     if device.type != "cuda":
         return wanted
     free, _ = torch.cuda.mem_get_info(device)

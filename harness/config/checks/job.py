@@ -156,7 +156,10 @@ def _check_weights(model: ModelConfig) -> None:
                 "folder with weights as model.checkpoint"
             )
         return
-    require_shape(model, read_config(local_folder(model.checkpoint, weights=not model.checkpoint.startswith(HUB)), ""))
+    require_shape(
+        model,
+        read_config(local_folder(model.checkpoint, weights=not model.checkpoint.startswith(HUB)), model.checkpoint),
+    )
 
 
 def _check_top_p(top_p: float) -> None:
