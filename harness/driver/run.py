@@ -51,7 +51,7 @@ def run_seed(
         smoke=config.smoke,
     )
     with run_directory(config, seed, results) as folder, ExitStack() as stack:
-        load = LoadWatch()
+        load = LoadWatch(None if server is None else server.above)
         manifest = build_manifest(identity, {"run": seed, "warm_start": 0, "weights": 0})
         manifest["plugins"] = [dataclasses.asdict(plugin) for plugin in plugins_of(config)]
         folder.write_config(plain(config))

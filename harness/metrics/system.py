@@ -78,18 +78,20 @@ def _monitors() -> list[Any]:
 
 
 class LoadWatch:
-    """How busy the machine was with other things since it was made; `so_far` is `load` in the manifest."""
+    """How busy the machine was with other things since it was made; `so_far` is `load` in the manifest.
 
-    def __init__(self) -> None:
-        self._average = _load_average()
-        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
+    root: process id; it and all processes below it are this run, by default the one that asks."""
+
+    def __init__(self, root: int | None = None) -> None:
+        self._average, self._root = _load_average(), root or os.getpid()
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), own_seconds(self._root)
 
     def so_far(self) -> dict[str, float]:
         """`average_at_start`, `average_at_end`: runnable processes per core, over a minute, this run's own included.
         `others`: share of these cores that other processes kept busy meanwhile, or that the machine's host took away.
         """
         elapsed = max(time.monotonic() - self._began, 1e-9)
-        others = (_busy_seconds() - self._busy) - (_own_seconds() - self._own)
+        others = (_busy_seconds() - self._busy) - (own_seconds(self._root) - self._own)
         return {
             "average_at_start": round(self._average, 3),
             "average_at_end": round(_load_average(), 3),
@@ -117,9 +119,9 @@ def _busy_seconds() -> float:
     )
 
 
-def _own_seconds() -> float:
+def own_seconds(root: int) -> float:
     """Seconds of processor time of this process and all below it, those that have ended included."""
-    process, total = psutil.Process(), 0.0
+    process, total = psutil.Process(root), 0.0
     for one in [process, *process.children(recursive=True)]:
         try:
             times = one.cpu_times()

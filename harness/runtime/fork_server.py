@@ -123,6 +123,12 @@ class ForkServer:
                 os.close(descriptor)
         return ForkedProcess(number, reader, self, log or self.log)
 
+    @property
+    def above(self) -> int:
+        """The process that this one and all that is forked for it are below, or are: the server, if that forked this
+        one, too."""
+        return os.getppid() if self._process is None else os.getpid()
+
     def has_ended(self) -> bool:
         """Of a server that this process launched."""
         return self._process is not None and self._process.poll() is not None

@@ -15,7 +15,7 @@ def test_own_work_is_no_load_and_the_work_of_others_is(monkeypatch: pytest.Monke
     now, busy, own = [100.0], [1000.0], [50.0]
     monkeypatch.setattr(system.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(system, "_busy_seconds", lambda: busy[0])
-    monkeypatch.setattr(system, "_own_seconds", lambda: own[0])
+    monkeypatch.setattr(system, "own_seconds", lambda root: own[0])
     monkeypatch.setattr(system, "_cores", lambda: [0, 1])
     watch = LoadWatch()
     now[0], busy[0], own[0] = 110.0, 1016.0, 62.0  # of 20 seconds on two cores: 12 its own, 4 of others, 4 idle

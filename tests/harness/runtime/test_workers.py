@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from harness.metrics.system import own_seconds
 from harness.protocols import Span
 from harness.runtime import messages as m
 from harness.runtime.fork_server import ForkServer
@@ -325,6 +326,33 @@ def test_drivers_and_their_workers_come_from_one_server_and_workers_end_with_the
             worker, until = int((tmp_path / f"{name}.log").read_text()), time.monotonic() + 30
             while not is_gone(worker):
                 assert time.monotonic() < until
+    finally:
+        server.close()
+
+
+def compute() -> None:
+    while time.process_time() < 0.3:
+        pass
+
+
+def drive_and_watch(descriptor: int) -> None:
+    server = ForkServer.join(descriptor)
+    before = own_seconds(server.above)
+    worker = server.start(compute, ())
+    worker.wait(60)
+    print(own_seconds(server.above) - before, flush=True)
+    worker.close()
+
+
+def test_what_a_server_forks_for_a_driver_that_it_forked_is_work_of_the_drivers(tmp_path: Path) -> None:
+    server = launch_server([__name__], log=tmp_path / "log")
+    try:
+        with server.share() as shared:
+            driver = server.start(drive_and_watch, (), [shared.fileno()], log=tmp_path / "driver.log")
+        assert driver.wait(60) == "ended with exit code 0", (tmp_path / "driver.log").read_text()
+        driver.close()
+        assert float((tmp_path / "driver.log").read_text()) >= 0.29  # of 0.3, in ticks of 10 ms
+        assert server.above == os.getpid()
     finally:
         server.close()
 
