@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import Handle, RealClock, Runtime, ask_all
 from harness.tasks import Problem, Task
 from harness.weight_sync.membership import Fleet
+from harness.workers.computing_role import ComputingRole
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import RewardStage
 
@@ -69,14 +70,6 @@ class Evaluated:
         return found
 
 
-class Held(Protocol):
-    """A role that can be stopped where it is."""
-
-    async def hold(self) -> None: ...
-
-    async def let_go(self) -> None: ...
-
-
 class Evaluation:
     """Of every `settings.every`-th version, of version 0, and of the last one.
 
@@ -94,7 +87,7 @@ class Evaluation:
         devices: int,
         fleet: Fleet[RolloutRole],
         reward: Handle[RewardStage],
-        others: Sequence[Handle[Held]],
+        others: Sequence[Handle[ComputingRole]],
         runtime: Runtime,
         clock: RealClock,
         hear: Callable[[Evaluated], None],
@@ -172,7 +165,8 @@ class Evaluation:
     async def _standing_still(self) -> AsyncIterator[Sequence[Handle[RolloutRole]]]:
         """The job, and its clock. Engines last: they work on while others come to the end of what they compute."""
         engines = list(self.fleet.working)
-        await ask_all(self.others, _hold)
+        while any(await ask_all(self.others, _hold)):
+            continue  # one that waited for a device may have got it when another's turn was over
         await ask_all(engines, _hold)
         at = max(self.clock.stop(), await self.runtime.stop_clocks())
         yield engines
@@ -182,8 +176,8 @@ class Evaluation:
         await ask_all(self.others, _let_go)
 
 
-async def _hold(role: Any) -> None:
-    await role.hold()
+async def _hold(role: Any) -> Any:
+    return await role.hold()
 
 
 async def _let_go(role: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ import torch
 
 from harness.protocols import Clock, Span, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
-from harness.runtime.runtime import Waits, open_ended
+from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.saving import save_weights
+from harness.workers.computing_role import ComputingRole
 from harness.workers.readers import Deadlines, MicroBatchReader
-from harness.workers.turns import NO_TURNS, Gate, Turns
+from harness.workers.turns import NO_TURNS, Turns
 
 
 @dataclass
@@ -57,7 +57,7 @@ class TrainReport:
     spans: list[Span] = field(default_factory=list)
 
 
-class ActorRole(SendingWorker):
+class ActorRole(ComputingRole, SendingWorker):
     """One training rank. `reader` knows in which order it takes groups. It computes and publishes in its turn."""
 
     def __init__(
@@ -70,12 +70,9 @@ class ActorRole(SendingWorker):
         device: torch.device,
         turns: Turns = NO_TURNS,
     ) -> None:
+        super().__init__(f"actor[{rank}]", turns)
         self.engine, self.clock, self.reader = engine, clock, reader
         self.rank, self.name, self.device = rank, str(rank), device
-        self.turns = turns
-        self.waits = Waits(f"actor[{rank}]", turns.lines)
-        self._computed = 0  # micro-batches and steps
-        self.gate = Gate()
         self.version = 0  # of the engine's parameters, as they are now
 
     @open_ended
@@ -99,19 +96,14 @@ class ActorRole(SendingWorker):
                 sums = await self.engine.accumulate(train_batch(batch))
                 report.sums = add_diagnostics(report.sums, sums | _scored_ago(batch, iteration))
                 self._note(report, "update_actor", start, self.clock.now(), iteration)
-            self._computed += 1
             report.trained.append(_trained_rows(batch, self.clock.now()))
         async with self.turn("train"):
             start = self.clock.now()
             with self.waits("train", "the other ranks' gradients"):
                 report.step = await self.engine.step()
-            self._computed += 1
             self.version = iteration + 1
             self._note(report, "update_actor", start, self.clock.now(), iteration)
         return report
-
-    def turn(self, loop: str) -> AbstractAsyncContextManager[None]:
-        return self.gate.turn(self.turns, f"{self.waits.owner}.{loop}")
 
     def _fetch(self, batches: AsyncIterator[Batch], iteration: int) -> asyncio.Task[Batch | None]:
         async def fetch() -> Batch | None:
@@ -122,23 +114,6 @@ class ActorRole(SendingWorker):
 
     def _note(self, report: TrainReport, kind: str, start: float, end: float, iteration: int) -> None:
         report.spans.append(Span("actor", self.name, kind, start, end, iteration, iteration))
-
-    async def waiting(self) -> list[str]:
-        """What this rank waits for, a line each."""
-        return self.waits.lines()
-
-    @open_ended
-    async def hold(self) -> None:
-        """Compute nothing until `let_go`; returns when what is computed now is over."""
-        await self.gate.shut()
-
-    async def let_go(self) -> None:
-        """Go on."""
-        self.gate.open()
-
-    async def progress(self) -> int:
-        """Micro-batches and steps computed so far."""
-        return self._computed
 
     async def save_weights(self, folder: str) -> None:
         """All weights into a folder that is there, gathered; every rank calls it, rank 0 writes."""

@@ -15,18 +15,19 @@ import torch
 
 from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages
-from harness.runtime.runtime import Waits, open_ended
+from harness.runtime.runtime import open_ended
 from harness.tasks import Problem, Sample, Task, extra_metrics, extra_values, sample_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
+from harness.workers.computing_role import ComputingRole
 from harness.workers.dataflow import iteration_of, partition_name, text_column, texts_of
 from harness.workers.readers import RankQueue
 from harness.workers.reward_scorers import FailureLog, RewardScorer
 from harness.workers.rollout import rollout_columns
-from harness.workers.turns import NO_TURNS, Gate, Turns
+from harness.workers.turns import NO_TURNS, Turns
 
 
-class Stage(ABC):
+class Stage(ComputingRole, ABC):
     """One worker of a role between rollout and training.
 
     role: the task it is in the queue; kind: what its spans are called; rows: the micro-batch, in samples;
@@ -51,12 +52,10 @@ class Stage(ABC):
         turns: Turns = NO_TURNS,
         ahead: bool = False,
     ) -> None:
-        self.queue, self.clock, self.name, self.turns, self.ahead = queue, clock, name, turns, ahead
+        super().__init__(f"{self.role}[{name}]", turns)
+        self.queue, self.clock, self.name, self.ahead = queue, clock, name, ahead
         self.rows, self.minimum = rows, minimum
-        self._computed = 0  # micro-batches
-        self.gate = Gate()
         self.version = 0
-        self.waits = Waits(f"{self.role}[{name}]", turns.lines)
         self._spans: list[Span] = []
 
     @open_ended
@@ -79,23 +78,6 @@ class Stage(ABC):
         spans, self._spans = self._spans, []
         return spans
 
-    async def waiting(self) -> list[str]:
-        """What this worker's loops wait for, a line each."""
-        return self.waits.lines()
-
-    @open_ended
-    async def hold(self) -> None:
-        """Compute nothing until `let_go`; returns when what is computed now is over."""
-        await self.gate.shut()
-
-    async def let_go(self) -> None:
-        """Go on."""
-        self.gate.open()
-
-    async def progress(self) -> int:
-        """Micro-batches computed so far."""
-        return self._computed
-
     async def _work(self, partition: str | None) -> None:
         """Consumes this role's inputs, of one partition or of all, and produces its outputs.
 
@@ -110,11 +92,10 @@ class Stage(ABC):
                 following = asyncio.create_task(self._fetch(partition))
                 await asyncio.sleep(0)  # lets the request leave before the computation takes the process
             iteration = iteration_of(batch.partition)
-            async with self.gate.turn(self.turns, f"{self.waits.owner}.work"):
+            async with self.turn("work"):
                 start = self.clock.now()
                 columns = await self.compute(batch)
                 end = self.clock.now()
-            self._computed += 1
             self._spans.append(Span(self.role, self.name, self.kind, start, end, self.version, iteration))
             _, batch = await asyncio.gather(
                 self.queue.put(batch.partition, batch.rows, columns),

@@ -26,35 +26,6 @@ class Turns(Protocol):
         """A line for each loop of this role that waits for its turn, the longest wait first."""
 
 
-class Gate:
-    """Before every turn of a role: shut, it lets none begin."""
-
-    def __init__(self) -> None:
-        self._open, self._empty = asyncio.Event(), asyncio.Event()
-        self._open.set()
-        self._empty.set()
-
-    @asynccontextmanager
-    async def turn(self, turns: Turns, who: str) -> AsyncIterator[None]:
-        """One of `turns`, once the gate is open. Who waits for it already, as ranks do for each other, is not stopped
-        by a gate that is shut meanwhile."""
-        await self._open.wait()
-        async with turns.turn(who):
-            self._empty.clear()
-            try:
-                yield
-            finally:
-                self._empty.set()
-
-    async def shut(self) -> None:
-        """Returns when what is computed now is over."""
-        self._open.clear()
-        await self._empty.wait()
-
-    def open(self) -> None:
-        self._open.set()
-
-
 class NoTurns:
     """For roles that compute on no device, or have one to themselves: they never wait."""
 

@@ -46,8 +46,9 @@ class Job:
         )
 
     def role(self, name: str) -> Any:
-        async def hold() -> None:
+        async def hold() -> bool:
             self.log.append(f"hold {name}")
+            return self.log.count(f"hold {name}") == 1
 
         async def let_go() -> None:
             self.log.append(f"let go {name}")
@@ -121,7 +122,7 @@ async def test_the_job_stands_still_meanwhile_and_so_does_its_clock() -> None:
     job = Job()
     await job.evaluation.evaluate(0)
     assert job.log == [
-        *("hold actor[0]", "hold rollout[0]", "hold rollout[1]", "stop"),
+        *("hold actor[0]", "hold actor[0]", "hold rollout[0]", "hold rollout[1]", "stop"),
         *("start", "let go rollout[0]", "let go rollout[1]", "let go actor[0]"),
     ]
     assert len(set(job.times)) == 1, "the clock went on"

@@ -19,7 +19,6 @@ from engines.torch.scoring import TorchLogProb
 from harness.runtime.virtual_runtime import run_virtual
 from harness.workers.turns import (
     DeviceTurns,
-    Gate,
     HeldTurn,
     NoTurns,
     PlacedTurns,
@@ -448,26 +447,3 @@ def test_two_processes_train_and_score_side_by_side_in_the_same_order() -> None:
             batch = batch_of(samples)
             expected = asyncio.run(alone.log_probs(batch.prompts, batch.responses))
             np.testing.assert_array_equal(scores, expected.values)
-
-
-async def test_a_gate_that_is_shut_lets_what_computes_end_and_nothing_begin() -> None:
-    gate, device, order, ends = Gate(), DeviceTurns(), list[str](), asyncio.Event()
-
-    async def compute(who: str) -> None:
-        async with gate.turn(device, who):
-            order.append(who)
-            await ends.wait()
-
-    first = asyncio.create_task(compute("first"))
-    await asyncio.sleep(0)
-    shutting = asyncio.create_task(gate.shut())
-    await asyncio.sleep(0)
-    second = asyncio.create_task(compute("second"))
-    await asyncio.sleep(0)
-    assert not shutting.done()
-    ends.set()
-    await asyncio.gather(first, shutting)
-    assert order == ["first"] and not second.done()
-    gate.open()
-    await second
-    assert order == ["first", "second"]
