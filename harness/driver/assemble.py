@@ -29,7 +29,7 @@ from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_roles
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
-from harness.runtime.runtime import Handle, RealClock, RoleName, collect_progress, collect_waits
+from harness.runtime.runtime import Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import environment_of, extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
@@ -59,10 +59,6 @@ class Assembly:
     async def waiting(self) -> list[str]:
         """What every loop waits for, now. Workers that compute are not waited for."""
         return [*await self.coordinator.waiting(), *await collect_waits(self.roles), *await self.queue.waiting()]
-
-    async def progress(self) -> int:
-        """Grows whenever a role computed something. Those that compute now are not waited for."""
-        return await collect_progress(self.roles)
 
     def waiting_now(self) -> list[str]:
         """The same, where all is in this process, which is not free to wait for answers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, T
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.interrupts import run_in
-from harness.runtime.runtime import Handle, RealClock, WaitingRole, WorkerDied, watch_progress
+from harness.runtime.runtime import Handle, Progress, RealClock, WaitingRole, WorkerDied, watch_progress
 from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
 from harness.tasks import environment_of, extra_metrics, make_task
 from harness.weight_sync.membership import LostEngine
@@ -152,20 +152,22 @@ class Session:
             with self.publish_address(url, token):
                 yield
 
-    async def _progress(self) -> tuple[int, int]:
-        """Another one whenever anything happened: an event here, a micro-batch or a token anywhere."""
-        return self.recorder.events, await self.assembly.progress()
-
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         """Beside the watch for a stall, where time passes by itself."""
         if not isinstance(self.clock, RealClock):
             with infrequent_gc():
                 return await work
         limit = self.run.config.cluster.stall_timeout_s
-        async with asyncio.TaskGroup() as tasks:
-            guard = tasks.create_task(watch_progress(self._progress, self.assembly.waiting, limit, self.clock))
-            await work
-            guard.cancel()
+        with closing(Progress(self.assembly.roles)) as roles:
+
+            async def progress() -> object:
+                """Another one whenever anything happened: an event here, a micro-batch or a token anywhere."""
+                return self.recorder.events, await roles.now()
+
+            async with asyncio.TaskGroup() as tasks:
+                guard = tasks.create_task(watch_progress(progress, self.assembly.waiting, limit, self.clock))
+                await work
+                guard.cancel()
 
 
 def _lost_engine(failure: BaseException) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from harness.protocols import Clock, EngineDied
@@ -213,20 +213,37 @@ async def collect_waits(handles: Sequence[Handle[WaitingRole]], answer_s: float 
     return [line for task in asked for line in task.result()]
 
 
-async def collect_progress(handles: Sequence[Handle[WaitingRole]], answer_s: float = _ANSWER_S) -> int:
-    """Of all roles together. One that computes cannot answer, and has made none since it was asked last; nor has one
-    that is dead, which is for others to say."""
-    async with asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(_progress_of(handle, answer_s)) for handle in handles]
-    return hash(tuple(task.result() for task in asked))
+class Progress:
+    """What these roles have computed, together: equal as long as none of them computes anything.
 
+    One that computes cannot answer meanwhile: its answer counts when it comes, and it is not asked again before. One
+    that is dead is for others to notice. answer_s: the longest wait for answers. To be closed.
+    """
 
-async def _progress_of(handle: Handle[WaitingRole], answer_s: float) -> int | None:
-    try:
-        async with asyncio.timeout(answer_s):
-            return await handle.role.progress()
-    except (TimeoutError, WorkerDied):
-        return None
+    def __init__(self, handles: Sequence[Handle[WaitingRole]], answer_s: float = _ANSWER_S) -> None:
+        self._handles, self._answer_s = handles, answer_s
+        self._known: dict[str, int] = {}
+        self._asked: dict[str, asyncio.Task[None]] = {}
+
+    async def now(self) -> tuple[tuple[str, int], ...]:
+        """By role, as last heard."""
+        for handle in self._handles:
+            asked = self._asked.get(handle.name)
+            if asked is None or asked.done():
+                self._asked[handle.name] = asyncio.create_task(self._ask(handle))
+        answered, _ = await asyncio.wait(self._asked.values(), timeout=self._answer_s)
+        for answer in answered:
+            answer.result()
+        return tuple(sorted(self._known.items()))
+
+    async def _ask(self, handle: Handle[WaitingRole]) -> None:
+        with suppress(TimeoutError, WorkerDied):
+            self._known[handle.name] = await handle.role.progress()
+
+    def close(self) -> None:
+        """Waits for no answer any more."""
+        for asked in self._asked.values():
+            asked.cancel()
 
 
 async def _waits_of(handle: Handle[WaitingRole], answer_s: float) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 
 import pytest
 
-from harness.runtime.runtime import Stalled, Waits, collect_progress, collect_waits, watch_progress
+from harness.runtime.runtime import Progress, Stalled, Waits, collect_waits, watch_progress
 
 
 class HandClock:
@@ -81,6 +82,7 @@ class Worker:
     def __init__(self, name: str, computes: bool) -> None:
         self.name, self.computes = name, computes
         self.tokens = self.speed = 0
+        self.free = asyncio.Event()
         self.waits = Waits(name)
 
     @property
@@ -89,7 +91,7 @@ class Worker:
 
     async def waiting(self) -> list[str]:
         if self.computes:
-            await asyncio.Event().wait()
+            await self.free.wait()
         return self.waits.lines()
 
     async def progress(self) -> int:
@@ -111,13 +113,27 @@ async def test_a_worker_that_computes_is_told_apart_and_holds_up_no_other() -> N
 async def test_an_engine_that_samples_puts_the_stall_off_and_one_that_is_stuck_does_not() -> None:
     engine, stuck, clock = Worker("rollout[0]", False), Worker("actor[0]", True), HandClock()
 
-    async def progress() -> int:
-        engine.speed = 30 if clock.time < 5000 else 0  # one response, longer than any limit
-        return await collect_progress([engine, stuck], answer_s=0.0)
+    async def progress() -> object:
+        engine.speed = 30 if clock.time < 500 else 0  # one response, longer than any limit
+        return await roles.now()
 
-    with pytest.raises(Stalled, match="nothing happened for 100 s"):
-        await watch_progress(progress, two_loops, 100.0, clock)
-    assert 5095 <= clock.time <= 5115
+    with closing(Progress([engine, stuck], answer_s=0.01)) as roles:
+        with pytest.raises(Stalled, match="nothing happened for 100 s"):
+            await watch_progress(progress, two_loops, 100.0, clock)
+    assert 595 <= clock.time <= 615
+
+
+async def test_an_answer_that_comes_late_is_progress_and_one_that_does_not_come_is_none() -> None:
+    trainer = Worker("actor[0]", True)
+    with closing(Progress([trainer], answer_s=0.01)) as roles:
+        assert await roles.now() == await roles.now() == ()
+        trainer.free.set()
+        assert await roles.now() == (("actor[0]", 0),)
+        trainer.free.clear()
+        trainer.speed = 1
+        assert await roles.now() == (("actor[0]", 0),)
+        trainer.free.set()
+        assert await roles.now() == (("actor[0]", 1),), "asked while it computed, answered after that"
 
 
 def test_a_wait_is_taken_down_when_it_ends_also_by_an_error() -> None:
