@@ -101,30 +101,29 @@ class RewardPool:
 
     async def _score(self, sample: Sample) -> Scored:
         process = await self._idle.get()
+        usable = False
         try:
             if process is None:
                 process = self._start()
                 self._all.add(process)
             if not process.ready:
                 await self._await_start(process)
-            try:
-                answer = await process.ask(sample, self._limits.timeout_s)
-            except TimeoutError:
-                answer = f"no score after {self._limits.timeout_s:g} s"
-            except (EOFError, OSError):
-                answer = f"it ended the process that scored, {process.ending()}"
-            else:
-                return Scored(answer) if isinstance(answer, Score) else Scored(self._failed, answer)
-            self._end(process)
-            process = None
-            return Scored(self._failed, answer)
-        except BaseException:
-            if process is not None:
-                self._end(process)
-                process = None
-            raise
+            answer, usable = await self._ask(process, sample)
         finally:
-            self._idle.put_nowait(process)
+            if not usable and process is not None:
+                self._all.discard(process)
+                process.kill()
+            self._idle.put_nowait(process if usable else None)
+        return Scored(answer) if isinstance(answer, Score) else Scored(self._failed, answer)
+
+    async def _ask(self, process: _Process, sample: Sample) -> tuple[Score | str, bool]:
+        """The score, or why there is none; and whether the process can score others."""
+        try:
+            return await process.ask(sample, self._limits.timeout_s), True
+        except TimeoutError:
+            return f"no score after {self._limits.timeout_s:g} s", False
+        except (EOFError, OSError):
+            return f"it ended the process that scored, {process.ending()}", False
 
     async def _await_start(self, process: _Process) -> None:
         try:
@@ -139,10 +138,6 @@ class RewardPool:
 
     def _start(self) -> _Process:
         return _Process(self._make_task, self._limits.memory_bytes)
-
-    def _end(self, process: _Process) -> None:
-        self._all.discard(process)
-        process.kill()
 
 
 class _Process:
