@@ -5,6 +5,7 @@ A character is a token of the shipped tokenizer (`tokenizer.CHARACTER_TOKENIZER`
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ def score_characters(sample: Sample) -> Score:
 
 
 @dataclass(frozen=True)
-class CharacterTask(TextTask):
+class CharacterTask(TextTask, ABC):
     """What these tasks share."""
 
     def problem(self, group_id: int, seed: int) -> Problem:
@@ -45,9 +46,16 @@ class CharacterTask(TextTask):
     def score(self, sample: Sample) -> Score:
         return score_characters(sample)
 
+    @abstractmethod
     def draw(self, random: np.random.Generator) -> tuple[str, str]:
         """What stands before the `=`, and the answer."""
-        raise NotImplementedError
+
+
+def geometric(random: np.random.Generator, mean: float, most: int) -> int:
+    """A geometric number with this mean, drawn again where it exceeds `most`."""
+    while (number := int(random.geometric(1 / mean))) > most:
+        continue
+    return number
 
 
 @dataclass(frozen=True)
@@ -101,9 +109,7 @@ class Copy(CharacterTask):
         return self.max_letters + 8
 
     def draw(self, random: np.random.Generator) -> tuple[str, str]:
-        letters = random.geometric(1 / self.mean_letters)
-        while letters > self.max_letters:
-            letters = random.geometric(1 / self.mean_letters)
+        letters = geometric(random, self.mean_letters, self.max_letters)
         word = "".join(random.choice(LETTERS, size=letters, replace=False))
         return word, word
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from harness.tasks.characters import DIGITS, LETTERS
+from harness.tasks.characters import DIGITS, LETTERS, geometric
 from harness.tasks.environment import Step
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
 from harness.tasks.text_task import TextTask
@@ -37,8 +37,7 @@ class HiddenTable:
     step_timeout_s: float
 
     async def reset(self, problem: Problem, seed: int) -> Chase:
-        start, table = problem.answer[0], problem.answer[1:]
-        return Chase(dict(zip(table[::2], table[1::2], strict=True)), start, draws(seed, 0))
+        return Chase(_table(problem.answer), problem.answer[0], draws(seed, 0))
 
     async def step(self, state: Chase, action: str) -> Step:
         if not action.startswith(ASK):
@@ -90,9 +89,7 @@ class Lookup(TextTask):
     def problem(self, group_id: int, seed: int) -> Problem:
         """answer: the first letter, and a letter and what the table holds for it, for each letter."""
         random = draws(seed, group_id)
-        hops = random.geometric(1 / self.mean_hops)
-        while hops > self.max_hops:
-            hops = random.geometric(1 / self.mean_hops)
+        hops = geometric(random, self.mean_hops, self.max_hops)
         letters = random.permutation(LETTERS)
         held = np.append(letters[1:], random.choice(DIGITS))
         held[hops - 1] = random.choice(DIGITS)
@@ -107,19 +104,20 @@ class Lookup(TextTask):
         return Score(float(right), right)
 
     def transcript(self, problem: Problem) -> list[np.ndarray]:
-        start, table = problem.answer[0], problem.answer[1:]
-        held = dict(zip(table[::2], table[1::2], strict=True))
-        parts, here = [], start
+        held, here = _table(problem.answer), problem.answer[0]
+        parts = []
         while here in held:
-            parts += [self._turn(ASK + here), self.encode(held[here])]
+            parts += [self.said(ASK + here), self.encode(held[here])]
             here = held[here]
-        return [*parts, self._turn(here)]
+        return [*parts, self.said(here)]
 
     def demonstration(self, problem: Problem) -> np.ndarray:
         return np.concatenate(self.transcript(problem))
 
-    def _turn(self, text: str) -> np.ndarray:
-        return np.append(self.encode(text), self.stop_tokens[0])
+
+def _table(answer: str) -> dict[str, str]:
+    """What is held for each letter, of a problem's answer."""
+    return dict(zip(answer[1::2], answer[2::2], strict=True))
 
 
 def _end(table: dict[str, str], here: str) -> str:

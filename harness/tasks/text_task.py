@@ -36,4 +36,8 @@ class TextTask:
         return self.tokenizer.decode(tokens)
 
     def demonstration(self, problem: Problem) -> np.ndarray:
-        return np.append(self.encode(problem.answer), self.stop_tokens[0])
+        return self.said(problem.answer)
+
+    def said(self, text: str) -> np.ndarray:
+        """A turn of the policy, int64 [n]: this text, and the token that ends it."""
+        return np.append(self.encode(text), self.stop_tokens[0])
