@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from dataclasses import dataclass
+
+from harness.config.gpus import gpus
 
 
 @dataclass(frozen=True)
 class Machine:
-    """cores: those this process may use. gpu_bytes: memory of the smallest GPU."""
+    """cores: those this process may use. gpus: that it may use, instances of divided ones one by one. gpu_bytes:
+    memory of the smallest."""
 
     cores: int
     gpus: int
@@ -18,16 +19,8 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    memories = _gpu_memories()
-    return Machine(len(os.sched_getaffinity(0)), len(memories), min(memories, default=0))
-
-
-def _gpu_memories() -> list[int]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return [int(line) << 20 for line in answer.stdout.split() if line.isdigit()] if answer.returncode == 0 else []
+    found = gpus()
+    return Machine(len(os.sched_getaffinity(0)), len(found), min((gpu.memory_bytes for gpu in found), default=0))
 
 
 GPU_KINDS = {
@@ -39,14 +32,11 @@ GPU_KINDS = {
     "NVIDIA H800": "h800",
     "NVIDIA GB200": "gb200",
 }
-"""Names that nvidia-smi gives, and the file of experiments/device that is of them. Of others no peak is known here."""
+"""Names that the driver gives, and the file of experiments/device that is of them. Of others no peak is known here."""
 
 
 def gpu_kind() -> str | None:
-    """The file of this machine's GPUs; None where there are none, several kinds, or one that is not known."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    names = {line.strip() for line in answer.stdout.splitlines() if line.strip()} if answer.returncode == 0 else set()
+    """The file of this machine's GPUs; None where there are none, several kinds, or one that is not known, such as an
+    instance of a divided GPU: of its peak nothing is known."""
+    names = {gpu.name for gpu in gpus()}
     return GPU_KINDS.get(names.pop()) if len(names) == 1 else None

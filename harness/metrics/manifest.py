@@ -18,6 +18,7 @@ import psutil
 
 from engines import DISTRIBUTIONS
 from harness.config import Backend
+from harness.config.gpus import gpus
 
 PACKAGES = (
     "cadence-rl",
@@ -92,12 +93,12 @@ def git_state(source: Path = Path(__file__)) -> dict[str, Any] | None:
 
 
 def hardware() -> dict[str, Any]:
-    """CPU model, cores that this process may use, memory in bytes, and the GPUs that nvidia-smi lists."""
+    """CPU model, cores that this process may use, memory in bytes, and the GPUs that it may use."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
-        "gpus": _gpus(),
+        "gpus": [str(gpu) for gpu in gpus()],
         "platform": platform.platform(),
     }
 
@@ -119,11 +120,3 @@ def _cpu_model() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _gpus() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
-    return done.stdout.strip().splitlines() if done.returncode == 0 else []

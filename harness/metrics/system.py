@@ -10,6 +10,9 @@ from typing import Any
 
 import psutil
 
+from harness.config.gpus import gpus
+from harness.metrics.gpu_monitor import GpuMonitor
+
 Sample = Mapping[str, float]
 """`time` (seconds since 1970) and `system/...`: percentages and megabytes."""
 
@@ -64,17 +67,12 @@ class SystemSampler:
 
 
 def _monitors() -> list[Any]:
-    """MLflow's, which takes seconds to load; of NVIDIA GPUs where there are any and nvidia-ml-py is installed."""
+    """MLflow's, which takes seconds to load, and one of NVIDIA GPUs where there are any."""
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
     from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
     from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
-    monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
-    try:
-        return [*monitors, GPUMonitor()]
-    except (ImportError, RuntimeError):  # what it raises without the package, and without a GPU
-        return monitors
+    return [CPUMonitor(), DiskMonitor(), NetworkMonitor(), *([GpuMonitor()] if gpus() else [])]
 
 
 class LoadWatch:

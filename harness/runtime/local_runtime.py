@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from harness.config.gpus import VISIBLE, gpus
 from harness.config.plugins import import_folders
 from harness.runtime.fork_server import ForkedProcess, ForkServer
 from harness.runtime.runtime import Build, RoleName
@@ -142,10 +143,7 @@ def launch_server(preload: Sequence[str], log: Path | None = None) -> ForkServer
 
 def device_environment(device: int | None) -> dict[str, str]:
     """By which a process sees this one of the devices that this process sees; or none."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if device is None:
-        return {"CUDA_VISIBLE_DEVICES": ""}
-    return {"CUDA_VISIBLE_DEVICES": str(device) if seen is None else seen.split(",")[device].strip()}
+    return {VISIBLE: "" if device is None else gpus()[device].visible_as}
 
 
 _MALLOC = {

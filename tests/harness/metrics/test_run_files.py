@@ -19,6 +19,7 @@ from harness.metrics.iteration import METRIC_NAMES, check_names, iteration_metri
 from harness.metrics.ledger import Ledger, LedgerError
 from harness.metrics.manifest import RunIdentity, build_manifest, git_state, identity_of
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics
+from tests.support.fake_nvml import FakeGpu, install
 
 
 def run_in(root: Path, seed: int = 0) -> RunDirectory:
@@ -211,9 +212,6 @@ def test_the_commit_is_that_of_the_repository_that_tracks_the_source(tmp_path: P
     assert git_state(source) == {"commit": clean["commit"], "dirty": True}
 
 
-def test_gpus_are_those_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB, 81559 MiB'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert manifest_module.hardware()["gpus"] == ["NVIDIA H100 80GB, 81559 MiB"]
+def test_gpus_are_those_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeGpu("GPU-a"), FakeGpu("GPU-b", name="NVIDIA H200", mib=143771), visible="1")
+    assert manifest_module.hardware()["gpus"] == ["NVIDIA H200, 143771 MiB"]

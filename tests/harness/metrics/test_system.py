@@ -9,6 +9,7 @@ import pytest
 
 from harness.metrics import system
 from harness.metrics.system import LoadWatch, SystemSampler
+from tests.support.fake_nvml import FakeGpu, install
 
 
 def test_own_work_is_no_load_and_the_work_of_others_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +63,23 @@ def test_what_fails_while_sampling_is_raised_where_it_ends() -> None:
 
     with pytest.raises(OSError, match="disk full"), SystemSampler([fail], seconds=3600.0):
         pass
+
+
+def test_gpus_are_sampled_by_the_numbers_that_the_run_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = FakeGpu("GPU-b", mib=1000, used_mib=250, utilization=97, milliwatts=350_000, celsius=61)
+    divided = FakeGpu("GPU-c", instances=[("1g.10gb", 9984)], divided=True)
+    install(monkeypatch, FakeGpu("GPU-a"), busy, divided, visible="1,2")
+    samples: list[Any] = []
+    with SystemSampler([samples.append], seconds=3600.0):
+        pass
+    found = {name.removeprefix("system/"): value for name, value in samples[0].items() if "gpu" in name}
+    assert found == {
+        "gpu_0_utilization_percentage": 97.0,
+        "gpu_0_memory_usage_percentage": 25.0,
+        "gpu_0_memory_usage_megabytes": 262.1,
+        "gpu_0_power_usage_watts": 350.0,
+        "gpu_0_power_usage_percentage": 50.0,
+        "gpu_0_temperature_celsius": 61.0,
+        "gpu_1_memory_usage_percentage": 0.0,
+        "gpu_1_memory_usage_megabytes": 0.0,
+    }, "an instance of a divided GPU tells no more than its memory"

@@ -21,7 +21,6 @@ from harness.runtime import messages as m
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.local_runtime import (
     LocalRuntime,
-    device_environment,
     launch_server,
 )
 from harness.runtime.runtime import WorkerDied
@@ -379,13 +378,3 @@ def test_what_real_workers_import_leaves_one_thread(tmp_path: Path) -> None:
         process.close()
     finally:
         server.close()
-
-
-def test_a_worker_sees_its_device_among_those_that_the_driver_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert (
-        device_environment(1) == {"CUDA_VISIBLE_DEVICES": "1"}
-        and device_environment(None)["CUDA_VISIBLE_DEVICES"] == ""
-    )
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6")
-    assert device_environment(1) == {"CUDA_VISIBLE_DEVICES": "6"}
