@@ -89,7 +89,8 @@ def _shared_memory() -> Finding:
 def _gpus() -> Finding:
     machine = this_machine()
     if machine.gpus:
-        return Finding("ok", "GPUs", f"{machine.gpus} with {machine.gpu_bytes / _GIB:.0f} GiB")
+        meaning = "instances of divided GPUs (MIG): no job spans two of them" if machine.divided else ""
+        return Finding("ok", "GPUs", f"{machine.gpus} with {machine.gpu_bytes / _GIB:.0f} GiB", meaning)
     return Finding(
         "note", "GPUs", "none", "MODEL=tiny runs on cores; larger models need GPUs (or, later, the simulator)"
     )

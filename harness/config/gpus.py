@@ -38,7 +38,7 @@ class Gpu:
 
 @contextmanager
 def nvml() -> Iterator[ModuleType | None]:
-    """NVIDIA's library for this, started; None where there is no driver. Raises ConfigError where it does not answer."""
+    """NVIDIA's library, started; None where there is no driver. Raises ConfigError where the driver does not answer."""
     import pynvml
 
     try:

@@ -11,16 +11,18 @@ from harness.config.gpus import gpus
 @dataclass(frozen=True)
 class Machine:
     """cores: those this process may use. gpus: that it may use, instances of divided ones one by one. gpu_bytes:
-    memory of the smallest."""
+    memory of the smallest. divided: whether there are such instances (MIG)."""
 
     cores: int
     gpus: int
     gpu_bytes: int
+    divided: bool = False
 
 
 def this_machine() -> Machine:
     found = gpus()
-    return Machine(len(os.sched_getaffinity(0)), len(found), min((gpu.memory_bytes for gpu in found), default=0))
+    smallest = min((gpu.memory_bytes for gpu in found), default=0)
+    return Machine(len(os.sched_getaffinity(0)), len(found), smallest, any(gpu.instance for gpu in found))
 
 
 GPU_KINDS = {

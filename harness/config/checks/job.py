@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ import psutil
 from engines import ENGINES
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.checks.plugins import check_environment, check_plugins, engine_options
-from harness.config.communicators import check_communicators, communicators
+from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.machine import Machine
 from harness.config.model_folder import DRAWN, HUB, local_folder, read_config, require_shape
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
@@ -58,7 +59,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     _check_model(config.model)
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     check_layout(config, schedule, placement)
-    _check_communicators(config, schedule, placement)
+    groups = _check_communicators(config, schedule, placement)
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
     check_environment(config)
@@ -66,6 +67,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     try:
         _check_computable(config)
         _check_devices(config, placement, machine, gpu)
+        _check_instances(groups, machine, gpu)
         _check_memory(config, placement, machine, gpu)
     except HardwareMissing as missing:
         if config.backend == "real":
@@ -89,7 +91,7 @@ def _simulated(
     return JobPlan(placement, gpu=False, backend=backend, why=why)
 
 
-def _check_communicators(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+def _check_communicators(config: JobConfig, schedule: Schedule, placement: Placement) -> list[Communicator]:
     transport = "local" if schedule.colocated else schedule.transport
     found = communicators(
         placement,
@@ -98,6 +100,18 @@ def _check_communicators(config: JobConfig, schedule: Schedule, placement: Place
         engine_tensor_parallel=config.engine.tensor_parallel,
     )
     check_communicators(found, placement, transport)
+    return found
+
+
+def _check_instances(groups: Sequence[Communicator], machine: Machine, gpu: bool) -> None:
+    """NCCL knows a device by its bus, which instances of one GPU share."""
+    joined = [group.name for group in groups if group.over == "device"]
+    if gpu and machine.divided and joined:
+        raise HardwareMissing(
+            f"this machine's devices are instances of divided GPUs (MIG), which NCCL joins to no group, and the job "
+            f"has {', '.join(map(repr, joined))}; use SCHEDULE=colocate_sync DEVICES=1, or name GPUs that are not "
+            "divided in CUDA_VISIBLE_DEVICES"
+        )
 
 
 def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) -> None:

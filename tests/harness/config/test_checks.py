@@ -111,6 +111,14 @@ def test_gpus_that_are_too_few_are_counted() -> None:
     assert not plan("cluster.kind=cpu", machine=Machine(64, 1, 80 * GIB)).gpu
 
 
+def test_instances_of_a_divided_gpu_are_joined_to_no_group() -> None:
+    divided = Machine(cores=64, gpus=2, gpu_bytes=40 * GIB, divided=True)
+    said = refused(machine=divided)
+    assert "(MIG)" in said and "'weights'" in said and "SCHEDULE=colocate_sync DEVICES=1" in said
+    assert plan("schedule=colocate_sync", "cluster.devices=1", machine=divided).gpu
+    assert not plan("cluster.kind=cpu", machine=divided).gpu
+
+
 def test_gpus_that_are_not_there_cannot_be_asked_for() -> None:
     assert refused("cluster.kind=gpu") == "cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu"
 
