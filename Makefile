@@ -11,7 +11,7 @@ PYTEST := $(PY) -m pytest -n logical --maxprocesses=4 --dist loadfile --no-loads
 # A run whose engine is vLLM uses vLLM's environment, which has everything else too.
 BENCH := $(if $(filter vllm,$(ENGINE)),$(VLLM),$(VENV))
 
-SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model=$(MODEL)) $(if $(ENGINE),engine=$(ENGINE)) \
+SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model="$(MODEL)") $(if $(ENGINE),engine=$(ENGINE)) \
 	$(if $(TASK),task=$(TASK)) $(if $(BACKEND),backend=$(BACKEND)) $(if $(SEEDS),seeds=$(SEEDS)) \
 	$(if $(ITERATIONS),iterations=$(ITERATIONS)) $(if $(DEVICES),cluster.devices=$(DEVICES)) \
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
@@ -125,7 +125,7 @@ profile: $(STAMP)
 	@$(PY) -m harness profile $(if $(NAME),name=$(NAME)) $(if $(PROFILE),profile=$(PROFILE)) $(SETTINGS)
 
 sample: $(STAMP)
-	@$(PY) -m harness sample $(if $(FOLDER),folder=$(FOLDER))
+	@$(PY) -m harness sample $(if $(FOLDER),folder="$(FOLDER)")
 
 ui: $(STAMP)
 	@$(PY) -m harness ui $(if $(PORT),port=$(PORT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         make_sample(folder, lambda step: status.update(f"making {folder}: the model sees demonstrations, {step}"))
     console.print(f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", highlight=False, soft_wrap=True)
     console.print(
-        f'make bench MODEL={folder}/model TASK=data ARGS="task.data={folder}/train.jsonl '
+        f'make bench MODEL={shlex.quote(str(folder / "model"))} TASK=data ARGS="task.data={folder}/train.jsonl '
         f'task.held_out_data={folder}/test.jsonl"',
         highlight=False,
         soft_wrap=True,

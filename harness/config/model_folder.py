@@ -74,24 +74,25 @@ def local_folder(source: str, *, weights: bool = True, setting: str = "model.che
         raise ConfigError(
             f"{setting}={source} names no repository; write hf:<org>/<name> or hf:<org>/<name>@<revision>"
         )
-    return _snapshot(
-        f"{setting}={source}", named["repository"], named["revision"], [*_SMALL, *(_WEIGHTS if weights else ())]
-    )
+    patterns = [*_SMALL, *(_WEIGHTS if weights else ())]
+    return _snapshot(setting, source, named["repository"], named["revision"], patterns)
 
 
-def _snapshot(asked: str, repository: str, revision: str | None, patterns: list[str]) -> Path:
+def _snapshot(setting: str, source: str, repository: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
+        copy = "MODEL=<folder>" if setting == "model" else f"{setting}=<folder>"
+        random = ", or model.checkpoint=null for random weights" if setting == "model.checkpoint" else ""
         raise ConfigError(
-            f"{asked} is not in the cache and the Hugging Face hub cannot be reached; give a local copy, as in "
-            "model.checkpoint=<folder> or MODEL=<folder>, or model.checkpoint=null for random weights"
+            f"{setting}={source} is not in the cache and the Hugging Face hub cannot be reached; give a local copy, as "
+            f"in {copy}{random}"
         ) from error
     except (HfHubHTTPError, HFValidationError) as error:
-        raise ConfigError(f"{asked} cannot be downloaded: {str(error).strip().splitlines()[0]}") from error
+        raise ConfigError(f"{setting}={source} cannot be downloaded: {str(error).strip().splitlines()[0]}") from error
 
 
 def model_settings(source: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -233,7 +234,7 @@ def bench_command(choice: Choice, settings: Sequence[str], iterations: int = ITE
     options = {f"schedule.{name}": value for name, value in choice.config.schedule.options.items()}
     searched = {name: value for name, value in options.items() if name == "schedule.max_staleness"}
     given |= {name: as_argument(value) for name, value in (searched | layout(choice)).items()}
-    variables = [f"{_VARIABLES[name]}={value}" for name, value in given.items() if name in _VARIABLES]
+    variables = [f"{_VARIABLES[name]}={shlex.quote(value)}" for name, value in given.items() if name in _VARIABLES]
     others = [f"{name}={value}" for name, value in given.items() if name not in _VARIABLES]
     return f'make bench {" ".join(variables)} ARGS="{" ".join(others)}"'
 

@@ -46,16 +46,31 @@ def test_a_place_that_holds_no_model_is_named(tmp_path: Path) -> None:
     assert refused("model=hf:nothing").startswith("model=hf:nothing names no repository; write hf:<org>/<name>")
 
 
-def test_without_a_network_a_repository_that_is_not_cached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("setting", "copy"),
+    [
+        ("model", "MODEL=<folder>"),
+        ("model.checkpoint", "model.checkpoint=<folder>, or model.checkpoint=null for random weights"),
+        ("model.tokenizer", "model.tokenizer=<folder>"),
+    ],
+)
+def test_without_a_network_a_repository_that_is_not_cached_is_one_line(
+    setting: str, copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random weights are proposed only where the shape is known without config.json."""
+
     def unreachable(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         assert (repository, revision) == ("Qwen/Qwen2.5-7B", "main")
         raise LocalEntryNotFoundError("no\nnetwork")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    assert refused("model=hf:Qwen/Qwen2.5-7B@main") == (
-        "model=hf:Qwen/Qwen2.5-7B@main is not in the cache and the Hugging Face hub cannot be reached; give a local "
-        "copy, as in model.checkpoint=<folder> or MODEL=<folder>, or model.checkpoint=null for random weights"
+    with pytest.raises(ConfigError) as error:
+        local_folder("hf:Qwen/Qwen2.5-7B@main", setting=setting)
+    assert str(error.value) == (
+        f"{setting}=hf:Qwen/Qwen2.5-7B@main is not in the cache and the Hugging Face hub cannot be reached; give a local "
+        f"copy, as in {copy}"
     )
+    assert refused("model=hf:Qwen/Qwen2.5-7B@main").endswith("as in MODEL=<folder>")
 
 
 def test_a_repository_is_looked_up_by_its_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from harness.cost_model.shape import (
     kv_bytes_per_token,
     parameters,
 )
+from harness.studies.planner.plan import plan_jobs
 from tests.support.random_models import SIZES
 from tests.support.rooflines import DEVICE, FACTORS
 
@@ -52,6 +53,29 @@ def test_a_folders_parameters_are_those_of_the_model(name: str, tmp_path: Path) 
     config.save_pretrained(tmp_path)
     model = ModelConfig(**model_settings(str(tmp_path)))
     assert parameters(model) == on_meta(config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "windowed"),
+    [
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3}, 1),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3, "num_experts": 8}, 4),
+        ("qwen3_moe", {"sliding_window": 16, "num_experts": 8}, 0),
+        ("llama", {}, 0),
+    ],
+)
+def test_plans_of_a_folder_without_weights_have_its_shape(
+    architecture: str, changes: dict[str, Any], windowed: int, tmp_path: Path
+) -> None:
+    """Windows in as many layers as transformers gives one: in those from `max_window_layers` on of Qwen2, in all of
+    Qwen3 with experts, and in none unless `use_sliding_window` says so."""
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(architecture, **(SIZES | {"num_hidden_layers": 4} | changes)).save_pretrained(tmp_path)
+    jobs, _ = plan_jobs([f"model={tmp_path}", "schedule=fully_async", "cluster.devices=8"])
+    model = jobs[0].model
+    assert (model.architecture, model.layers, model.experts) == (architecture, 4, changes.get("num_experts", 0))
+    assert (model.sliding_layers, model.sliding_window) == (windowed, 16 if windowed else None)
 
 
 @pytest.mark.parametrize("name", sorted(set(choices("model")) - {"qwen3-30b-a3b"}))

@@ -127,6 +127,7 @@ def test_the_command_holds_everything_that_was_chosen() -> None:
         "schedule.split.actor=8",
     ):
         assert setting in command
+    assert "MODEL='my models/a'" in bench_command(choice("fully_async"), ["model=my models/a"])
 
 
 def test_all_schedules_are_planned_unless_one_is_named() -> None:
