@@ -10,11 +10,11 @@ from rich.table import Table
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import Scale, against, bounds, scale_of
-from harness.comparison.measures import EXACT_MATCH, SPEED, CellMeasure, Measure
+from harness.comparison.measures import EXACT_MATCH, HELD_OUT, SPEED, CellMeasure, Measure
 from harness.metrics.formatting import number
 from harness.metrics.manifest import HOW_TIMED
 
-_IN_FULL = (SPEED, EXACT_MATCH)
+_IN_FULL = (SPEED, EXACT_MATCH, *HELD_OUT)
 _LAGS = ("staleness/mean", "staleness/max", "time/weight_sync_exposed_s")
 _BOUND = "throughput/fraction_of_bound"
 _SHORT_TITLES = {

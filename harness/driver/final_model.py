@@ -47,9 +47,9 @@ def write_model_files(folder: Path, model: ModelConfig, tokenizer: Tokenizer, ca
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def model_card(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def model_card(manifest: Mapping[str, Any], config: Mapping[str, Any], learning_rate: float) -> str:
     """README.md of the folder: front matter as the hub reads it, and how the weights were made. config: config.yaml of
-    the run."""
+    the run; learning_rate: the highest."""
     asked, base = config["model"].get("checkpoint"), manifest["model"]
     front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     front["tags"] = ["reinforcement-learning", "grpo", "cadence"]
@@ -65,7 +65,7 @@ def model_card(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> str:
         "engine": manifest["engine"],
         "iterations": config["iterations"],
         "samples an iteration": algorithm["batch_groups"] * algorithm["group_size"],
-        "learning rate": algorithm["learning_rate"],
+        "learning rate": f"{learning_rate:g}{' (auto)' if algorithm['learning_rate'] == 'auto' else ''}",
         "correction": algorithm["correction"],
         "seed": manifest["seed"],
         "run": f"{manifest['experiment']}/{manifest['cell']}/seed={manifest['seed']}",

@@ -25,6 +25,7 @@ from harness.metrics.samples import (
     reward_metrics,
     staleness_metrics,
     trained_records,
+    truncation_metrics,
     turn_metrics,
     untrained_record,
 )
@@ -76,8 +77,8 @@ class TokenDecoder:
         )
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
-        measured = length_metrics(records) | reward_metrics(records) | policy_metrics(dict(sums))
-        return measured | custom_metrics(records)
+        lengths = length_metrics(records) | truncation_metrics(records)
+        return lengths | reward_metrics(records) | policy_metrics(dict(sums)) | custom_metrics(records)
 
     def responses(self, rows: TrainedRows) -> Iterator[Response]:
         of_tokens = (rows.responses, rows.log_probs, rows.loss_mask)

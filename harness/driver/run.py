@@ -17,6 +17,7 @@ from rich.console import Console
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.config.compose import cell_name, make_schedule, plain, plugins_of
+from harness.cost_model.shape import parameters
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.final_model import model_card, write_model_files
 from harness.driver.initial_weights import initial_model
@@ -25,6 +26,7 @@ from harness.driver.session import Session
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
 from harness.metrics.run_files import MODEL, RunDirectory, load_config, mirrored_files, run_directory
 from harness.metrics.system import LoadWatch, SystemSampler
+from harness.rl.learning_rate import peak_rate
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, ask_all
@@ -153,7 +155,8 @@ async def _save_model(
     """The folder gets its name when all of it is there."""
     unfinished = folder.path / f".{MODEL}"
     unfinished.mkdir()
-    card = model_card(manifest, load_config(folder.path))
+    rate = peak_rate(run.config.algorithm, parameters(run.model))
+    card = model_card(manifest, load_config(folder.path), rate)
     write_model_files(unfinished, run.model, tokenizer_of(run.config), card)
     await ask_all(trainers, lambda actor: actor.save_weights(str(unfinished)))
     unfinished.rename(folder.path / MODEL)

@@ -231,10 +231,17 @@ def length_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     }
 
 
+def truncation_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """The share of the trained samples among `records` that the limit on tokens ended. Raises ValueError if none was
+    trained."""
+    return {"response_length/truncated": float(np.mean([r.finish_reason == "length" for r in _trained(records)]))}
+
+
 def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     """reward/* of the trained samples among `records`; every sample counts once.
 
-    Raises ValueError if none was trained, or if a trained one has no reward.
+    same_in_group: the share of groups in which all samples have one reward, so that a comparison within them says
+    nothing. Raises ValueError if none was trained, or if a trained one has no reward.
     """
     trained = _trained(records)
     unjudged = [r.sample_id for r in trained if r.reward is None or r.exact_match is None]
@@ -244,7 +251,15 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
         "reward/mean": float(np.mean([r.reward for r in trained])),
         "reward/exact_match": float(np.mean([r.exact_match for r in trained])),
         "reward/failed": float(sum(bool(r.reward_failed) for r in trained)),
+        "reward/same_in_group": _same_in_group(trained),
     }
+
+
+def _same_in_group(records: Iterable[SampleRecord]) -> float:
+    rewards: dict[int, set[float | None]] = {}
+    for record in records:
+        rewards.setdefault(record.group_id, set()).add(record.reward)
+    return float(np.mean([len(found) == 1 for found in rewards.values()]))
 
 
 def turn_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:

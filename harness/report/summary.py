@@ -15,7 +15,7 @@ from rich.table import Table
 from harness.metrics.formatting import number, percent
 from harness.metrics.ledger import ENGINE_EVENTS
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
-from harness.metrics.run_files import is_done, load_ledger, load_manifest, load_metrics, load_timeline
+from harness.metrics.run_files import is_done, load_evaluations, load_ledger, load_manifest, load_metrics, load_timeline
 from harness.metrics.samples import CUSTOM, FATES
 
 _FILES = (
@@ -49,15 +49,16 @@ class RunSummary:
     fraction_of_bound: float | None
     ledger: dict[str, Any] | None
     custom: dict[str, tuple[float | None, float | None]]
+    evaluated: tuple[dict[str, Any], dict[str, Any]] | None
 
 
 def summarize(run_dir: Path) -> RunSummary:
     """Read one run's folder, finished or not; a run that was cut short has no trace and no ledger yet.
 
     exact_match_first, _last: mean over the first and last 10 % of iterations (at least one), None where nothing was
-    rewarded; custom: the same two means of each `custom/...`. seconds: from the start of the first iteration to the end
-    of the last, over which rates are taken. tokens: as `throughput/tokens_per_s` counts them. Raises ValueError if no
-    iteration has finished.
+    rewarded; custom: the same two means of each `custom/...`; evaluated: the first and the last line of eval.jsonl.
+    seconds: from the start of the first iteration to the end of the last, over which rates are taken. tokens: as
+    `throughput/tokens_per_s` counts them. Raises ValueError if no iteration has finished.
     """
     metrics = load_metrics(run_dir)
     if not metrics:
@@ -86,14 +87,16 @@ def summarize(run_dir: Path) -> RunSummary:
             name: (_mean_of(name, metrics[:tenth]), _mean_of(name, metrics[-tenth:]))
             for name in sorted({name for m in metrics for name in m if name.startswith(CUSTOM)})
         },
+        evaluated=(found[0], found[-1]) if (found := load_evaluations(run_dir)) else None,
     )
 
 
 def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
-    """Two tables with a row per run, narrow enough for 80 columns, and one of custom metrics where there are any; a
-    simulated run says so in each."""
+    """Two tables with a row per run, narrow enough for 80 columns, and one of held-out accuracy and one of custom
+    metrics where there are any; a simulated run says so in each."""
     figures, account, custom = Table(title="Runs"), Table(title="Devices and samples"), Table(title="Custom metrics")
-    for table in (figures, account, custom):
+    held_out = Table(title="Held-out accuracy, first and last version")
+    for table in (figures, account, held_out, custom):
         table.box, table.show_lines, table.title_justify, table.pad_edge = box.SIMPLE_HEAD, True, "left", False
         table.add_column("run", no_wrap=True)
     for heading in (
@@ -109,13 +112,19 @@ def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
     account.add_column("ledger (samples)", no_wrap=True)
     for heading in ("mean over samples", "first 10 %", "last 10 %"):
         custom.add_column(heading, justify="left" if heading.startswith("mean") else "right")
+    for heading in ("version", "problems", "greedy", "sampled", "pass@k"):
+        held_out.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         figures.add_row(_name(run), *_figures(run))
         account.add_row(_name(run), _idle(run.idle), _ledger(run.ledger))
+        if run.evaluated is not None:
+            held_out.add_row(
+                _name(run), *("\n".join(both) for both in zip(*map(_held_out, run.evaluated), strict=True))
+            )
         if run.custom:
             parts = [list(map(_optional, part)) for part in zip(*run.custom.values(), strict=True)]
             custom.add_row(_name(run), *("\n".join(column) for column in (run.custom, *parts)))
-    return [figures, account, *([custom] if custom.row_count else [])]
+    return [figures, account, *(table for table in (held_out, custom) if table.row_count)]
 
 
 def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
@@ -153,6 +162,12 @@ def _figures(run: RunSummary) -> tuple[str, ...]:
         f"{run.lag_worst:.0f}\n{number(run.lag_mean)}",
         _optional(run.fraction_of_bound),
     )
+
+
+def _held_out(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of one version."""
+    shares = (_optional(found[name]) for name in ("greedy", "sampled", "pass_at_k"))
+    return str(found["version"]), f"{found['problems']:,}", *shares
 
 
 def _optional(value: float | None) -> str:

@@ -67,8 +67,8 @@ def test_without_a_network_a_repository_that_is_not_cached_is_one_line(
     with pytest.raises(ConfigError) as error:
         local_folder("hf:Qwen/Qwen2.5-7B@main", setting=setting)
     assert str(error.value) == (
-        f"{setting}=hf:Qwen/Qwen2.5-7B@main is not in the cache and the Hugging Face hub cannot be reached; give a local "
-        f"copy, as in {copy}"
+        f"{setting}=hf:Qwen/Qwen2.5-7B@main is not in the cache and the Hugging Face hub cannot be reached; give a "
+        f"local copy, as in {copy}"
     )
     assert refused("model=hf:Qwen/Qwen2.5-7B@main").endswith("as in MODEL=<folder>")
 

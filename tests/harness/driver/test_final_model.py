@@ -74,8 +74,11 @@ def test_a_card_says_which_run_made_the_weights() -> None:
         **{"model": {"checkpoint": "hf:Qwen/Qwen2.5-7B@main"}, "task": {"name": "reverse"}},
         **{"algorithm": ALGORITHM, "iterations": 5},
     }
-    card = model_card(MANIFEST, settings)
+    card = model_card(MANIFEST, settings, 1e-6)
     front = yaml.safe_load(card.split("---")[1])
     assert front["base_model"] == "Qwen/Qwen2.5-7B"
     assert "| run | x/c/seed=3 |" in card and "| commit | abc with changes |" in card
+    assert "| learning rate | 1e-06 |" in card
+    left_open = settings | {"algorithm": ALGORITHM | {"learning_rate": "auto"}}
+    assert "| learning rate | 5e-05 (auto) |" in model_card(MANIFEST, left_open, 5e-5)
     assert yaml.safe_load(card.split("```yaml")[1].split("```")[0]) == settings

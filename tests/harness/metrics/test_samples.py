@@ -25,6 +25,7 @@ from harness.metrics.samples import (
     reward_metrics,
     staleness_metrics,
     trained_records,
+    truncation_metrics,
     untrained_record,
     write_samples,
 )
@@ -114,10 +115,18 @@ def test_reward_metrics_are_means_over_trained_samples() -> None:
     short, long = trained_record([0] * 2, 0, reward=0.5, exact_match=False), trained_record([0] * 102, 0)
     failed = replace(trained_record([0], 0, reward=0.0, exact_match=False), reward_failed=True)
     assert reward_metrics([short, long, waiting()]) == {
-        "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/failed": 0.0
+        "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/failed": 0.0, "reward/same_in_group": 0.0
     }  # fmt: skip
     assert reward_metrics([failed, failed, waiting()])["reward/failed"] == 2.0
     assert length_metrics([short, long, waiting()]) == {"response_length/mean": 52.0, "response_length/p99": 101.0}
+
+
+def test_truncated_samples_and_groups_of_one_reward_are_shares_of_what_was_trained() -> None:
+    rewards = [(0, 1.0), (0, 1.0), (1, 0.0), (1, 1.0), (2, 0.0), (2, 0.0), (3, 0.25)]
+    records = [replace(trained_record([0], 0, reward=reward), group_id=group) for group, reward in rewards]
+    records[2] = replace(records[2], finish_reason="length")
+    assert reward_metrics([*records, waiting()])["reward/same_in_group"] == 3 / 4
+    assert truncation_metrics([*records, waiting()]) == {"response_length/truncated": 1 / 7}
 
 
 def test_metrics_of_samples_that_are_not_trained_or_have_no_reward_are_refused() -> None:

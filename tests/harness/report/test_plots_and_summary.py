@@ -234,6 +234,19 @@ def test_the_printed_summary_names_the_run_and_every_file_it_wrote(tmp_path: Pat
     assert "simulated" not in text and "unfinished" not in text
 
 
+def test_the_summary_shows_held_out_accuracy_of_the_first_and_the_last_version(tmp_path: Path) -> None:
+    run = write_run(tmp_path, iterations=2)
+    assert "Held-out" not in printed([run.path])
+    found = {"problems": 64, "greedy": 0.75, "sampled": None, "pass_at_k": None}
+    for version, sampled in ((0, 0.25), (1, 0.5), (2, 0.875)):
+        run.append_evaluation(found | {"version": version, "sampled": sampled})
+    text = printed([run.path], width=80).partition("Held-out accuracy, first and last version")[2]
+    assert [line.split()[-5:] for line in text.splitlines() if "64" in line] == [
+        ["0", "64", "0.750", "0.250", "-"],
+        ["2", "64", "0.750", "0.875", "-"],
+    ]
+
+
 def test_rows_of_virtual_runs_say_simulated(tmp_path: Path) -> None:
     real = write_run(tmp_path, iterations=2)
     virtual = write_run(tmp_path, iterations=2, backend="virtual", schedule="half_step")
