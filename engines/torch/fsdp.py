@@ -34,6 +34,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from engines.torch.checkpoint import load_training, save_training
+from engines.torch.first_weights import Outline
 from engines.torch.model import blocks_of
 from engines.torch.scoring import TokenScorer
 from harness.config import AlgorithmConfig, TrainingConfig
@@ -73,7 +74,7 @@ class FSDPEngine:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Outline,
         algorithm: AlgorithmConfig,
         *,
         mesh: DeviceMesh | None,
@@ -81,11 +82,17 @@ class FSDPEngine:
         training: TrainingConfig | None = None,
         steps: int = 1,
     ) -> None:
-        """steps: of the run, to whose end the learning rate decays. ValueError where `mesh` is None and the model is
-        not float32."""
+        """model: an outline gets no more than this rank's part of its weights, after it is cut; a model comes to the
+        device whole. steps: of the run, to whose end the learning rate decays. ValueError where `mesh` is None and the
+        model is not float32."""
         self._training = training = training or TrainingConfig()
+        outline = None
+        if isinstance(model, Outline):
+            outline, model = model, model.model
+        else:
+            model = model.to(device)
         self._dtype = next(model.parameters()).dtype
-        model = model.to(device).float().train()
+        model = model.float().train()
         if training.recompute_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         group = share_layers(model, mesh) if mesh is not None and training.tensor_parallel > 1 else None
@@ -97,6 +104,8 @@ class FSDPEngine:
             shard(scorer, self._mesh, mp_policy=MixedPrecisionPolicy(self._dtype, torch.float32))
         elif self._mesh is not None and (self._mesh.size() > 1 or group is not None):
             shard(scorer, self._mesh)
+        if outline is not None:
+            fill_shards(scorer, outline, device)
         self._scorer, self._device, self._algorithm = scorer, device, algorithm
         self._policy_loss = policy_loss(algorithm)
         self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
@@ -227,28 +236,42 @@ class ShardedScorer:
 
 
 def sharded_reference(
-    model: PreTrainedModel,
+    outline: Outline,
     *,
     mesh: DeviceMesh,
     device: torch.device,
     temperature: float,
     training: TrainingConfig | None = None,
 ) -> Scorer:
-    """A policy that stays as it is, in the dtype that it has, sharded over the training world; it takes over `model`,
-    which is on the host. With `training.reference_offload` the shards stay there, and each layer comes to the device
-    while it computes; a CPU has no other place, so that there it does nothing."""
+    """A policy that stays as it is, in the dtype that it has, sharded over the training world; it takes over `outline`,
+    and reads of its weights this rank's part. With `training.reference_offload` the shards stay on the host, and each
+    layer comes to the device while it computes; a CPU has no other place, so that there it does nothing."""
     training = training or TrainingConfig()
     offload = training.reference_offload and device.type != "cpu"
-    model = model.eval().requires_grad_(False)
-    if training.tensor_parallel > 1 or not offload:
-        model = model.to(device)
+    model = outline.model.requires_grad_(False)
     group = share_layers(model, mesh) if training.tensor_parallel > 1 else None
     scorer = TokenScorer(model, temperature, training.layout, group)
     if offload:
         shard(scorer, mesh["data"], offload_policy=CPUOffloadPolicy())
     elif mesh["data"].size() > 1:
         shard(scorer, mesh["data"])
+    fill_shards(scorer, outline, device, rest_on="cpu" if offload else device)
     return ShardedScorer(scorer)
+
+
+def fill_shards(
+    scorer: TokenScorer, outline: Outline, device: torch.device, rest_on: torch.device | str | None = None
+) -> None:
+    """Give the parameters of `scorer`, cut from the outline's model, their values, and all else its place.
+
+    rest_on: where shards are between two uses, where that is not the device.
+    """
+    outline.fill(rest_on or device)
+    for module in scorer.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+    if isinstance(scorer, FSDPModule):
+        scorer._apply(lambda tensor: tensor)  # FSDP2 takes note of parameters that are other ones
 
 
 def shard(scorer: TokenScorer, mesh: DeviceMesh, **options: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config import ModelConfig
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from engines.torch.first_weights import FirstWeights, Outline, SavedWeights
+
 
 def load_architecture() -> None:
     """Import what models are made of, which takes seconds: once before processes that need it are forked."""
@@ -22,10 +25,17 @@ def load_architecture() -> None:
 
 
 def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> PreTrainedModel:
-    """The model in `config.dtype` on `device`, in eval mode, with sdpa attention.
+    """The model in `config.dtype` on `device`, in eval mode, with sdpa attention; its weights in no other dtype and
+    nowhere else, but for one tensor at a time. Raises as `outline_model`."""
+    return outline_model(config, seed=seed).fill(device).to(device)
 
-    Weights come from `config.checkpoint` where that is set, else they are drawn from `seed` alone; the global random
-    state stays as it was. A repository of the hub is taken from its cache, or downloaded.
+
+def outline_model(config: ModelConfig, *, seed: int = 0) -> Outline:
+    """The model without memory for its weights, in eval mode, with sdpa attention, and where its weights are.
+
+    They come from `config.checkpoint` where that is set, else they are drawn from `seed` alone; the global random
+    state stays as it was. A repository of the hub is taken from its cache, or downloaded. Files that name tensors
+    otherwise than the model does are read by transformers, which holds all weights on the host for as long as it takes.
 
     Raises:
         ValueError: the checkpoint has another architecture or shape than configured, or lacks weights; or weights
@@ -33,21 +43,33 @@ def build_model(config: ModelConfig, *, seed: int = 0, device: torch.device | st
     """
     import torch
 
+    from engines.torch.first_weights import Outline, WholeWeights, outlined
+
     load_architecture()
     from transformers import AutoModelForCausalLM
 
     dtype = getattr(torch, config.dtype)
     if config.checkpoint is None:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(transformers_config(config), attn_implementation="sdpa")
-        for parameter in model.parameters():  # and no buffers: rotary frequencies are float32 in every model
-            parameter.data = parameter.data.to(dtype)
+        own = transformers_config(config)
+        weights: FirstWeights | None
+        model, weights = outlined(lambda: AutoModelForCausalLM.from_config(own, attn_implementation="sdpa"), seed)
     else:
-        model = _load(config, config.checkpoint, dtype)
+        folder = local_folder(config.checkpoint)
+        found = _config_of_checkpoint(config, config.checkpoint, folder)
+        model, _ = outlined(
+            lambda: AutoModelForCausalLM.from_config(found, dtype=dtype, attn_implementation="sdpa"), seed
+        )
+        weights = _saved(model, folder)
+        if weights is None:
+            model = _load(found, config.checkpoint, folder, dtype)
+            weights = WholeWeights(model)
+        _require_open(model, config.checkpoint)
+        model.config.max_position_embeddings = config.max_length  # of the run; it may have been trained for more
+    for parameter in model.parameters():  # and no buffers: rotary frequencies are float32 in every model
+        parameter.data = parameter.data.to(dtype)
     if config.float32_logits and config.dtype != "float32":
         model.config.head_dtype = "float32"  # as vLLM reads it from a model's config.json
-    return model.to(device).eval()
+    return Outline(model.eval(), weights, dtype)
 
 
 def float32_head(model: PreTrainedModel) -> bool:
@@ -79,16 +101,34 @@ def _without_sklearn() -> Iterator[None]:
         del sys.modules["sklearn"]
 
 
-def _load(config: ModelConfig, checkpoint: str, dtype: torch.dtype) -> PreTrainedModel:
+def _config_of_checkpoint(config: ModelConfig, checkpoint: str, folder: Path) -> PretrainedConfig:
     """Its own config.json says all that the configured shape does not, such as how positions are scaled."""
-    from transformers import AutoModelForCausalLM
-
-    folder = local_folder(checkpoint)
     found = read_config(folder, checkpoint)
     require_shape(config, found)
     for name in vars(found):
         if "dropout" in name or name.endswith("pdrop"):
             setattr(found, name, 0.0)  # a log-probability must be the same each time it is asked for
+    own: PretrainedConfig = found
+    return own
+
+
+def _saved(model: PreTrainedModel, folder: Path) -> SavedWeights | None:
+    """The files of `folder`, where they hold just the weights that `model` has, by its own names."""
+    from engines.torch.first_weights import saved_weights
+
+    saved = saved_weights(folder)
+    if saved is None:
+        return None
+    needed = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    known = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes = saved.shapes()
+    parameters_alone = known.keys() == dict(model.named_parameters(remove_duplicate=False)).keys()
+    return saved if parameters_alone and needed.items() <= shapes.items() <= known.items() else None
+
+
+def _load(found: PretrainedConfig, checkpoint: str, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
     model, loading = AutoModelForCausalLM.from_pretrained(
         folder,
         config=found,
@@ -97,11 +137,9 @@ def _load(config: ModelConfig, checkpoint: str, dtype: torch.dtype) -> PreTraine
         local_files_only=True,
         output_loading_info=True,
     )
-    model.config.max_position_embeddings = config.max_length  # of the run; it may have been trained for more
     odd = [f"{what.split('_')[0]} {name}" for what in ("missing_keys", "unexpected_keys") for name in loading[what]]
     if odd:
         raise ValueError(f"checkpoint {checkpoint} does not hold the weights that its config.json names: {_few(odd)}")
-    _require_open(model, checkpoint)
     return model
 
 

@@ -29,6 +29,9 @@ from harness.workers.turns import EngineTurns, Turns, world_turns
 from schedules import Transport
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from engines.torch.first_weights import Outline
     from engines.torch.fsdp import FSDPEngine
 
 
@@ -152,7 +155,7 @@ class RealEngines:
         task = self.task
         options, longest = engine_options(self.config), max_tokens(self.config, task)
         engine: RolloutEngine = engine_class(self.config.engine.name)(
-            self._initial_model(task.max_prompt_tokens + longest),
+            self._initial_model("cpu", task.max_prompt_tokens + longest),
             sampling=sampling_of(self.config, task),
             slots=self.config.engine.slots,
             seed=self.seed,
@@ -167,7 +170,7 @@ class RealEngines:
         from engines.torch.scoring import TorchLogProb
 
         return TorchLogProb(
-            self._initial_model(),
+            self._initial_model(self.device),
             temperature=self.config.algorithm.temperature,
             device=self.device,
             layout=self.config.training.layout,
@@ -178,9 +181,13 @@ class RealEngines:
 
         world, training, timeout_s = self.training_world, self.config.training, self.config.cluster.wait_timeout_s
         mesh = init_world(self._join_store(), rank, world, self.device, timeout_s, training.tensor_parallel)
-        model = self._initial_model()
         return FSDPEngine(
-            model, self.config.algorithm, mesh=mesh, device=self.device, training=training, steps=self.config.iterations
+            self._outline(),
+            self.config.algorithm,
+            mesh=mesh,
+            device=self.device,
+            training=training,
+            steps=self.config.iterations,
         )
 
     def scorer(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
@@ -191,7 +198,7 @@ class RealEngines:
 
         assert trainer.mesh is not None, "a trainer of a job has a world"
         return sharded_reference(
-            self._initial_model(),
+            self._outline(),
             mesh=trainer.mesh,
             device=self.device,
             temperature=self.config.algorithm.temperature,
@@ -215,12 +222,15 @@ class RealEngines:
     def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
         return LocalReceiver(trainer)
 
-    def _initial_model(self, longest: int | None = None) -> Any:
+    def _initial_model(self, device: torch.device | str, longest: int | None = None) -> PreTrainedModel:
+        return self._outline(longest).fill(device).to(device)
+
+    def _outline(self, longest: int | None = None) -> Outline:
         """longest: tokens of a sample, for which caches are made; without it as many as the model can take."""
-        from engines.torch.model import build_model
+        from engines.torch.model import outline_model
 
         torch.set_num_threads(self.config.cluster.threads_per_device)
-        return build_model(replace(self.model, max_length=longest or self.model.max_length), seed=0)
+        return outline_model(replace(self.model, max_length=longest or self.model.max_length), seed=0)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.distributed import HashStore, destroy_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
-from engines.torch.model import build_model
+from engines.torch.model import build_model, outline_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, CostConfig, Layout, LengthsConfig, ModelConfig, TrainingConfig
 from harness.cost_model.profile.fitting import fit_profile
@@ -59,7 +59,7 @@ def batch_of(config: ModelConfig, samples: int, longest: int) -> TrainBatch:
 
 
 def gradients(mesh: DeviceMesh, config: ModelConfig, training: TrainingConfig) -> dict[str, torch.Tensor]:
-    engine = FSDPEngine(build_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
+    engine = FSDPEngine(outline_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
     asyncio.run(engine.accumulate(batch_of(config, 12, 90)))
     asyncio.run(engine.step())
     state = engine._optimizer.state
@@ -98,7 +98,7 @@ def test_recomputed_activations_take_less_memory(mesh: DeviceMesh) -> None:
     config, peaks = replace(SMALL, dtype="bfloat16", layers=12), []
     for recompute in (True, False):
         training = TrainingConfig(recompute_activations=recompute)
-        engine = FSDPEngine(build_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
+        engine = FSDPEngine(outline_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         asyncio.run(engine.accumulate(batch_of(config, 32, 400)))
@@ -117,7 +117,7 @@ def test_the_trainer_scores_as_an_engine_that_was_sent_its_weights(
 ) -> None:
     config, training = replace(SMALL, dtype=dtype), TrainingConfig(layout=layout)
     batch = batch_of(config, 12, 90)
-    engine = FSDPEngine(build_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
+    engine = FSDPEngine(outline_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
     asyncio.run(engine.accumulate(batch))
     before = scores(engine.scorer(), batch)
     asyncio.run(engine.step())
@@ -137,7 +137,7 @@ def test_an_offloaded_reference_scores_the_same_and_rests_in_host_memory(mesh: D
     for offload in (False, True):
         before = torch.cuda.memory_allocated()
         training = TrainingConfig(reference_offload=offload)
-        reference = sharded_reference(build_model(config), mesh=mesh, device=GPU, temperature=1.0, training=training)
+        reference = sharded_reference(outline_model(config), mesh=mesh, device=GPU, temperature=1.0, training=training)
         for _ in range(2):
             np.testing.assert_array_equal(scores(reference, batch), alone)
         held = torch.cuda.memory_allocated() - before

@@ -11,7 +11,7 @@ from torch.distributed import HashStore, Store, destroy_process_group
 from torch.distributed.tensor import DTensor
 
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
-from engines.torch.model import build_model
+from engines.torch.model import build_model, outline_model
 from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
 from harness.rl.losses import policy_loss
@@ -89,11 +89,11 @@ class World:
     def engine(
         self, algorithm: AlgorithmConfig, training: TrainingConfig | None = None, model: ModelConfig = SMALL
     ) -> FSDPEngine:
-        return FSDPEngine(build_model(model), algorithm, mesh=self.mesh, device=CPU, training=training)
+        return FSDPEngine(outline_model(model), algorithm, mesh=self.mesh, device=CPU, training=training)
 
     def reference(self, model: ModelConfig = SMALL, training: TrainingConfig | None = None, seed: int = 0) -> Scorer:
         return sharded_reference(
-            build_model(model, seed=seed), mesh=self.mesh, device=CPU, temperature=1.0, training=training
+            outline_model(model, seed=seed), mesh=self.mesh, device=CPU, temperature=1.0, training=training
         )
 
 

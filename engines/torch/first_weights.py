@@ -1,0 +1,222 @@
+"""The weights that a model starts with, read or drawn tensor by tensor, each process only what it keeps.
+
+A model is outlined first: its modules with parameters that have shapes and no memory. It may then be cut, into shards
+or by layers; and `fill` gives what is left of every parameter its memory and its values. So no process, and no device,
+holds more than its part of the model and one tensor besides: of a folder the bytes of that part are read; what is drawn
+is drawn whole, a tensor at a time, since the numbers are those of one random stream, on however many ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Part = tuple[slice, ...]
+"""Of a tensor, for each of its dimensions, what is wanted."""
+
+
+class FirstWeights(Protocol):
+    """Where the values of parameters come from."""
+
+    def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Of each parameter of these names its part, in any order; valid until the next is asked for."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model whose parameters are on meta; where their values are; and the dtype that these are rounded to, whatever
+    dtype the parameters have by then."""
+
+    model: PreTrainedModel
+    weights: FirstWeights
+    dtype: torch.dtype
+
+    def fill(self, device: torch.device | str) -> PreTrainedModel:
+        """Give every parameter of `model`, DTensors too, its memory on `device` and its values; tied ones stay tied.
+        Buffers stay where they are."""
+        filled = {parameter: _parameter_like(parameter, device) for parameter in self.model.parameters()}
+        here, wanted = {}, {}
+        for name, parameter in self.model.named_parameters():
+            new = filled[parameter].data
+            here[name] = new.to_local() if isinstance(new, DTensor) else new
+            if here[name].numel():
+                wanted[name] = _part_of(new)
+        for name, part in self.weights.parts(wanted):
+            here[name].copy_(part.to(self.dtype))
+        _replace(self.model, filled)
+        return self.model
+
+
+class WholeWeights:
+    """Of a model that has them all, which is left without: what transformers alone can read, on the host."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+        to_meta(model)
+
+    def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
+        """As the protocol says."""
+        for name, part in wanted.items():
+            yield name, self._tensors[name][part]
+
+
+class SavedWeights:
+    """Of safetensors files: nothing is read but the parts. files: by names of tensors."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+
+    def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
+        """As the protocol says."""
+        with _opened({self._files[name] for name in wanted}) as handles:
+            for name, part in wanted.items():
+                yield name, handles[self._files[name]].get_slice(name)[part]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every tensor in the files."""
+        with _opened(set(self._files.values())) as handles:
+            return {name: tuple(handles[file].get_slice(name).get_shape()) for name, file in self._files.items()}
+
+
+@contextmanager
+def _opened(files: set[Path]) -> Iterator[dict[Path, Any]]:
+    from safetensors import safe_open
+
+    with ExitStack() as stack:
+        yield {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
+
+
+def saved_weights(folder: Path) -> SavedWeights | None:
+    """Of a folder as transformers writes it; None where its files are named otherwise."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return SavedWeights({name: folder / file for name, file in files.items()})
+    if not single.is_file():
+        return None
+    with _opened({single}) as handles:
+        return SavedWeights(dict.fromkeys(handles[single].keys(), single))
+
+
+class DrawnWeights:
+    """Numbers of one random stream: `draws`, carried out in their order, each in the same room of memory, the largest's;
+    after those that `last` names, a parameter has its value there. constants: parameters that are none of
+    them."""
+
+    def __init__(
+        self, draws: Sequence[Draw], last: Mapping[str, int], constants: Mapping[str, torch.Tensor], seed: int
+    ) -> None:
+        self._draws, self._constants, self._seed = draws, constants, seed
+        self._named = {number: name for name, number in last.items()}
+
+    def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
+        """As the protocol says. On torch's default device, with a generator of their own."""
+        for name in wanted.keys() & self._constants.keys():
+            yield name, self._constants[name][wanted[name]]
+        device = torch.get_default_device()
+        generator = torch.Generator(device).manual_seed(self._seed)
+        room = torch.empty(max((draw.bytes for draw in self._draws), default=0), dtype=torch.uint8, device=device)
+        for number, draw in enumerate(self._draws):
+            name = self._named.get(number, "")
+            if name in wanted or draw.random:
+                drawn = draw.on(room[: draw.bytes].view(draw.dtype).view(draw.shape), generator)
+                if name in wanted:
+                    yield name, drawn[wanted[name]]
+
+
+class Draw:
+    """One call that fills a tensor."""
+
+    def __init__(self, fill: Callable[..., torch.Tensor], target: torch.Tensor, arguments: Sequence[Any]) -> None:
+        self._fill, self._arguments = fill, arguments
+        self.shape, self.dtype, self.random = tuple(target.shape), target.dtype, fill in _RANDOM
+        self.bytes = target.nbytes
+
+    def on(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return self._fill(tensor, *self._arguments, **({"generator": generator} if self.random else {}))
+
+
+_RANDOM = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
+_FILLS = (*_RANDOM, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+
+
+class _Outlining(TorchDispatchMode):
+    """While models are made: tensors to be filled get no memory, and what fills them is noted. Buffers that are
+    computed, such as rotary frequencies, are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[Draw] = []
+        self.targets: list[torch.Tensor] = []  # of draws; held so that no two of them have the same storage
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if op is torch.ops.aten.empty.memory_format:
+            return op(*args, **{**kwargs, "device": "meta", "pin_memory": False})
+        if op in _FILLS and args[0].is_meta:
+            self.draws.append(Draw(op, args[0], args[1:]))
+            self.targets.append(args[0].detach())
+            return args[0]
+        return op(*args, **kwargs)
+
+
+def outlined(make: Callable[[], PreTrainedModel], seed: int) -> tuple[PreTrainedModel, DrawnWeights]:
+    """What `make` returns with its parameters on meta, and the values that they would have had: those of torch's global
+    generator after `manual_seed(seed)`. Its buffers are there. The global random state stays as it was.
+
+    Raises NotImplementedError where a parameter's value is not drawn all at once.
+    """
+    with _Outlining() as outlining:
+        model = make()
+    last = {_storage(target): number for number, target in enumerate(outlining.targets)}
+    numbers, constants = {}, {}
+    for name, parameter in list(model.named_parameters()):
+        number = last.get(_storage(parameter))
+        if not parameter.is_meta:
+            constants[name] = parameter.data
+        elif number is None or outlining.draws[number].shape != tuple(parameter.shape):
+            raise NotImplementedError(f"{type(model).__name__} draws {name} in parts; give a folder with weights")
+        else:
+            numbers[name] = number
+    to_meta(model)
+    return model, DrawnWeights(outlining.draws, numbers, constants, seed)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def to_meta(model: torch.nn.Module) -> None:
+    """Leave its parameters their shapes alone."""
+    _replace(model, {parameter: _parameter_like(parameter, "meta") for parameter in model.parameters()})
+
+
+def _parameter_like(parameter: torch.nn.Parameter, device: torch.device | str) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+
+
+def _part_of(tensor: torch.Tensor) -> Part:
+    """What this process keeps of it."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def _replace(model: torch.nn.Module, by: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+    """Everywhere in `model`, also where one is tied to another."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            setattr(module, name, by[parameter])

@@ -1,0 +1,130 @@
+"""Weights that are read or drawn in parts are those of the whole model, bit for bit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from engines.torch.fsdp import FSDPEngine
+from engines.torch.model import build_model, outline_model, transformers_config
+from harness.config import ModelConfig, TrainingConfig
+from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, World, train, weights
+from tests.support.processes import run_in_processes
+
+UNTIED = replace(SMALL, tied_embeddings=False, attention_bias="all")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "config", [SMALL, UNTIED, replace(SMALL, architecture="qwen2", attention_bias="qkv", qk_norm=False)]
+)
+def test_weights_drawn_one_by_one_are_those_that_transformers_draws(config: ModelConfig, dtype: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    state = torch.get_rng_state()
+    ours = build_model(replace(config, dtype=dtype), seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        theirs = AutoModelForCausalLM.from_config(transformers_config(config), attn_implementation="sdpa")
+    assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == config.tied_embeddings
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    for name, parameter in theirs.named_parameters():
+        assert torch.equal(ours.get_parameter(name), parameter.to(getattr(torch, dtype))), name
+    assert [name for name, _ in ours.named_buffers()] == [name for name, _ in theirs.named_buffers()]
+    for name, buffer in theirs.named_buffers():
+        assert torch.equal(ours.get_buffer(name), buffer) and ours.get_buffer(name).dtype == buffer.dtype, name
+
+
+@pytest.mark.parametrize("shard_size", ["10GB", "10KB"], ids=["one file", "many files"])
+@pytest.mark.parametrize("config", [SMALL, UNTIED])
+def test_weights_read_from_files_are_those_that_were_saved(
+    config: ModelConfig, shard_size: str, tmp_path: Path
+) -> None:
+    before = build_model(config, seed=3)
+    before.save_pretrained(tmp_path, max_shard_size=shard_size)
+    outline = outline_model(replace(config, checkpoint=str(tmp_path)))
+    assert all(parameter.is_meta for parameter in outline.model.parameters())
+    after = outline.fill("cpu")
+    assert (after.lm_head.weight is after.model.embed_tokens.weight) == config.tied_embeddings
+    for name, tensor in before.state_dict().items():
+        assert torch.equal(after.state_dict()[name], tensor), name
+
+
+ODD = replace(SMALL, ff=66, vocabulary=50)  # no multiple of four ranks' shares
+
+
+def sharded(rank: int, ranks: int, tensor_parallel: int, port: int, configs: list[ModelConfig]) -> list[Tensors]:
+    """All weights of training ranks that then train a step."""
+    store, found = TCPStore("127.0.0.1", port, ranks, False, wait_for_workers=False), []
+    training = TrainingConfig(tensor_parallel=tensor_parallel)
+    with World(store, rank, ranks, tensor_parallel) as world:
+        for config in configs:
+            engine = world.engine(FREE, training, config)
+            found.append(weights(engine))
+            train(engine, [[rank // tensor_parallel]])
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(1, 1), (2, 1), (4, 1), (4, 2)])
+def test_shards_that_each_rank_reads_for_itself_are_those_of_the_whole_model(
+    ranks: int, tensor_parallel: int, tmp_path: Path
+) -> None:
+    build_model(ODD, seed=5).save_pretrained(tmp_path / "tied")
+    build_model(UNTIED, seed=6).save_pretrained(tmp_path / "untied", max_shard_size="10KB")
+    saved = [replace(ODD, checkpoint=str(tmp_path / "tied")), replace(UNTIED, checkpoint=str(tmp_path / "untied"))]
+    configs = [SMALL, ODD, UNTIED, *saved, *(replace(config, dtype="bfloat16") for config in saved)]
+    if tensor_parallel > 1:
+        configs = [config for config in configs if config.ff == SMALL.ff]  # ranks share layers evenly
+    store = TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
+    of_ranks = run_in_processes(
+        sharded, [(rank, ranks, tensor_parallel, store.port, configs) for rank in range(ranks)], timeout_s=200
+    )
+    for number, config in enumerate(configs):
+        whole = {name: parameter.float() for name, parameter in build_model(config).named_parameters()}
+        for found in of_ranks:
+            assert found[number].keys() == whole.keys()
+            assert all(torch.equal(found[number][name], tensor) for name, tensor in whole.items())
+
+
+LARGE = ModelConfig("large", 1024, 2, 8, 8, 128, 4096, 8192, False, 64)
+"""Of 67 million parameters, an eighth of them the largest."""
+
+
+def peak(rank: int, port: int, config: ModelConfig, outlined: bool) -> int:
+    """Bytes by which this process grows at most while it makes its part of a training world of four."""
+    store = TCPStore("127.0.0.1", port, 4, False, wait_for_workers=False)
+    with World(store, rank, 4) as world:
+        world.engine(FREE)  # imports
+        before = resident("VmRSS")
+        model = outline_model(config) if outlined else build_model(config)
+        engine = FSDPEngine(model, FREE, mesh=world.mesh, device=CPU)
+        grown = resident("VmHWM") - before
+        del engine
+    return grown
+
+
+def resident(kind: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "share"), [("drawn", 1 / 2), ("read", 3 / 4)])
+def test_no_rank_of_four_ever_holds_the_model(source: str, share: float, tmp_path: Path) -> None:
+    """Of files, pages that are mapped count as well: as much again as the rank's part, which the kernel may drop."""
+    config = LARGE
+    if source == "read":
+        build_model(LARGE).save_pretrained(tmp_path)
+        config = replace(LARGE, checkpoint=str(tmp_path))
+    whole = 4 * sum(parameter.numel() for parameter in outline_model(config).model.parameters())
+    grown = {}
+    for outlined in (False, True):
+        store = TCPStore("127.0.0.1", 0, 4, True, wait_for_workers=False)
+        grown[outlined] = max(run_in_processes(peak, [(rank, store.port, config, outlined) for rank in range(4)], 200))
+    print(
+        f"{source}: whole {whole >> 20} MiB; peak of a rank {grown[False] >> 20} MiB, outlined {grown[True] >> 20} MiB"
+    )
+    assert grown[True] < share * whole < whole < grown[False]
