@@ -111,8 +111,8 @@ def saved_weights(folder: Path) -> SavedWeights | None:
 
 
 class DrawnWeights:
-    """Numbers of one random stream: `draws`, carried out in their order, each in the same room of memory, the largest's;
-    after those that `last` names, a parameter has its value there. constants: parameters that are none of
+    """Numbers of one random stream: `draws`, carried out in their order, each in the same room of memory, the
+    largest's. After those that `last` names, a parameter's value stands there. constants: parameters that are none of
     them."""
 
     def __init__(
