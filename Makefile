@@ -35,7 +35,7 @@ help:
 	@echo "make calibrate   costs from real runs, for COST=: RUN=results/bench/<cell>/seed=0 NAME=mine (docs/calibration.md)"
 	@echo "make profile     costs from times of the engines on this machine's device: MODEL=tiny NAME=mine PROFILE=<json>"
 	@echo "make sample  a small model with a tokenizer, and problems for it, to try text with: FOLDER=my (docs/data.md)"
-	@echo "make doctor  is this machine fit, and what does each missing thing mean"
+	@echo "make doctor  is this machine fit, and what does each missing thing mean; with MODEL= SCHEDULE= DEVICES= DEVICE= what lies on each device (docs/gpu.md)"
 	@echo "make ui      MLflow on what was written (PORT=5000); mlflow-sync: what it lacks, from the files (EXPERIMENT=)"
 	@echo "make test    lint, types and tests; test-slow: those that take minutes each"
 	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
@@ -98,7 +98,7 @@ list: $(STAMP)
 	@$(PY) -m harness list
 
 doctor: $(STAMP)
-	@$(PY) -m harness doctor
+	@$(PY) -m harness doctor $(SETTINGS)
 
 table: $(STAMP)
 	@$(PY) -m harness table

@@ -148,7 +148,8 @@ class TorchRollout:
 
     def drop_cache(self) -> None:
         self._cache.clear()
-        self._forget_cached()
+        for sample in self._rows:
+            sample.cached = False
 
     async def resume(self) -> None:
         """Raises RuntimeError where `finished` would: asleep, closed."""
@@ -166,7 +167,7 @@ class TorchRollout:
     async def sleep(self) -> None:
         """Give the cache's memory back, and move the weights to the host; running samples stay, to be recomputed."""
         self._require_still("sleep")
-        self._forget_cached()
+        self.drop_cache()
         self._cache.release()
         self._model.to("cpu")
 
@@ -183,10 +184,6 @@ class TorchRollout:
         self._cache.release()
         self._closed = True
         self._changed.set()
-
-    def _forget_cached(self) -> None:
-        for sample in self._rows:
-            sample.cached = False
 
     def _start(self) -> None:
         """Give free slots to waiting samples, in the order of submission."""

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 def run(arguments: Sequence[str], results: Path, console: Console, server: ForkServer | None = None) -> int:
     """Run one configuration over its seeds, and say what came out. CADENCE_FOLDERS names a file that gets the folders
     of the runs, a line each. server: forks the workers, by default one for all seeds."""
+    from harness.config.checks.defaults import fitted
     from harness.config.checks.job import plan_job
-    from harness.config.compose import compose_job, make_schedule
+    from harness.config.compose import compose_job, make_schedule, names_of
     from harness.config.machine import this_machine
     from harness.cost_model.job_cost import check_given
     from harness.metrics.run_files import run_directory
@@ -27,7 +28,9 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     from harness.studies.planner.automatic import with_plan
 
     machine = this_machine()
-    planned = with_plan(compose_job(arguments), arguments, machine)
+    asked = compose_job(arguments)
+    job = fitted(asked, make_schedule(asked), names_of(arguments), machine)
+    planned = with_plan(job.config, arguments, machine)
     plan = plan_job(planned.config, make_schedule(planned.config), machine)
     # What it is names its folder, not what was asked.
     config = dataclasses.replace(planned.config, backend=plan.backend)
@@ -47,7 +50,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
             from harness.report.summary import print_summary
         if plan.backend != "real":
             print_banner(plan, console)
-        for line in planned.messages:
+        for line in planned.messages or job.messages:
             console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
         for seed in directories:
             if seed in to_do:

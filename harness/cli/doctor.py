@@ -1,4 +1,5 @@
-"""`make doctor`: is this machine fit for the main job, and what does it mean where it is not?"""
+"""`make doctor`: is this machine fit for the main job, and what does it mean where it is not? With settings: what lies
+on each device of a job."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Literal
 
 import psutil
 from rich.console import Console
+from rich.table import Table
 
 from harness.config.machine import this_machine
 from harness.runtime.runtime import cluster_address
@@ -33,7 +35,10 @@ class Finding:
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Look at this machine and say what each missing thing means. Exit code 1 if the main job cannot run."""
+    """Look at this machine and say what each missing thing means, or with settings plan the job's memory. Exit code 1
+    if the main job cannot run, or its devices cannot hold it."""
+    if arguments:
+        return _memory_of(arguments, console)
     findings = examine(results)
     for finding in findings:
         mark, style = {"ok": ("ok", "green"), "note": ("note", "yellow"), "bad": ("missing", "red")}[finding.grade]
@@ -41,6 +46,44 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         if finding.meaning:
             console.print(f"          {finding.meaning}", style="dim", highlight=False, soft_wrap=True)
     return 1 if any(finding.grade == "bad" for finding in findings) else 0
+
+
+def _memory_of(arguments: Sequence[str], console: Console) -> int:
+    from harness.studies.memory import planned_memory, rows  # reads all settings, which this machine's check does not
+
+    found = planned_memory(arguments)
+    config, machine, plan = found.config, found.machine, found.plan
+    memory, node = machine.gpu_bytes / _GIB, "" if machine.nodes == 1 else f" in {machine.nodes} nodes"
+    console.print(
+        f"{config.schedule.name}, {config.model.name} on {config.cluster.devices} of {machine.gpus} x {memory:.1f} GiB"
+        f"{node}, of which {plan.there / _GIB:.1f} may be used; samples of up to {found.lengths.sample:,} tokens",
+        style="bold",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for line in found.messages:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    for pool in plan.pools:
+        table = Table(title=f"{pool.name}: {pool.devices} device{'s'[: pool.devices > 1]}, GiB on each")
+        table.add_column("")
+        for phase in pool.phases:
+            table.add_column(phase, justify="right", style="bold" if phase == pool.peak_phase else None)
+        for what, cells in rows(pool):
+            table.add_row(what, *("" if cell is None else f"{cell:.1f}" for cell in cells))
+        table.add_section()
+        table.add_row("in all", *(f"{pool.of(phase) / _GIB:.1f}" for phase in pool.phases))
+        console.print(table)
+    fullest = plan.fullest
+    console.print(
+        f"{'fits' if plan.fits else 'does not fit'}: at most {fullest.peak / _GIB:.1f} of {plan.there / _GIB:.1f} GiB, "
+        f"on {fullest.name} in {fullest.peak_phase}",
+        style="green" if plan.fits else "red",
+        highlight=False,
+    )
+    if not plan.fits:
+        fixes = ", or ".join(found.fixes) or "more or larger devices, as in DEVICE=h200"
+        console.print(f"use {fixes}", highlight=False, soft_wrap=True, markup=False)
+    return 0 if plan.fits else 1
 
 
 def examine(results: Path) -> list[Finding]:

@@ -74,6 +74,11 @@ def compose_job(overrides: Sequence[str]) -> JobConfig:
         raise ConfigError(_one_line(error, overrides)) from error
 
 
+def names_of(overrides: Sequence[str]) -> frozenset[str]:
+    """The settings that they give a value."""
+    return frozenset(override.lstrip("+~").partition("=")[0] for override in overrides)
+
+
 def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
     """What the files say, with these changes. complete: raise where a value has yet to be given."""
     with initialize_config_dir(config_dir=str(EXPERIMENTS), version_base="1.3"):

@@ -11,12 +11,13 @@ from harness.config.gpus import gpus
 @dataclass(frozen=True)
 class Machine:
     """cores: those this process may use. gpus: that it may use, instances of divided ones one by one. gpu_bytes:
-    memory of the smallest. divided: whether there are such instances (MIG)."""
+    memory of the smallest. divided: whether there are such instances (MIG). nodes: that the GPUs stand in."""
 
     cores: int
     gpus: int
     gpu_bytes: int
     divided: bool = False
+    nodes: int = 1
 
 
 def this_machine() -> Machine:

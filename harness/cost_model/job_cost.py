@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.placement import Placement
-from harness.cost_model.memory import (
-    GIB,
-    Layout,
-    activation_bytes_per_token,
-    advice,
-    kv_tokens,
-    scoring_bytes,
-    training_bytes,
-)
+from harness.cost_model.memory import Layout, advice, kv_tokens
+from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PoolMemory, Setting, plan_memory
 from harness.cost_model.roofline import roofline
 
 
@@ -46,8 +39,41 @@ def check_memory(config: JobConfig, placement: Placement) -> None:
     if isinstance(config.cost, CostConfig):
         return
     _check_engine(config, config.cost, layout_of(config, placement))
-    for pool, devices in placement.pools.items():
-        _check_training(config, config.cost, placement, pool.split("+"), len(devices))
+    setting = described(config, config.cost, placement)
+    plan = plan_memory(config, placement, setting)
+    for pool in plan.pools:
+        if pool.peak > plan.there and pool.roles != ("rollout",):
+            raise ConfigError(f"{too_much(config, plan, pool)} of device={config.device.name}; {_use(pool)}")
+
+
+def described(config: JobConfig, cost: RooflineConfig, placement: Placement) -> Setting:
+    """The devices that a job is simulated on."""
+    return Setting(
+        Lengths(cost.prompt_tokens, _longest(cost) - cost.prompt_tokens),
+        config.device.memory_bytes,
+        "local" if layout_of(config, placement).colocated else "collective",
+        simulated=True,
+        usable=cost.kv_share,
+    )
+
+
+def too_much(config: JobConfig, plan: MemoryPlan, pool: PoolMemory) -> str:
+    """What a pool needs, where, and how much of it is what; without the end of the sentence."""
+    largest = max((item for item in pool.items if pool.peak_phase in item.phases), key=lambda item: item.bytes)
+    return (
+        f"model={config.model.name} needs {pool.peak / GIB:.1f} GiB on each device of {pool.name} "
+        f"({pool.peak_phase}; {largest.bytes / GIB:.1f} of them for {largest.what}), and may use "
+        f"{plan.there / GIB:.1f} GiB"
+    )
+
+
+def _use(pool: PoolMemory) -> str:
+    recomputed = any(item.what == "a layer, computed again" and item.bytes for item in pool.items)
+    activations = sum(item.bytes for item in pool.items if item.what == "activations")
+    fixes = [f"more devices for {pool.name}"]
+    if activations > pool.peak / 2:
+        fixes = ["training.tensor_parallel=2" if recomputed else "training.recompute_activations=true", *fixes]
+    return f"use {', '.join(fixes)}, or a device with more memory, as in DEVICE=h200"
 
 
 def check_given(config: JobConfig) -> None:
@@ -81,27 +107,3 @@ def _check_engine(config: JobConfig, cost: RooflineConfig, layout: Layout) -> No
             f"for {room:,} tokens, and the longest sample has {longest:,} (cost.prompt_tokens and cost.lengths.cap); "
             f"{advice(layout)}"
         )
-
-
-def _check_training(
-    config: JobConfig, cost: RooflineConfig, placement: Placement, roles: list[str], devices: int
-) -> None:
-    """Training state, the activations of the longest sample, and copies to score with: a rank computes as many samples
-    of a micro-batch at once as fit, one at least."""
-    model, device, layout, longest = config.model, config.device, layout_of(config, placement), _longest(cost)
-    copies = len([role for role in roles if role not in ("rollout", "actor")])
-    need = copies * scoring_bytes(model, devices)
-    if "actor" in roles:
-        need += training_bytes(model, layout, longest)
-    there = device.memory_bytes * cost.kv_share
-    if need <= there:
-        return
-    activations = longest * activation_bytes_per_token(model, layout) if "actor" in roles else 0.0
-    fixes = [f"more devices for {'+'.join(roles)}"]
-    if activations > need / 2:
-        fixes = ["training.tensor_parallel=2" if layout.recompute else "training.recompute_activations=true", *fixes]
-    raise ConfigError(
-        f"model={model.name} needs {need / GIB:.1f} GiB on each device of {'+'.join(roles)}, {activations / GIB:.1f} "
-        f"of them for the activations of the longest sample ({longest:,} tokens), and may use {there / GIB:.1f} GiB of "
-        f"device={device.name}; use {', '.join(fixes)}, or a device with more memory, as in DEVICE=h200"
-    )

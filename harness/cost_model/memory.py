@@ -1,8 +1,9 @@
-"""How a job lies on devices, and what fits: a rank's training state and activations, a copy to score with, an engine.
+"""How a simulated job lies on devices, and what its engines hold beside their weights.
 
 Of a device's memory, `kv_share` may be used; the rest is the driver's, the libraries' and lost between blocks. Where
 rollout takes turns with training (colocated), the one that waits keeps its state in host memory, which is taken to be
-large enough, and an engine may use `kv_share_colocated`.
+large enough, and an engine may use `kv_share_colocated`. Whether all of a job fits, real or simulated, is counted by
+harness/cost_model/memory_plan.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,7 @@ from dataclasses import dataclass
 
 from harness.config import ConfigError, DeviceConfig, ModelConfig, RooflineConfig
 from harness.cost_model.shape import (
-    bytes_per_number,
-    head_parameters,
     kv_bytes_per_token,
-    layer_parameters,
     parameters,
     weight_bytes,
 )
@@ -54,41 +52,6 @@ def state_bytes(model: ModelConfig, layout: Layout) -> float:
     """Training state of one device: 16 bytes per parameter over all devices (ZeRO-3: Rajbhandari et al., arXiv
     1910.02054, section 5.3; they count weights and gradients in half precision and a third copy in float32: 16 too)."""
     return STATE_BYTES * parameters(model) / layout.shards
-
-
-def gathered_bytes(model: ModelConfig, layout: Layout) -> float:
-    """Weights that stand whole on a device for a while: the layer at work, the one that is fetched ahead, both tables
-    of embeddings. Of experts that are spread over ranks, each gathers its own."""
-    layer = layer_parameters(model, max(1, model.experts // layout.expert_ranks))
-    embeddings = head_parameters(model) * (1 if model.tied_embeddings else 2)
-    return bytes_per_number(model) * (2 * layer + embeddings) / layout.tensor
-
-
-def activation_bytes_per_token(model: ModelConfig, layout: Layout) -> float:
-    """What a forward pass keeps for the backward pass, for each token on a device.
-
-    Korthikanti et al., arXiv 2205.05198, section 4, without attention scores and dropout masks: the input of every
-    matrix and norm, queries, keys and values; gate, up, silu(gate) and their product in each feed-forward network that
-    a token goes through. Recomputed: the input of each layer, and everything of one layer. The head is computed in
-    pieces. Tensor parallelism divides it (with sequence parallelism, section 4.2.2); a pipeline does not: its first
-    stage holds as many samples as there are stages (Narayanan et al., arXiv 2104.04473, section 2.2).
-    """
-    query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    networks = model.active_experts if model.experts else 1
-    layer = 4 * model.hidden + 2 * query + 2 * key_value + 4 * model.ff * networks
-    kept = model.layers * model.hidden + layer if layout.recompute else model.layers * layer
-    return bytes_per_number(model) * kept / layout.tensor
-
-
-def training_bytes(model: ModelConfig, layout: Layout, tokens: int) -> float:
-    """Of one device while `tokens` tokens are computed at once: state, gathered weights, activations."""
-    activations = tokens * activation_bytes_per_token(model, layout)
-    return state_bytes(model, layout) + gathered_bytes(model, layout) + activations
-
-
-def scoring_bytes(model: ModelConfig, devices: int) -> float:
-    """Of each device that shares a copy of the weights to score with."""
-    return weight_bytes(model) / devices
 
 
 def typical_tokens(factors: RooflineConfig) -> float:

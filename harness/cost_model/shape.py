@@ -11,9 +11,14 @@ from harness.config import ModelConfig
 
 def parameters(model: ModelConfig) -> int:
     """Weights in all, every expert's too; tied embeddings count once."""
-    norms = model.layers * (2 * model.head_dim * model.qk_norm + 2 * model.hidden) + model.hidden
+    norms = model.layers * _norms(model) + model.hidden
     embeddings = 0 if model.tied_embeddings else head_parameters(model)
     return matmul_parameters(model) + embeddings + norms + model.layers * _biases(model)
+
+
+def _norms(model: ModelConfig) -> int:
+    """Of one layer."""
+    return 2 * model.head_dim * model.qk_norm + 2 * model.hidden
 
 
 def _biases(model: ModelConfig) -> int:
@@ -39,6 +44,11 @@ def layer_parameters(model: ModelConfig, experts: int) -> int:
     down of each network."""
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
     return model.hidden * (2 * query + 2 * key_value + model.experts + 3 * model.ff * experts)
+
+
+def block_parameters(model: ModelConfig, experts: int) -> int:
+    """Everything of one layer with so many feed-forward networks: matrices, norms, biases."""
+    return layer_parameters(model, experts) + _norms(model) + _biases(model)
 
 
 def expert_parameters(model: ModelConfig) -> int:

@@ -173,7 +173,7 @@ class RealEngines:
             self._initial_model(self.device),
             temperature=self.config.algorithm.temperature,
             device=self.device,
-            training=self.config.training,
+            layout=self.config.training.layout,
         )
 
     def trainer(self, rank: int, clock: Clock) -> FSDPEngine:
@@ -292,7 +292,7 @@ class SimulatedEngines:
 
     def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
         ranks, load_s = self.data_parallel[role], self._times.load_s
-        return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks, training=self.config.training)
+        return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks)
 
     def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
         return self.log_prob("actor_fwd", clock)

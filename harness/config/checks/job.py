@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
 from engines import ENGINES
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
+from harness.config.changes import as_arguments, changed
 from harness.config.checks.plugins import check_environment, check_plugins, engine_options
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.machine import Machine
 from harness.config.model_folder import DRAWN, HUB, local_folder, read_config, require_shape
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 from harness.config.plugins import is_path
-from harness.cost_model.job_cost import check_memory
-from harness.cost_model.shape import parameters, weight_bytes
+from harness.cost_model.job_cost import check_memory, too_much
+from harness.cost_model.memory_plan import USABLE, Lengths, Setting, plan_memory
 from harness.tasks import TASKS, Task, make_task, max_tokens
 from schedules import Schedule
 
@@ -68,7 +69,8 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
         _check_computable(config)
         _check_devices(config, placement, machine, gpu)
         _check_instances(groups, machine, gpu)
-        _check_memory(config, placement, machine, gpu)
+        _check_memory(config, schedule, placement, machine, gpu, WEIGHTS_ALONE)
+        _check_memory(config, schedule, placement, machine, gpu, lengths_of(config))
     except HardwareMissing as missing:
         if config.backend == "real":
             raise
@@ -249,6 +251,16 @@ def _check_evaluation(config: JobConfig, task: Task) -> None:
         raise ConfigError(f"{where}: {error}") from error
 
 
+WEIGHTS_ALONE = Lengths(1, 1)
+"""What a machine has to hold whatever is sampled: asked before the task is, which may read files."""
+
+
+def lengths_of(config: JobConfig) -> Lengths:
+    """The longest sample of its task. Raises ConfigError where the task cannot be made."""
+    task = make_task(config)
+    return Lengths(task.max_prompt_tokens, max_tokens(config, task))
+
+
 def _check_computable(config: JobConfig) -> None:
     refused = only_simulated(config)
     if refused is not None:
@@ -279,40 +291,64 @@ def _fits(config: JobConfig, devices: int) -> bool:
         return False
 
 
-def device_bytes(config: JobConfig, placement: Placement) -> dict[int, int]:
-    """Least memory that the weights need on each device.
-
-    The training world shards 16 bytes per parameter: weights, gradients and both AdamW moments in float32. Every
-    other role holds a copy of the weights in the model's dtype, but for a rollout that gives its device back to others.
-    """
-    copy = weight_bytes(config.model)
-    needed: dict[int, int] = {}
-    for device in sorted({device for devices in placement.devices.values() for device in devices}):
-        roles = placement.roles_on(device)
-        training = 16 * parameters(config.model) // len(placement.devices["actor"]) if "actor" in roles else 0
-        copies = len([role for role in roles if role != "actor" and (role != "rollout" or roles == ["rollout"])])
-        needed[device] = training + copies * copy
-    return needed
-
-
-def _check_memory(config: JobConfig, placement: Placement, machine: Machine, gpu: bool) -> None:
+def _check_memory(
+    config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool, lengths: Lengths
+) -> None:
     """GPUs each hold what is on them; devices of a CPU job hold it together."""
-    given, needed = config.cluster.memory_gib, device_bytes(config, placement)
+    setting = real_setting(config, schedule, machine, lengths, gpu=gpu)
+    plan = plan_memory(config, placement, setting)
+    if plan.fits if gpu else plan.everything <= setting.device_bytes:
+        return
     if gpu:
-        here = machine.gpu_bytes if given is None else int(given * _GIB)
-        device, most = max(needed.items(), key=lambda item: item[1])
-        need = f"{most / _GIB:.1f} GiB on each GPU of {'+'.join(placement.roles_on(device))}"
-        there = f"a GPU here has {here / _GIB:.1f} GiB"
-    else:
-        here = psutil.virtual_memory().total if given is None else int(given * _GIB * placement.total)
-        most = sum(needed.values())
-        need = f"{most / _GIB:.1f} GiB for its training state and the copies of its weights"
-        there = f"there is no GPU and {here / _GIB:.1f} GiB of memory here"
-    if most > here:
+        found = changes_that_fit(config, schedule, machine, lengths)
+        fix = f"{', or '.join(found)}, BACKEND=virtual to simulate it" if found else "BACKEND=virtual simulates it"
         raise HardwareMissing(
-            f"model={config.model.name} needs {need}, and {there}; "
-            "use more or larger GPUs, BACKEND=virtual to simulate it, or MODEL=tiny"
+            f"{too_much(config, plan, plan.fullest)} of the {machine.gpu_bytes / _GIB:.1f} GiB of a GPU here; "
+            f"use {fix}, or MODEL=tiny"
         )
+    raise HardwareMissing(
+        f"model={config.model.name} needs {plan.everything / _GIB:.1f} GiB for its training state, its activations and "
+        f"the copies of its weights, and there is no GPU and {setting.device_bytes / _GIB:.1f} GiB of memory here; "
+        "use more or larger GPUs, BACKEND=virtual to simulate it, or MODEL=tiny"
+    )
+
+
+def real_setting(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths, *, gpu: bool) -> Setting:
+    """Of this machine. device_bytes: of a GPU; without GPUs of all devices together, of which all may be used."""
+    given = config.cluster.memory_gib
+    if gpu:
+        here = float(machine.gpu_bytes) if given is None else given * _GIB
+    else:
+        here = psutil.virtual_memory().total if given is None else given * _GIB * config.cluster.devices
+    return Setting(lengths, here, schedule.transport, gpu=gpu, usable=USABLE if gpu else 1.0)
+
+
+def changes_that_fit(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths) -> list[str]:
+    """Settings under which the GPUs hold the job, each by itself or with those before it."""
+    found: list[str] = []
+    tries: tuple[dict[str, Any], ...] = (
+        {"training.recompute_activations": True},
+        {"training.tokens_per_micro_batch": lengths.sample},
+        {"training.recompute_activations": True, "training.tokens_per_micro_batch": lengths.sample},
+        {"algorithm.reference": False, "algorithm.kl_coef": 0.0},
+        {"engine.slots": config.algorithm.group_size},
+        *({"cluster.devices": devices} for devices in range(config.cluster.devices + 1, 65)),
+    )
+    for settings in tries:
+        other = changed(config, settings)
+        if other == config:
+            continue
+        try:
+            placement = resolve_split(other.schedule.split, other.cluster.devices, device_roles(other))
+            check_layout(other, schedule, placement)
+        except ConfigError:
+            continue
+        setting = real_setting(other, schedule, machine, lengths, gpu=True)
+        if plan_memory(other, placement, setting).fits:
+            found.append(as_arguments(settings))
+            if "cluster.devices" in settings:
+                break
+    return found[:3]
 
 
 def _count(number: int, what: str) -> str:

@@ -9,7 +9,7 @@ import psutil
 
 from harness.config import ConfigError, JobConfig, RooflineConfig
 from harness.config.checks.job import device_roles, plan_job
-from harness.config.compose import make_schedule
+from harness.config.compose import make_schedule, names_of
 from harness.config.machine import Machine
 from harness.cost_model.memory import STATE_BYTES
 from harness.cost_model.shape import parameters
@@ -46,7 +46,7 @@ def with_plan(config: JobConfig, arguments: Sequence[str], machine: Machine) -> 
 
     Raises ConfigError where nothing fits. A job that runs for real is left as it is.
     """
-    given = {argument.lstrip("+~").partition("=")[0] for argument in arguments}
+    given = names_of(arguments)
     chosen = any(name.startswith(_CHOSEN) or name == _SEARCHED for name in given)
     if chosen or not isinstance(config.cost, RooflineConfig) or config.backend not in ("auto", "virtual"):
         return PlannedJob(config)

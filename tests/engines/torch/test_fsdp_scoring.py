@@ -46,8 +46,7 @@ def scores(scorer: Scorer, samples: Sequence[int] = SCORED) -> np.ndarray:
 
 def alone(sent: Tensors, model: ModelConfig, layout: Layout = "padded") -> np.ndarray:
     """By a scorer that was sent these weights."""
-    training = TrainingConfig(layout=layout)
-    scorer = TorchLogProb(build_model(model, seed=9), temperature=1.0, device=CPU, training=training)
+    scorer = TorchLogProb(build_model(model, seed=9), temperature=1.0, device=CPU, layout=layout)
     computed(scorer.load_weights(1, sent.items()))
     return scores(scorer)
 

@@ -1,0 +1,151 @@
+"""Settings that nobody gave, chosen so that the job runs on the GPUs that are there: devices, the split, micro-batches,
+recomputation, slots. What the user says stays; without GPUs everything stays."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.config import ConfigError, JobConfig
+from harness.config.changes import as_arguments, changed
+from harness.config.checks.job import (
+    WEIGHTS_ALONE,
+    check_layout,
+    device_roles,
+    lengths_of,
+    only_simulated,
+    real_setting,
+    training_ranks,
+)
+from harness.config.machine import Machine
+from harness.config.placement import Placement, resolve_split
+from harness.cost_model.memory_plan import Lengths, MemoryPlan, plan_memory
+from schedules import Schedule
+
+MICRO_BATCH = "algorithm.micro_batch_groups"
+TOKENS = "training.tokens_per_micro_batch"
+RECOMPUTE = "training.recompute_activations"
+SLOTS = "engine.slots"
+SPLIT = "schedule.split"
+
+FITTED = ("cluster.devices", f"{SPLIT}.rollout", MICRO_BATCH, TOKENS, RECOMPUTE, SLOTS)
+"""What is chosen here: where all of them are given, nothing is."""
+
+_TOKENS = (65536, 32768, 16384, 8192, 4096)
+
+
+@dataclass(frozen=True)
+class FittedJob:
+    """settings: that were chosen, by their path; empty where the job is left as it was."""
+
+    config: JobConfig
+    settings: Mapping[str, Any]
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """For the user."""
+        return (f"Chosen for these GPUs: {as_arguments(self.settings)}",) if self.settings else ()
+
+
+def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> FittedJob:
+    """The job with settings under which these GPUs hold it, as near to its own as can be.
+
+    Where none is found, the first that divides is taken, and the check at the door says what is missing. Raises
+    ConfigError where its task cannot be made.
+    """
+    wanted = config.backend in ("auto", "real") and config.cluster.kind != "cpu"
+    if not machine.gpus or not wanted or only_simulated(config) is not None:
+        return FittedJob(config, {})
+    chosen: dict[str, Any] = {}
+    if not {"cluster", "cluster.devices"} & set(given) and config.cluster.devices != machine.gpus:
+        chosen["cluster.devices"] = machine.gpus
+    base = changed(config, chosen)
+    if not any(_plan(base, schedule, machine, WEIGHTS_ALONE, split) for split in _splits(base, schedule, given)):
+        return FittedJob(base, chosen)
+    lengths, first = lengths_of(config), None
+    for split in _splits(base, schedule, given):
+        for settings in _choices(base, split, given, lengths):
+            first = settings if first is None else first
+            plan = _plan(base, schedule, machine, lengths, settings)
+            if plan is not None and plan.fits:
+                return FittedJob(changed(base, settings), chosen | settings)
+    return FittedJob(changed(base, first or {}), chosen | (first or {}))
+
+
+def _plan(
+    config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths, settings: Mapping[str, Any]
+) -> MemoryPlan | None:
+    """None where devices do not divide."""
+    job = changed(config, settings)
+    placement = _placement(job, schedule)
+    return (
+        None
+        if placement is None
+        else plan_memory(job, placement, real_setting(job, schedule, machine, lengths, gpu=True))
+    )
+
+
+def _placement(config: JobConfig, schedule: Schedule) -> Placement | None:
+    try:
+        placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
+        check_layout(config, schedule, placement)
+    except ConfigError:
+        return None
+    return placement
+
+
+def _splits(config: JobConfig, schedule: Schedule, given: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Its own; then others, from the one that is nearest: as many training ranks as divide a batch."""
+    placement = _placement(config, schedule)
+    if placement is not None and config.algorithm.batch_groups % training_ranks(config, placement) == 0:
+        yield {}
+    if schedule.colocated or any(name.startswith(SPLIT) for name in given):
+        return
+    devices, middle = config.cluster.devices, config.cluster.devices / 2
+    together = config.training.tensor_parallel
+    for actor in sorted(range(together, devices, together), key=lambda number: (abs(number - middle), number)):
+        if config.algorithm.batch_groups % (actor // together) == 0:
+            yield {f"{SPLIT}.rollout": devices - actor}
+
+
+def _choices(
+    config: JobConfig, split: Mapping[str, Any], given: Collection[str], lengths: Lengths
+) -> Iterator[dict[str, Any]]:
+    """How a rank computes, the fastest first; then fewer slots."""
+    job = changed(config, split)
+    algorithm = job.algorithm
+    micro = _micro_batches(job, given)
+    tokens = [None, *(limit for limit in _TOKENS if limit > lengths.sample), lengths.sample]
+    for slots in _slots(job, given):
+        for recompute in [job.training.recompute_activations] if RECOMPUTE in given else [False, True]:
+            for limit in [job.training.tokens_per_micro_batch] if TOKENS in given else tokens:
+                wanted = {MICRO_BATCH: micro, RECOMPUTE: recompute, TOKENS: limit, SLOTS: slots}
+                now = {
+                    MICRO_BATCH: algorithm.micro_batch_groups,
+                    RECOMPUTE: job.training.recompute_activations,
+                    TOKENS: job.training.tokens_per_micro_batch,
+                    SLOTS: job.engine.slots,
+                }
+                yield dict(split) | {name: value for name, value in wanted.items() if value != now[name]}
+
+
+def _micro_batches(config: JobConfig, given: Collection[str]) -> int:
+    """The largest, up to its own, that divides a batch over the ranks."""
+    algorithm = config.algorithm
+    if MICRO_BATCH in given:
+        return algorithm.micro_batch_groups
+    ranks = training_ranks(config, resolve_split(config.schedule.split, config.cluster.devices, device_roles(config)))
+    own = range(algorithm.micro_batch_groups, 0, -1)
+    return next(
+        (groups for groups in own if algorithm.batch_groups % (groups * ranks) == 0), algorithm.micro_batch_groups
+    )
+
+
+def _slots(config: JobConfig, given: Collection[str]) -> Iterator[int]:
+    """Its own, and halves of them down to a group."""
+    slots = config.engine.slots
+    yield slots
+    while SLOTS not in given and config.engine.name == "torch" and slots // 2 >= config.algorithm.group_size:
+        slots //= 2
+        yield slots

@@ -1,0 +1,53 @@
+"""Bytes of a rollout engine on each of its devices: weights, KV cache, and what a step needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.config import EngineConfig, ModelConfig
+from harness.cost_model.shape import bytes_per_number, kv_bytes_per_token, weight_bytes
+
+PREFILL_TOKENS = 8192
+"""Most tokens of a prefill pass (engines/torch/kv_slots.py; vLLM's default is the same)."""
+
+DRAW_BYTES = 20
+"""For each logit of a decode step: float32 logits, log-probabilities and probabilities, and their sum in float64
+(engines/torch/sampling.py)."""
+
+_VECTOR, _CHUNK = 16, 256  # as engines/torch/kv_slots.py, which loads torch
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """longest: tokens of a sample. paged: the cache is of whatever memory is left, and holds one sample at least; else
+    it has room for every slot at full length."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    longest: int
+    paged: bool = False
+
+    @property
+    def weights(self) -> float:
+        return weight_bytes(self.model) / self.engine.tensor_parallel
+
+    @property
+    def token(self) -> float:
+        """Keys and values of one token. Heads are divided over an engine's devices; more devices than heads hold some
+        of them twice."""
+        return kv_bytes_per_token(self.model) / min(self.engine.tensor_parallel, self.model.kv_heads)
+
+    @property
+    def kv_cache(self) -> float:
+        slots = 1 if self.paged or self.engine.name != "torch" else self.engine.slots
+        step = _VECTOR if self.longest <= _CHUNK else _CHUNK
+        return slots * -(-self.longest // step) * step * self.token
+
+    @property
+    def work(self) -> float:
+        """Of prefill, a layer's widest moment; of decoding, drawing a token for each slot."""
+        model = self.model
+        networks = model.active_experts if model.experts else 1
+        tokens = min(PREFILL_TOKENS, self.engine.slots * self.longest)
+        prefill = tokens * bytes_per_number(model) * (3 * model.ff * networks + 4 * model.hidden)
+        return max(prefill / self.engine.tensor_parallel, self.engine.slots * model.vocabulary * DRAW_BYTES)

@@ -1,0 +1,257 @@
+"""What lies on each device of a job, and when: the one count of memory behind the check at the door, `make doctor`, the
+planner and the simulator.
+
+A plan has a row for each thing (weights, optimizer, activations, KV cache, ...) on the devices of each pool, and the
+phases in which it is there. What a colocated engine holds is there while it generates, and on the host while it sleeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from harness.config import JobConfig
+from harness.config.placement import Placement
+from harness.cost_model.engine_memory import EngineMemory
+from harness.cost_model.shape import bytes_per_number, head_parameters, weight_bytes
+from harness.cost_model.training_memory import Pass, RankMemory
+
+GIB = 1 << 30
+
+Phase = Literal["start", "generate", "score", "loss", "backward", "reduce", "step", "publish"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""start: roles are made. generate: an engine samples. score: log-probabilities without gradients. loss, backward,
+reduce, step: of a micro-batch, the moments of harness/cost_model/training_memory.py. publish: weights travel."""
+
+TRAINING: tuple[Phase, ...] = ("loss", "backward", "reduce", "step")
+
+USABLE = 0.9
+"""Of a device's memory. The rest is the driver's and the libraries', and lost between blocks: assumed, not measured."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Bytes on each device of a pool, in these phases."""
+
+    what: str
+    bytes: float
+    phases: tuple[Phase, ...]
+
+
+@dataclass(frozen=True)
+class PoolMemory:
+    """A pool: the devices that the same roles share."""
+
+    roles: tuple[str, ...]
+    devices: int
+    phases: tuple[Phase, ...]
+    items: tuple[Item, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.roles)
+
+    def of(self, phase: Phase) -> float:
+        """Bytes on each device in a phase."""
+        return sum(item.bytes for item in self.items if phase in item.phases)
+
+    @property
+    def peak_phase(self) -> Phase:
+        return max(self.phases, key=self.of)
+
+    @property
+    def peak(self) -> float:
+        return self.of(self.peak_phase)
+
+    @property
+    def weights(self) -> float:
+        """Bytes of weights that always lie on a device: masters and copies."""
+        return sum(item.bytes for item in self.items if item.what in WEIGHTS)
+
+
+WEIGHTS = ("master weights", "engine's weights", "reference", "weights to score with")
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Of a job. there: bytes that may be used on each device."""
+
+    pools: tuple[PoolMemory, ...]
+    there: float
+
+    @property
+    def fits(self) -> bool:
+        return all(pool.peak <= self.there for pool in self.pools)
+
+    @property
+    def fullest(self) -> PoolMemory:
+        return max(self.pools, key=lambda pool: pool.peak)
+
+    @property
+    def everything(self) -> float:
+        """Bytes of all devices together, each at its fullest."""
+        return sum(pool.devices * pool.peak for pool in self.pools)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the longest sample: prompt, and response with what an environment writes."""
+
+    prompt: int
+    response: int
+
+    @property
+    def sample(self) -> int:
+        return self.prompt + self.response
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a plan is made for besides the job. device_bytes: memory of one device. simulated: of a cluster that is
+    described: engines take what is left beside weights, micro-batches are cut by what fits, colocated training rests on
+    the host, and training computes as published systems do."""
+
+    lengths: Lengths
+    device_bytes: float
+    transport: str
+    simulated: bool = False
+    gpu: bool = True
+    usable: float = USABLE
+
+
+def plan_memory(config: JobConfig, placement: Placement, setting: Setting) -> MemoryPlan:
+    """Every pool of the job, on the devices of its placement."""
+    pools = [_pool(config, placement, name.split("+"), devices, setting) for name, devices in placement.pools.items()]
+    return MemoryPlan(tuple(pools), setting.device_bytes * setting.usable)
+
+
+def pass_of(config: JobConfig, placement: Placement, setting: Setting) -> Pass:
+    """One forward and backward pass of a training rank, as large as its micro-batches get."""
+    training, algorithm, lengths = config.training, config.algorithm, setting.lengths
+    samples = 1 if setting.simulated else algorithm.micro_batch_groups * algorithm.group_size
+    tokens, scored = samples * lengths.sample, samples * lengths.response
+    if training.tokens_per_micro_batch is not None:
+        tokens = min(tokens, max(training.tokens_per_micro_batch, lengths.sample))
+    together = training.tensor_parallel * training.pipeline_parallel
+    return Pass(
+        tokens=tokens,
+        scored=min(scored, tokens) if training.layout == "packed" else tokens,
+        ranks=max(1, len(placement.devices["actor"]) // together) * training.pipeline_parallel,
+        tensor=training.tensor_parallel,
+        recompute=training.recompute_activations,
+        megatron=setting.simulated,
+        repeated_heads=training.layout == "packed" and not setting.simulated,
+        gpu=setting.gpu,
+        expert_ranks=training.expert_parallel,
+    )
+
+
+def _pool(
+    config: JobConfig, placement: Placement, roles: list[str], devices: tuple[int, ...], setting: Setting
+) -> PoolMemory:
+    phases: list[Phase] = ["start"]
+    items: list[Item] = []
+    rank = RankMemory(config.model, pass_of(config, placement, setting))
+    shared = "rollout" in roles and "actor" in roles
+    if "rollout" in roles:
+        phases.append("generate")
+    if {"actor", "actor_fwd", "reference"} & set(roles):
+        phases.append("score")
+    if "actor" in roles:
+        phases += TRAINING
+    phases.append("publish")
+    if "rollout" in roles:
+        items += _engine(config, setting, sleeps=shared)
+    if "actor" in roles:
+        items += _training(config, rank, phases, setting, shared=shared)
+    items += _scoring(config, rank, roles, len(devices), phases, setting)
+    return PoolMemory(tuple(roles), len(devices), tuple(phases), tuple(items))
+
+
+def _training(
+    config: JobConfig, rank: RankMemory, phases: Sequence[Phase], setting: Setting, *, shared: bool
+) -> list[Item]:
+    """shared: rollout takes turns with it, so that it scores and trains whole batches; where it is simulated, what
+    trains is on the host meanwhile."""
+    here = tuple(phase for phase in phases if not (shared and setting.simulated and phase == "generate"))
+    after_start = tuple(phase for phase in here if phase != "start")
+    accumulated: tuple[Phase, ...] = TRAINING if shared else ("score", *TRAINING)
+    computing: tuple[Phase, ...] = ("score", "loss", "backward")
+    items = [
+        Item("master weights", rank.copy, here),
+        Item("optimizer state", 2 * rank.copy, after_start),
+        Item("gradients", rank.copy, accumulated),
+        Item("embeddings, gathered", rank.gathered_embeddings, computing),
+        Item("layers, gathered", rank.gathered_blocks, computing),
+        Item("activations", rank.activations, ("loss", "backward")),
+        Item("a layer, computed again", rank.recomputed, ("backward",)),
+        Item("gradients inside of a layer", rank.layer_work, ("backward",)),
+        Item("layers' gradients, reduced", rank.reducing_block, ("backward",)),
+        Item("output layer", rank.head, ("loss",)),
+        Item("output layer", rank.head_gradient, ("backward",)),
+        Item("embeddings' gradients, reduced", rank.reducing_embeddings, ("reduce",)),
+        Item("optimizer's work", rank.optimizer_work, ("step",)),
+        Item("a forward pass", max(rank.forward_work, rank.head_forward), ("score",)),
+    ]
+    return items + _sent(config, rank, after_start, setting)
+
+
+def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: Setting) -> list[Item]:
+    """Two buckets, or on devices that engines share one parameter at a time, gathered."""
+    if setting.transport == "local":
+        return [Item("a parameter, gathered", _largest(config) if rank.sharded else 0.0, ("publish",))]
+    if setting.transport == "host_staged":
+        return [Item("a parameter, gathered", _largest(config), ("publish",))]
+    return [Item("transfer buckets", _buckets(config), phases)]
+
+
+def _engine(config: JobConfig, setting: Setting, *, sleeps: bool) -> list[Item]:
+    """sleeps: while others use the device; then weights arrive on the host."""
+    engine = EngineMemory(config.model, config.engine, setting.lengths.sample, setting.simulated)
+    awake: tuple[Phase, ...] = ("start", "generate") if sleeps else ("start", "generate", "publish")
+    items = [
+        Item("engine's weights", engine.weights, awake),
+        Item("KV cache", engine.kv_cache, awake),
+        Item("a step of the engine", engine.work, ("generate",)),
+    ]
+    if sleeps:
+        return items
+    items.append(Item("new weights beside the old", engine.weights if not setting.simulated else 0.0, ("publish",)))
+    if setting.transport in ("collective", "ipc"):
+        items.append(Item("transfer buckets", _buckets(config), ("generate", "publish")))
+    return items
+
+
+def _scoring(
+    config: JobConfig, rank: RankMemory, roles: list[str], devices: int, phases: Sequence[Phase], setting: Setting
+) -> list[Item]:
+    """Copies to score with: none where the actor's parameters do, sharded beside the actor, else whole; simulated ones
+    are always laid out as training is."""
+    model, every = config.model, tuple(phases)
+    items = []
+    if "reference" in roles:
+        spread = rank.shards if "actor" in roles else devices if setting.simulated else 1
+        offloaded = config.training.reference_offload and "actor" in roles and setting.gpu
+        items.append(Item("reference", 0.0 if offloaded else weight_bytes(model) / spread, every))
+    if "actor_fwd" in roles and "actor" not in roles:
+        spread = devices if setting.simulated else 1
+        items.append(Item("weights to score with", weight_bytes(model) / spread, every))
+        if not setting.simulated:
+            items.append(Item("new weights beside the old", weight_bytes(model), ("publish",)))
+        if setting.transport in ("collective", "ipc"):
+            items.append(Item("transfer buckets", _buckets(config), ("score", "publish")))
+    if items and "actor" not in roles:
+        items.append(Item("a forward pass", rank.forward_work + rank.head_forward, ("score",)))
+    return items
+
+
+def _buckets(config: JobConfig) -> float:
+    """Two, each as large as the largest parameter at least (harness/weight_sync/plan.py)."""
+    return 2 * max(config.cluster.bucket_bytes, _largest(config))
+
+
+def _largest(config: JobConfig) -> float:
+    """Bytes of the largest parameter as it travels."""
+    model = config.model
+    return bytes_per_number(model) * max(head_parameters(model), model.hidden * model.ff)

@@ -1,0 +1,213 @@
+"""Bytes of a training rank while it computes: what FSDP2 gathers, keeps and reduces (engines/torch/fsdp.py), what a
+forward pass keeps for the backward pass, and the output layer (harness/rl/log_probs.py).
+
+A micro-batch has four moments, of which the largest decides: the loss, when every layer's activations are there and the
+output layer works; the backward pass of the last layer; its end, when gradients of embeddings are reduced; the
+optimizer's step. Held against a counting allocator by tests/integration/test_measured_memory.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.config import ModelConfig
+from harness.cost_model.shape import block_parameters, bytes_per_number, head_parameters, parameters
+
+CHUNK_ELEMENTS = 1 << 25
+"""Logits at a time, as `harness.rl.log_probs.CHUNK_ELEMENTS`, which loads torch."""
+
+LOGITS_AT_ONCE = 3
+"""Chunks of logits that exist together in a forward pass: log-probabilities, their exponential, and the product."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How a micro-batch is computed on a rank.
+
+    tokens: of one forward and backward pass, padding included; scored: of them, those that get a log-probability.
+    ranks: that share the parameters (FSDP); tensor: that share each layer. megatron: as published
+    trainers compute: these share activations between the products too, norms keep what comes in and what goes out, and
+    the optimizer works in place. repeated_heads: keys and values are kept once for each query head. gpu: the optimizer
+    works on all parameters at once, and products of half precision may come out in float32.
+    """
+
+    tokens: int
+    scored: int
+    ranks: int = 1
+    tensor: int = 1
+    recompute: bool = False
+    megatron: bool = False
+    repeated_heads: bool = False
+    gpu: bool = True
+    expert_ranks: int = 1
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes on one device of a training rank."""
+
+    model: ModelConfig
+    work: Pass
+
+    @property
+    def shards(self) -> int:
+        return self.work.ranks * self.work.tensor
+
+    @property
+    def sharded(self) -> bool:
+        """One rank alone keeps float32 parameters whole (engines/torch/fsdp.py)."""
+        return self.shards > 1 or self.model.dtype != "float32"
+
+    @property
+    def copy(self) -> float:
+        """All parameters of this device, a float32 each: weights, gradients, and each of AdamW's moments."""
+        return 4 * parameters(self.model) / self.shards
+
+    # -- gathered
+
+    @property
+    def embeddings(self) -> float:
+        """Gathered as one with the last norm, from the first layer to the last gradient: the tables' parameters."""
+        tables = 1 if self.model.tied_embeddings else 2
+        return (tables * head_parameters(self.model)) / self.work.tensor + self.model.hidden
+
+    @property
+    def block(self) -> float:
+        """Parameters of one layer, gathered."""
+        experts = max(1, self.model.experts // self.work.expert_ranks)
+        return block_parameters(self.model, experts) / self.work.tensor
+
+    @property
+    def gathered_embeddings(self) -> float:
+        return self._number * self.embeddings if self.sharded else 0.0
+
+    @property
+    def gathered_blocks(self) -> float:
+        """The layer at work, and the one that is fetched ahead."""
+        return 2 * self._number * self.block if self.sharded else 0.0
+
+    @property
+    def reducing_block(self) -> float:
+        """The gradients of the layer at work in the dtype that it is computed in, and those of the one before in
+        float32, while ranks add them up."""
+        return (self._number + 4) * self.block if self.sharded else 0.0
+
+    @property
+    def reducing_embeddings(self) -> float:
+        """At the end of the backward pass: gradients of the tables, and their copy in float32 that ranks add up."""
+        return (self._number + 4 + 4 / self.work.ranks) * self.embeddings if self.sharded else 0.0
+
+    # -- activations
+
+    @property
+    def activations(self) -> float:
+        """Of all layers: Korthikanti et al., arXiv 2205.05198, section 4, without attention scores and dropout masks,
+        for norms that compute in float32. Recomputed: the input of each layer (`recomputed` is the rest)."""
+        norm = self._norm_bytes * self.model.hidden / self._between
+        if self.work.recompute:
+            per_token = self.model.layers * self._number * self.model.hidden / self._between
+        else:
+            per_token = self.model.layers * self.layer_bytes_per_token
+        return self.work.tokens * (per_token + norm)
+
+    @property
+    def recomputed(self) -> float:
+        """One layer's activations, where they are computed again."""
+        return self.work.tokens * self.layer_bytes_per_token if self.work.recompute else 0.0
+
+    @property
+    def layer_bytes_per_token(self) -> float:
+        """Of one layer: two norms; queries, keys, values and what attention makes of them, with the logarithm of its
+        sums; gate, up, silu(gate) and their product in each feed-forward network that the token goes through."""
+        model, number, tensor = self.model, self._number, self.work.tensor
+        query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        norms = 2 * self._norm_bytes * model.hidden / self._between
+        heads = (number + 4 if number == 2 else 2 * number) * (query + key_value) if model.qk_norm else 0.0
+        kept = query if self.work.repeated_heads else key_value
+        attention = number * (2 * query + 2 * kept) + 4 * model.heads
+        networks = model.active_experts if model.experts else 1
+        return norms + (heads + attention + 4 * number * model.ff * networks) / tensor
+
+    @property
+    def layer_work(self) -> float:
+        """Gradients inside of one layer's backward pass: of the product, of gate and up, and of its input."""
+        model = self.model
+        networks = model.active_experts if model.experts else 1
+        inside = 3 * model.ff * networks / self.work.tensor
+        return self.work.tokens * self._number * (inside + 2 * model.hidden / self._between)
+
+    @property
+    def forward_work(self) -> float:
+        """Inside of one layer where nothing is kept."""
+        model = self.model
+        networks = model.active_experts if model.experts else 1
+        inside = 3 * model.ff * networks / self.work.tensor
+        return self.work.tokens * self._number * (inside + 3 * model.hidden / self._between)
+
+    # -- the output layer
+
+    @property
+    def chunk(self) -> float:
+        """Logits of one chunk, in float32."""
+        columns = self.model.vocabulary / self.work.tensor
+        return 4 * columns * self._chunk_rows
+
+    @property
+    def _chunk_rows(self) -> int:
+        columns = self.model.vocabulary // self.work.tensor
+        return min(self.work.scored, max(1, CHUNK_ELEMENTS // columns))
+
+    @property
+    def head_forward(self) -> float:
+        """Chunks of logits; on a CPU also both sides of a product in float32."""
+        return LOGITS_AT_ONCE * self.chunk + self._widened
+
+    @property
+    def head_backward(self) -> float:
+        """One chunk, its gradient in half precision, and the gradient of the matrix: of one chunk, and the sum of all
+        in float32."""
+        table = head_parameters(self.model) / self.work.tensor
+        several = self.work.scored > self._chunk_rows
+        halved = self.chunk / 2 if self._number == 2 else 0.0
+        hidden = self._number * self.work.scored * self.model.hidden
+        return self.chunk + halved + self._number * table + (4 * table if several else 0.0) + hidden + self._widened
+
+    @property
+    def head(self) -> float:
+        return max(self.head_forward, self.head_backward)
+
+    @property
+    def head_gradient(self) -> float:
+        """Of the matrix, from the loss to the end of the backward pass."""
+        return self._number * head_parameters(self.model) / self.work.tensor if self.sharded else 0.0
+
+    # -- the optimizer
+
+    @property
+    def optimizer_work(self) -> float:
+        """AdamW's root of the second moment: of all parameters at once on a GPU, else of the largest one, twice."""
+        if self.work.megatron:
+            return 0.0
+        if self.work.gpu:
+            return self.copy
+        return 8 * head_parameters(self.model) / self.shards
+
+    @property
+    def _widened(self) -> float:
+        if self.work.gpu or not self.model.float32_logits or self._number == 4:
+            return 0.0
+        return 4 * (head_parameters(self.model) / self.work.tensor + self._chunk_rows * self.model.hidden)
+
+    @property
+    def _number(self) -> int:
+        return bytes_per_number(self.model)
+
+    @property
+    def _norm_bytes(self) -> int:
+        """For each number of a norm: what comes in, in float32, what is normalised, and what goes out."""
+        return 2 * self._number if self.work.megatron else 4 + 2 * self._number
+
+    @property
+    def _between(self) -> int:
+        """Devices that share what lies between a layer's products."""
+        return self.work.tensor if self.work.megatron else 1

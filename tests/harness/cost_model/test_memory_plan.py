@@ -1,0 +1,93 @@
+"""What lies on each device of a job: by hand for a small model, and what more devices, shorter samples and
+recomputation do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.config import JobConfig, ModelConfig
+from harness.config.checks.job import device_roles, real_setting
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
+from harness.config.placement import resolve_split
+from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, plan_memory
+from harness.cost_model.shape import parameters, weight_bytes
+from harness.cost_model.training_memory import Pass, RankMemory
+
+MODEL = ModelConfig("small", 8, 2, 2, 1, 4, 16, 10, False, 64, dtype="bfloat16", qk_norm=False)
+EIGHT = Machine(64, 8, 80 * GIB)
+
+
+def planned(*settings: str, response: int = 100) -> tuple[JobConfig, MemoryPlan]:
+    config = compose_job(["model=qwen7b", "model.checkpoint=null", "cluster.devices=8", *settings])
+    schedule = make_schedule(config)
+    placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
+    return config, plan_memory(
+        config, placement, real_setting(config, schedule, EIGHT, Lengths(28, response), gpu=True)
+    )
+
+
+def bytes_of(plan: MemoryPlan, pool: str, what: str) -> float:
+    (found,) = (found for found in plan.pools if pool in found.roles)
+    return sum(item.bytes for item in found.items if item.what == what)
+
+
+def test_training_state_is_cut_over_the_ranks_and_copies_are_not() -> None:
+    config, plan = planned("algorithm.reference=true", "schedule.split.reference=1", "schedule.split.actor=3")
+    size = parameters(config.model)
+    assert bytes_of(plan, "actor", "master weights") == 4 * size / 3
+    assert bytes_of(plan, "actor", "optimizer state") == 8 * size / 3
+    assert bytes_of(plan, "reference", "reference") == bytes_of(plan, "rollout", "engine's weights") == 2 * size
+    _, beside = planned("algorithm.reference=true")
+    assert bytes_of(beside, "actor", "reference") == 2 * size / 4, "sharded beside the actor"
+
+
+def test_the_cache_has_room_for_every_slot_at_full_length() -> None:
+    config, plan = planned("engine.slots=16", response=200)
+    assert bytes_of(plan, "rollout", "KV cache") == 16 * 240 * 2 * 28 * 4 * 128 * 2, "228 tokens, in steps of 16"
+
+
+def test_a_colocated_engine_gives_its_memory_back_before_training() -> None:
+    _, plan = planned("schedule=colocate_sync")
+    (pool,) = plan.pools
+    asleep = {item.what for item in pool.items if "loss" not in item.phases}
+    assert {"engine's weights", "KV cache"} <= asleep
+    assert "optimizer state" not in asleep and pool.of("generate") > pool.of("score")
+
+
+def test_activations_of_a_layer_by_hand() -> None:
+    """Two norms keep their input in float32, what is normalised, and their output; then queries, keys, values and the
+    result of attention, the logarithm of its sums for each head, and four of the feed-forward network's width."""
+    rank = RankMemory(MODEL, Pass(tokens=1, scored=1))
+    assert rank.layer_bytes_per_token == 2 * (4 + 2 + 2) * 8 + 2 * (2 * 8 + 2 * 4) + 4 * 2 + 4 * 2 * 16
+    assert rank.activations == 2 * rank.layer_bytes_per_token + (4 + 2 + 2) * 8
+    again = RankMemory(MODEL, Pass(tokens=1, scored=1, recompute=True))
+    assert again.activations == 2 * 2 * 8 + (4 + 2 + 2) * 8 and again.recomputed == rank.layer_bytes_per_token
+
+
+def test_activations_of_published_trainers_are_those_of_the_paper() -> None:
+    """Korthikanti et al., arXiv 2205.05198: 34 bytes x hidden for a token and a layer, 3 of them masks of dropout. Ours
+    has a gate: 8 in place of 16 bytes x hidden are 4 x 2 of four networks' width. And attention's sums."""
+    model = replace(compose_job(["model=qwen7b"]).model, ff=2 * 3584, kv_heads=28)
+    rank = RankMemory(model, Pass(tokens=1, scored=1, megatron=True))
+    assert (rank.layer_bytes_per_token - 4 * 28) / 3584 == 34 - 3 + 1
+
+
+def test_more_ranks_shorter_samples_and_recomputation_need_less() -> None:
+    few, many = (planned(f"cluster.devices={devices}", response=4000)[1] for devices in (4, 16))
+    assert many.fullest.peak < few.fullest.peak
+    again = planned("cluster.devices=16", "training.recompute_activations=true", response=4000)[1]
+    cut = planned("cluster.devices=16", "training.tokens_per_micro_batch=5000", response=4000)[1]
+    for less in (again, cut):
+        peaks = [next(pool.peak for pool in plan.pools if "actor" in pool.roles) for plan in (less, many)]
+        assert peaks[0] < peaks[1]
+
+
+@pytest.mark.parametrize("name", ["qwen7b", "qwen14b", "qwen32b", "qwen3-8b", "qwen3-30b-a3b"])
+def test_experts_and_layers_make_up_the_weights(name: str) -> None:
+    """What is gathered layer by layer, and the tables, is all that there is."""
+    model = compose_job([f"model={name}"]).model
+    rank = RankMemory(model, Pass(tokens=1, scored=1))
+    assert 2 * (model.layers * rank.block + rank.embeddings) == weight_bytes(model)
