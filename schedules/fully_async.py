@@ -46,8 +46,8 @@ class FullyAsync(Schedule):
         """Consumes trained columns, produces versions; each new version admits the next groups and unblocks engines."""
         started = CompletionOrder(self.capacity(job))
         limit = started.limit
+        await job.rollout.set_dispatch_limit(below=limit)  # before there is anything to start: else it is under none
         await job.prompts.admit(below=limit)
-        await job.rollout.set_dispatch_limit(below=limit)
         for version in range(1, job.iterations + 1):
             await self._train_batch(job, started, version - 1)
             await job.rollout.pause(drain=not self.partial)

@@ -53,8 +53,8 @@ class HalfStep(Schedule):
     async def _train(self, job: Job) -> None:
         """Consumes trained columns, produces versions; each new version admits the next groups and goes on its way."""
         capacity = self.capacity(job)
-        await job.prompts.admit(below=capacity.limit(0))
         await job.rollout.set_dispatch_limit(below=capacity.limit(0))
+        await job.prompts.admit(below=capacity.limit(0))
         for version in range(1, job.iterations + 1):
             await job.trainer.train(version - 1)
             await job.weights.start_transfer(version)
