@@ -61,6 +61,8 @@ def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machin
     if not {"cluster", "cluster.devices"} & set(given) and config.cluster.devices != machine.gpus:
         chosen["cluster.devices"] = machine.gpus
     base = changed(config, chosen)
+    if not any(True for _ in _splits(base, schedule, given)):
+        return FittedJob(config, {})  # which says what it needs, by its own devices
     if not any(_plan(base, schedule, machine, WEIGHTS_ALONE, split) for split in _splits(base, schedule, given)):
         return FittedJob(base, chosen)
     lengths, first = lengths_of(config), None

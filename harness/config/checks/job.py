@@ -67,8 +67,9 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
     try:
         _check_computable(config)
-        _check_devices(config, placement, machine, gpu)
+        _check_devices(config, schedule, placement, machine, gpu)
         _check_instances(groups, machine, gpu)
+        _check_nodes(schedule, placement, machine, gpu)
         _check_memory(config, schedule, placement, machine, gpu, WEIGHTS_ALONE)
         _check_memory(config, schedule, placement, machine, gpu, lengths_of(config))
     except HardwareMissing as missing:
@@ -113,6 +114,17 @@ def _check_instances(groups: Sequence[Communicator], machine: Machine, gpu: bool
             f"this machine's devices are instances of divided GPUs (MIG), which NCCL joins to no group, and the job "
             f"has {', '.join(map(repr, joined))}; use SCHEDULE=colocate_sync DEVICES=1, or name GPUs that are not "
             "divided in CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _check_nodes(schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
+    """What processes share by a path or a handle stays on their host."""
+    per_node = machine.gpus // machine.nodes
+    if gpu and schedule.transport == "ipc" and placement.total > per_node:
+        raise HardwareMissing(
+            f"transport=ipc shares memory inside of one host, and {placement.total} devices stand in "
+            f"{machine.nodes} nodes of {per_node}; set DEVICES={per_node}, or give the schedule transport = "
+            '"collective"'
         )
 
 
@@ -267,7 +279,7 @@ def _check_computable(config: JobConfig) -> None:
         raise HardwareMissing(refused)
 
 
-def _check_devices(config: JobConfig, placement: Placement, machine: Machine, gpu: bool) -> None:
+def _check_devices(config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
     needed, threads = placement.total, config.cluster.threads_per_device
     there = machine.gpus if gpu else machine.cores // threads
     if needed <= there or (config.cluster.oversubscribe and not gpu):
@@ -275,6 +287,8 @@ def _check_devices(config: JobConfig, placement: Placement, machine: Machine, gp
     if gpu and not there:
         raise ConfigError("cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu")
     fixes = [f"set DEVICES={there}"] if _fits(config, there) else []
+    if gpu and there == 1 and not schedule.colocated:
+        fixes.append("SCHEDULE=colocate_sync, whose roles take turns on one")
     fixes.append('ARGS="cluster.kind=cpu" to use cores' if gpu else 'ARGS="cluster.oversubscribe=true" to share cores')
     kind = _count(there, "GPU") if gpu else _count(machine.cores, "core")
     each = f" of {threads} threads" if threads > 1 and not gpu else ""

@@ -105,7 +105,8 @@ def test_gpus_that_are_too_few_are_counted() -> None:
     told = refused("cluster.devices=4", machine=Machine(64, 2, 80 * GIB))
     assert told.startswith("the job needs 4 devices, this machine has 2 GPUs; set DEVICES=2, or ")
     assert refused(machine=Machine(64, 1, 80 * GIB)) == (
-        'the job needs 2 devices, this machine has 1 GPU; ARGS="cluster.kind=cpu" to use cores'
+        "the job needs 2 devices, this machine has 1 GPU; SCHEDULE=colocate_sync, whose roles take turns on one, or "
+        'ARGS="cluster.kind=cpu" to use cores'
     )
     assert not plan("cluster.kind=cpu", machine=Machine(64, 1, 80 * GIB)).gpu
 
