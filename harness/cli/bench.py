@@ -24,6 +24,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     from harness.config.machine import this_machine
     from harness.cost_model.job_cost import check_given
     from harness.metrics.run_files import run_directory
+    from harness.metrics.run_inputs import refuse_changed_inputs
     from harness.runtime.runtime import cluster_address
     from harness.studies.planner.automatic import with_plan
 
@@ -37,6 +38,8 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     if plan.backend != "real":
         check_given(config)
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
+    if not config.force:
+        refuse_changed_inputs(config, [directory.path for directory in directories.values()])
     to_do = [seed for seed, directory in directories.items() if config.force or not directory.done]
     with ExitStack() as stack:
         if server is None and to_do and plan.backend != "virtual" and cluster_address() is None:

@@ -9,6 +9,7 @@ from typing import Any
 from harness.comparison.runs import Run
 from harness.config import ConfigError
 from harness.config.job import flatten
+from harness.metrics.run_inputs import SHOWN, digests
 
 _LAYOUT = frozenset(
     {
@@ -24,6 +25,8 @@ _LAYOUT = frozenset(
 
 _CLUSTER = ("devices", "kind", "threads_per_device", "oversubscribe")
 """Settings of the cluster that decide how fast a run can be; the others are limits on waiting."""
+
+_CONTENT = ".content"
 
 _WHOLE = ("schedule", "model", "engine", "task", "algorithm", "training")
 _SIMULATED = ("cost", "device")
@@ -55,6 +58,13 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
     return {name: value for name, value in key.items() if not any(_within(name, axis) for axis in free)}
 
 
+def run_key(run: Run, seeds: Sequence[int], axes: Iterable[str] = ()) -> dict[str, Any]:
+    """`fairness_key` of a finished run, and what was in the files that its settings name, as `<setting>.content`."""
+    contents = {f"{setting}{_CONTENT}": digest[:SHOWN] for setting, digest in digests(run.manifest).items()}
+    free = {name for name in contents for axis in axes if _within(name, axis)}
+    return fairness_key(run.config, seeds, axes) | {name: contents[name] for name in contents.keys() - free}
+
+
 def refuse_unfair(cells: Mapping[str, Sequence[Run]], axes: Iterable[str] = ()) -> None:
     """Raise ConfigError, naming both cells, the setting and its two values, where these cells may not be compared.
 
@@ -65,9 +75,9 @@ def refuse_unfair(cells: Mapping[str, Sequence[Run]], axes: Iterable[str] = ()) 
         if smoke is not None:
             raise ConfigError(f"{label}: {smoke.path} is a smoke run, which is no result; run it without smoke=true")
         for run in runs[1:]:
-            refuse_unequal({str(each.path): fairness_key(each.config, ()) for each in (runs[0], run)})
+            refuse_unequal({str(each.path): run_key(each, ()) for each in (runs[0], run)})
     seeds = {label: [run.identity.seed for run in runs] for label, runs in cells.items()}
-    refuse_unequal({label: fairness_key(runs[0].config, seeds[label], axes) for label, runs in cells.items() if runs})
+    refuse_unequal({label: run_key(runs[0], seeds[label], axes) for label, runs in cells.items() if runs})
 
 
 def refuse_unequal(keys: Mapping[str, Mapping[str, Any]]) -> None:
@@ -100,6 +110,8 @@ def _importance(name: str) -> tuple[int, str]:
 def _fix(name: str) -> str:
     if name == "seeds":
         return "run both with the same seeds"
+    if name.endswith(_CONTENT):
+        return f"what {name.removesuffix(_CONTENT)} names has changed in between; run both again with FORCE=1"
     if name == "samples":
         return "make iterations x algorithm.batch_groups x algorithm.group_size the same in both"
     return f"run both with the same {name}, or compare along it with `make sweep`"

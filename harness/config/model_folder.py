@@ -20,7 +20,7 @@ HUB = "hf:"
 
 _REPOSITORY = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-_SMALL = ("*.json", "*.txt", "*.model", "*.jinja")
+SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 """Files of configuration and tokenizer."""
 
 DRAWN = ("qwen2", "qwen3", "llama")
@@ -74,7 +74,7 @@ def local_folder(source: str, *, weights: bool = True, setting: str = "model.che
         raise ConfigError(
             f"{setting}={source} names no repository; write hf:<org>/<name> or hf:<org>/<name>@<revision>"
         )
-    patterns = [*_SMALL, *(_WEIGHTS if weights else ())]
+    patterns = [*SMALL_FILES, *(_WEIGHTS if weights else ())]
     return _snapshot(setting, source, named["repository"], named["revision"], patterns)
 
 

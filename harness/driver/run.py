@@ -17,6 +17,7 @@ from rich.console import Console
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.config.compose import cell_name, make_schedule, plain, plugins_of
+from harness.config.inputs import inputs_of
 from harness.cost_model.shape import parameters
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.final_model import model_card, write_model_files
@@ -55,6 +56,7 @@ def run_seed(
     with run_directory(config, seed, results) as folder, ExitStack() as stack:
         load = LoadWatch(None if server is None else server.above)
         manifest = build_manifest(identity, {"run": seed, "warm_start": 0, "weights": 0})
+        manifest["inputs"] = [dataclasses.asdict(one) for one in inputs_of(config)]
         manifest["plugins"] = [dataclasses.asdict(plugin) for plugin in plugins_of(config)]
         folder.write_config(plain(config))
         folder.write_manifest(manifest)

@@ -27,6 +27,7 @@ from harness.comparison.running.preview import machine_warnings, print_failures,
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.config.machine import Machine
+from harness.metrics.run_inputs import refuse_changed_inputs
 from harness.report.page.document import write_report
 
 _OF_RUNS = ("seeds", "force")
@@ -88,6 +89,9 @@ def run_comparison(
         cells, skipped = resolve_cells(request.cells, known, machine)
     campaign = _campaign(request, cells, skipped, machine_warnings(cells, machine))
     _refuse_another(before, campaign, folder)
+    if not request.force:
+        for cell in cells:
+            refuse_changed_inputs(cell.config, [cell.folder(seed, results) for seed in request.seeds])
     gate = gate_job(cells[0], request.shared)
     runs = Runs(tuple(cells), request.seeds, results, request.force)
     gate_due = passed_before(gate, results) is None

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.curves import REWARDS, PerformanceProfile, StalenessHistogram
-from harness.comparison.fairness import fairness_key, setting_text
+from harness.comparison.fairness import run_key, setting_text
 from harness.comparison.runs import Cell
 from harness.metrics.formatting import number, plural
 from harness.metrics.manifest import HOW_TIMED
@@ -134,7 +134,7 @@ def checks(comparison: Comparison) -> list[tuple[str, bool | None, list[str]]]:
 def equal_settings(comparison: Comparison) -> dict[str, str]:
     """The fairness key, which all cells share, by path of setting."""
     cell = comparison.cells[0]
-    key = fairness_key(cell.runs[0].config, cell.seeds, comparison.axes)
+    key = run_key(cell.runs[0], cell.seeds, comparison.axes)
     return {name: setting_text(value) for name, value in key.items()}
 
 

@@ -66,6 +66,21 @@ def test_an_unfair_pair_is_refused_with_both_names_the_setting_and_its_values(
     assert str(refused.value).startswith("one and other cannot be compared: ") and message in str(refused.value)
 
 
+def test_runs_that_read_other_contents_of_one_file_are_refused_unless_that_is_what_is_compared() -> None:
+    def reading(digest: str) -> list[Run]:
+        made = run()
+        inputs = [{"setting": "task.data", "path": "a.jsonl", "digest": digest}]
+        return [dataclasses.replace(made, manifest=made.manifest | {"inputs": inputs})]
+
+    cells = {"one": reading("3fa8"), "other": reading("77c1")}
+    with pytest.raises(
+        ConfigError, match=r"task\.data\.content=3fa8 in the first, 77c1 in the second; what task\.data"
+    ):
+        refuse_unfair(cells)
+    refuse_unfair({"one": reading("3fa8"), "other": reading("3fa8")})
+    refuse_unfair(cells, axes=("task.data",))
+
+
 def test_other_seeds_and_smoke_runs_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"seeds=\[0\] in the first, \[1\] in the second; run both with the same"):
         refuse_unfair({"one": [run()], "other": [run(seed=1)]})

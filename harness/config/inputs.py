@@ -1,0 +1,90 @@
+"""Files that a job reads and its settings only name: what is in them, in a digest that a run keeps.
+
+A setting that names a file or a folder stays as it is when somebody writes into it; what is computed does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from harness.config.job import JobConfig
+from harness.config.model_folder import HUB, SMALL_FILES, local_folder
+
+_WHOLE = 16 << 20
+"""Weights of no more bytes than this are read whole; of others parts."""
+_PARTS, _PART = 256, 16 << 10
+"""How many parts, evenly spaced, and of how many bytes each."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """setting: that names the file, folder or repository. digest: of a repository of the hub, its commit."""
+
+    setting: str
+    path: str
+    digest: str
+
+
+def inputs_of(config: JobConfig) -> list[Input]:
+    """What a run of this job reads: the model's folder, the tokenizer's, and every file that an option of the task or
+    of its reward names. A simulated run reads no more than a trace of lengths. Raises ConfigError as `local_folder`."""
+    if config.backend != "real":
+        path = getattr(getattr(config.cost, "lengths", None), "path", None)
+        return [] if path is None else _files("cost.lengths", {"path": path})
+    model, found = config.model, []
+    if model.checkpoint is not None:
+        found.append(_model("model.checkpoint", model.checkpoint, weights=True))
+    if model.tokenizer is not None:
+        found.append(_model("model.tokenizer", model.tokenizer, weights=False))
+    task = config.task
+    return found + _files("task", task.options) + _files("task.reward_options", task.reward_options)
+
+
+def _files(above: str, options: Mapping[str, Any]) -> list[Input]:
+    """Those that options name."""
+    named = {name: Path(value) for name, value in options.items() if isinstance(value, str) and value}
+    return [Input(f"{above}.{name}", str(path), _of_file(path)) for name, path in named.items() if _is_file(path)]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a text that is too long to be a name
+        return False
+
+
+def _of_file(path: Path) -> str:
+    stat = path.stat()
+    return _digest(path, stat.st_mtime_ns, stat.st_size, whole=True)
+
+
+def _model(setting: str, source: str, *, weights: bool) -> Input:
+    if source.startswith(HUB):
+        return Input(setting, source, local_folder(source, weights=False, setting=setting).name)
+    folder = Path(source).expanduser()
+    patterns = (*SMALL_FILES, *(("*.safetensors",) if weights else ()))
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)}):
+        stat = path.stat()
+        whole = path.suffix != ".safetensors" or stat.st_size <= _WHOLE
+        digest.update(f"{path.name} {_digest(path, stat.st_mtime_ns, stat.st_size, whole=whole)}\n".encode())
+    return Input(setting, source, digest.hexdigest())
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, changed_ns: int, size: int, *, whole: bool) -> str:
+    """SHA-256 of a file, or of its size and of parts of it: enough for weights, as training changes them everywhere,
+    and 4 MiB of a shard instead of gigabytes. Times of change are no part of it, so that a copy is the same."""
+    with path.open("rb") as file:
+        if whole:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(str(size).encode())
+        for part in range(_PARTS):
+            file.seek(part * (size - _PART) // (_PARTS - 1))
+            digest.update(file.read(_PART))
+        return digest.hexdigest()
