@@ -20,6 +20,7 @@ from harness.tasks import environment_of
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import PacedRole
 from harness.workers.actor import ActorRole
+from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
 from harness.workers.readers import (
@@ -163,19 +164,22 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: Beside) -> dict[s
     stage = {"name": str(number), "rows": rows, "minimum": minimum, **spec.stage}
     if beside is None:
         return stage | {"turns": spec.turns_of(role, number)}
-    together = spec.engines.ranks_together
-    group = tensor_parallel_group(together) if together > 1 else None
-    queue = RankQueue(spec.queue, rank=number // together, group=group)
+    together, ranks = spec.engines.ranks_together, spec.engines.training_ranks
+    queue: RankQueue | DealtQueue
+    if spec.order != "fifo" and ranks > 1:
+        group_size = spec.config.algorithm.group_size
+        queue = DealtQueue(
+            spec.queue, WorldScatter(), rank=number, ranks=ranks, group_size=group_size, together=together
+        )
+    else:
+        group = tensor_parallel_group(together) if together > 1 else None
+        queue = RankQueue(spec.queue, rank=number // together, group=group)
     return stage | {"turns": beside.turns, "queue": queue, "ahead": spec.order == "fifo"}
 
 
 def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
-    """One training rank. Of ranks that share layers the first reads the queue, for all of them."""
-    engine, together = spec.engines.trainer(number, spec.clock), spec.engines.ranks_together
-    reader = _reader(number // together, spec)
-    if together > 1:
-        group = tensor_parallel_group(together)
-        reader = TensorParallelReader(reader if number % together == 0 else None, group)
+    engine = spec.engines.trainer(number, spec.clock)
+    reader = _in_order(number, spec) if spec.order == "fifo" else _as_completed(number, spec)
     turns = spec.engines.world_turns(number, spec.turns_of("actor", number), spec.turn_timeout_s)
     role = ActorRole(engine, spec.clock, rank=number, reader=reader, device=spec.engines.device, turns=turns)
     if spec.colocated:
@@ -183,17 +187,25 @@ def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     return role
 
 
-def _reader(rank: int, spec: WorkerSpec) -> MicroBatchReader:
-    """In which order a training rank takes groups."""
-    rows, algorithm = spec.micro_batch("actor"), spec.config.algorithm
-    if spec.order == "fifo":
-        return FifoReader(spec.queue, rank=rank, rows=rows)
-    return CompletionReader(
-        spec.queue,
-        rows=rows,
-        group_size=algorithm.group_size,
-        batch=algorithm.batch_groups,
-    )
+def _in_order(number: int, spec: WorkerSpec) -> MicroBatchReader:
+    """Of ranks that share layers the first reads the queue, for all of them."""
+    together = spec.engines.ranks_together
+    reader = FifoReader(spec.queue, rank=number // together, rows=spec.micro_batch("actor"))
+    if together == 1:
+        return reader
+    return TensorParallelReader(reader if number % together == 0 else None, tensor_parallel_group(together))
+
+
+def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
+    """Of several ranks the first reads the queue, for all of them."""
+    algorithm, ranks, together = spec.config.algorithm, spec.engines.training_ranks, spec.engines.ranks_together
+    rows = min(algorithm.batch_samples, ranks * spec.micro_batch("actor"))
+    group_size = algorithm.group_size
+    reader = CompletionReader(spec.queue, rows=rows, group_size=group_size, batch=algorithm.batch_groups)
+    if ranks * together == 1:
+        return reader
+    own = reader if number == 0 else None
+    return DealtReader(own, WorldScatter(), ranks=ranks, group_size=group_size, together=together)
 
 
 _BUILD: dict[str, Callable[[int, WorkerSpec, Beside], Any]] = {

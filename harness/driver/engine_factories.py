@@ -64,6 +64,10 @@ class EngineFactory(Protocol):
         """Training workers that share layers, and so each micro-batch."""
 
     @property
+    def training_ranks(self) -> int:
+        """Training workers, or sets of such, that train on different parts of a batch."""
+
+    @property
     def transfer_pace(self) -> TransferTimes | None:
         """The least that weight transfers take, where they are real and the engines are not."""
 
@@ -141,6 +145,10 @@ class RealEngines:
     @property
     def ranks_together(self) -> int:
         return self.config.training.tensor_parallel
+
+    @property
+    def training_ranks(self) -> int:
+        return self.training_world // self.ranks_together
 
     def workers(self, role: str, devices: int) -> int:
         return devices
@@ -245,7 +253,7 @@ class SimulatedEngines:
     data_parallel: Mapping[str, int]
     paced: bool
     device = torch.device("cpu")
-    ranks_together = 1
+    ranks_together = training_ranks = 1
     response_limit = None  # a simulated environment ends by itself
 
     @property

@@ -93,14 +93,15 @@ def queue_spec(
 
     order "fifo": forward passes and training take rows first in, first out; then a micro-batch holds the same rows
     whatever the timing, and the same seed gives the same bits. order "completion": forward passes take whatever is
-    ready, training takes groups in the order in which they became ready, of whatever batch; ValueError unless it has
-    one rank. Any other order is a policy of the queue by its name or import path, which training follows instead.
-    Rewards are per sample, so they always take whatever is ready. score_extras: whether scores have extra
-    values. beside_actor: roles (of "reference" and "actor_fwd") that share the training world: each of its ranks reads
-    a share of every micro-batch. environment: whether rollout plays with one, which reads what rewards read.
+    ready, training takes groups in the order in which they became ready, of whatever batch; of several ranks the first
+    one reads for all (harness/workers/dealing.py). Any other order is a policy of the queue by its name or import path,
+    which training follows instead. Rewards are per sample, so they always take whatever is ready. score_extras: whether
+    scores have extra values. beside_actor: roles (of "reference" and "actor_fwd") that share the training world: each
+    of its ranks reads a share of every micro-batch. environment: whether rollout plays with one, which reads what
+    rewards read.
     """
-    if order != "fifo" and training_ranks != 1:
-        raise ValueError(f"order {order!r} trains on one rank, not {training_ranks}: use order 'fifo' or one device")
+    if order != "fifo":
+        training_ranks = 1
     forward, training = ("fifo", "fifo") if order == "fifo" else ("ready", order)
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]

@@ -21,6 +21,7 @@ from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.computing_role import ComputingRole
 from harness.workers.dataflow import iteration_of, partition_name, text_column, texts_of
+from harness.workers.dealing import DealtQueue
 from harness.workers.readers import RankQueue
 from harness.workers.reward_scorers import FailureLog, RewardScorer
 from harness.workers.rollout import rollout_columns
@@ -43,7 +44,7 @@ class Stage(ComputingRole, ABC):
 
     def __init__(
         self,
-        queue: TransferQueue | RankQueue,
+        queue: TransferQueue | RankQueue | DealtQueue,
         clock: Clock,
         *,
         name: str,

@@ -28,6 +28,11 @@ RUNS = {
         f"{SHORT} schedule=fully_async schedule.order=completion schedule.max_staleness=0.5 schedule.on_stale=drop "
         "task=expand engine.slots=8"
     ),
+    "completion_on_two_ranks": (
+        f"{SHORT} schedule=fully_async schedule.order=completion schedule.max_staleness=0.5 schedule.on_stale=drop "
+        "task=expand engine.slots=8 cluster.devices=3 schedule.split.actor=2 algorithm.reference=true "
+        "algorithm.micro_batch_groups=1"
+    ),
     "drained": DRAINED,
     "one_pool": (
         f"{SHORT} schedule=tests.support.colocated_stream:ColocatedStream cluster.devices=1 "

@@ -80,7 +80,6 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     _check_lengths(config)
     _check_top_p(config.algorithm.top_p)
     _check_batch(config, training_ranks(config, placement))
-    _check_order(config, schedule, placement)
     return JobPlan(placement, gpu)
 
 
@@ -125,15 +124,6 @@ def _check_nodes(schedule: Schedule, placement: Placement, machine: Machine, gpu
             f"transport=ipc shares memory inside of one host, and {placement.total} devices stand in "
             f"{machine.nodes} nodes of {per_node}; set DEVICES={per_node}, or give the schedule transport = "
             '"collective"'
-        )
-
-
-def _check_order(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
-    ranks = len(placement.devices["actor"])
-    if schedule.order != "fifo" and ranks > config.training.tensor_parallel:
-        raise ConfigError(
-            f"schedule.order={schedule.order} trains on one rank, schedule.split gives {ranks}; "
-            "set schedule.split.actor=1 or schedule.order=fifo"
         )
 
 

@@ -200,13 +200,10 @@ def test_staggered_engines_must_be_several() -> None:
     plan("schedule=half_step", "cluster.devices=4")
 
 
-def test_completion_order_trains_on_one_rank() -> None:
+def test_completion_order_trains_on_as_many_ranks_as_divide_a_batch() -> None:
     settings = ("schedule.order=completion", "cluster.devices=4", "algorithm.micro_batch_groups=4")
-    assert refused(*settings) == (
-        "schedule.order=completion trains on one rank, schedule.split gives 2; "
-        "set schedule.split.actor=1 or schedule.order=fifo"
-    )
-    plan("backend=virtual", *settings)
+    plan(*settings)
+    assert "does not divide into micro-batches" in refused(*settings, "algorithm.batch_groups=6")
 
 
 def test_names_that_only_the_code_knows_are_checked() -> None:

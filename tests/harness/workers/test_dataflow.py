@@ -42,9 +42,9 @@ def test_roles_beside_the_actor_read_by_its_ranks() -> None:
     assert ranks("reference", "actor_fwd") == [4, 4, 4, 1]
 
 
-def test_order_of_completion_is_refused_for_a_training_world_of_several_ranks() -> None:
-    with pytest.raises(ValueError, match="order 'completion' trains on one rank, not 2"):
-        queue_spec(ROLES, training_ranks=2, capacity_rows=8, order="completion")
+def test_in_order_of_completion_the_queue_has_one_reader_however_many_train() -> None:
+    tasks = queue_spec(ROLES, training_ranks=2, capacity_rows=8, order="completion", beside_actor=ROLES).tasks
+    assert {task.ranks for task in tasks.values()} == {1}
 
 
 def test_a_partition_names_its_iteration() -> None:

@@ -1,0 +1,169 @@
+"""Micro-batches where training takes groups as they complete: the first rank of the world reads the queue, and deals
+what comes out to all ranks.
+
+Ranks that asked the queue by themselves would not agree on what is left of a batch, nor on how many passes there are;
+and each pass of sharded parameters is a collective. So the queue sees one reader, whose bounds, deadlines and ledger
+are those of a world of one, and every rank makes as many passes as all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import torch.distributed as dist
+
+from harness.transfer_queue import Batch, Column, GetRequest, Ragged, TransferQueue, with_get_options
+from harness.workers.readers import Deadlines, MicroBatchReader
+
+_FOR_ROWS = timedelta(days=365)
+"""Within the group, for rows: as long as they take to come. A rank that dies ends its connections."""
+
+
+class Scatter(Protocol):
+    """From the first rank of a world to all of them. Every rank makes the same calls."""
+
+    async def __call__(self, shares: Sequence[Any] | None) -> Any:
+        """This rank's share. shares: one for each rank, in order, on the first one; None on the others, which wait for
+        it as long as it lives."""
+
+
+class WorldScatter:
+    """Over host memory, in a group of its own: shares are dealt ahead, while gradients travel through other groups.
+    Every rank of the world makes one, in the same order."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(timeout=_FOR_ROWS, backend="gloo")
+
+    async def __call__(self, shares: Sequence[Any] | None) -> Any:
+        """As the protocol says."""
+        mine: list[Any] = [None]
+        given = None if shares is None else list(shares)
+        await asyncio.to_thread(dist.scatter_object_list, mine, given, group=self._group, group_src=0)
+        return mine[0]
+
+
+class DealtReader:
+    """A `MicroBatchReader` of one rank. reader: on the first rank, of all that the world trains, in whole groups; None
+    on the others. ranks: that train different groups, `together` neighbours each the same ones."""
+
+    def __init__(
+        self, reader: MicroBatchReader | None, scatter: Scatter, *, ranks: int, group_size: int, together: int = 1
+    ) -> None:
+        self._reader, self._scatter = reader, scatter
+        self._ranks, self._group_size, self._together = ranks, group_size, together
+
+    async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
+        """As the protocol says; every rank gets equally many groups of each micro-batch."""
+        dealt = None
+        if self._reader is not None:
+            dealt = deal(self._reader.read(iteration, first), self._ranks, self._group_size)
+        while True:
+            shares = None
+            if dealt is not None:
+                shares = to_neighbours(await anext(dealt, [None] * self._ranks), self._together)
+            if (batch := await self._scatter(shares)) is None:
+                return
+            yield batch
+
+
+async def deal(batches: AsyncIterator[Batch], ranks: int, group_size: int) -> AsyncIterator[list[Any]]:
+    """A share for each rank, of equally many groups, as soon as there is a group for each. What is left over opens the
+    next ones; ValueError where it is left over at the end."""
+    held: list[Batch] = []
+    async for batch in batches:
+        held += in_groups(batch, group_size)
+        whole = len(held) - len(held) % ranks
+        if whole:
+            yield [joined(held[rank:whole:ranks]) for rank in range(ranks)]
+            held = held[whole:]
+    if held:
+        raise ValueError(f"{len(held)} groups are left over for {ranks} ranks: batches must divide by these")
+
+
+class DealtQueue:
+    """The queue as a stage sees it that computes when all ranks do: the first rank reads for all of them, and each
+    writes what it was dealt. Where there are fewer groups than ranks, some compute another's group once more, and do
+    not write it: no row waits for others to come."""
+
+    def __init__(
+        self, queue: TransferQueue, scatter: Scatter, *, rank: int, ranks: int, group_size: int, together: int = 1
+    ) -> None:
+        """rank: of all; ranks, together: as `DealtReader`."""
+        self._queue, self._scatter, self._rank = queue, scatter, rank
+        self._ranks, self._group_size, self._together = ranks, group_size, together
+        self._copies: set[tuple[str, int]] = set()  # partition and first row of what others write
+
+    async def get_batch(self, request: GetRequest) -> Batch | None:
+        """This rank's share of as many rows a rank as the request names, of one partition."""
+        shares = None
+        if self._rank == 0:
+            batch = await self._queue.get_batch(replace(request, count=request.count * self._ranks))
+            shares = to_neighbours(self._shares(batch), self._together)
+        share = await self._scatter(shares)
+        if share is None:
+            return None
+        batch, copied = share
+        if copied or self._rank % self._together:
+            self._copies.add((batch.partition, int(batch.rows[0])))
+        return batch
+
+    def _shares(self, batch: Batch | None) -> Sequence[tuple[Batch, bool] | None]:
+        """With whether another rank has it as well, and writes it."""
+        if batch is None:
+            return [None] * self._ranks
+        groups = in_groups(batch, self._group_size)
+        dealt = [joined(part) for rank in range(self._ranks) if (part := groups[rank :: self._ranks])]
+        return [(share, False) for share in dealt] + [(dealt[-1], True)] * (self._ranks - len(dealt))
+
+    @with_get_options
+    async def get(self, request: GetRequest) -> Batch | None:
+        return await self.get_batch(request)
+
+    async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
+        """As the queue says, of what no other rank writes."""
+        written = list(rows)
+        if (partition, written[0]) in self._copies:
+            self._copies.remove((partition, written[0]))
+        else:
+            await self._queue.put(partition, written, columns)
+
+
+def to_neighbours(shares: Sequence[Any], together: int) -> list[Any]:
+    """Each `together` times in a row."""
+    return [share for share in shares for _ in range(together)]
+
+
+def in_groups(batch: Batch, group_size: int) -> list[Batch]:
+    """Of whole groups, each by itself."""
+    starts = range(0, len(batch), group_size)
+    return [_rows(batch, np.arange(start, start + group_size)) for start in starts]
+
+
+def _rows(batch: Batch, rows: np.ndarray) -> Batch:
+    columns = {name: _taken(column, rows) for name, column in batch.columns.items()}
+    return replace(batch, rows=batch.rows[rows], columns=columns)
+
+
+def _taken(column: Column, rows: np.ndarray) -> Column:
+    return column.take(rows) if isinstance(column, Ragged) else column[rows]
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """All rows of one or more batches, of whatever partitions, as of the first one's."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = {name: _joined([batch.columns[name] for batch in batches]) for name in batches[0].columns}
+    return replace(batches[0], rows=np.concatenate([batch.rows for batch in batches]), columns=columns)
+
+
+def _joined(pieces: Sequence[Column]) -> Column:
+    ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
+    if ragged:
+        values, lengths = ([getattr(piece, name) for piece in ragged] for name in ("values", "lengths"))
+        return Ragged(np.concatenate(values), np.concatenate(lengths))
+    return np.concatenate([piece for piece in pieces if isinstance(piece, np.ndarray)])
