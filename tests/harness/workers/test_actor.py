@@ -1,43 +1,21 @@
 """In which order the actor reads, and how it hands its weights over."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import numpy as np
 import pytest
 import torch
 
-from harness.protocols import TrainBatch
-from harness.transfer_queue import Column
-from harness.workers.actor import ActorRole, TrainReport
+from harness.workers.actor import ActorRole
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
-from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, rollout_columns, settle
+from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, settle
+from tests.support.trained_groups import NotingTrainer, columns, groups_of
 
 ROLES = ("rollout", "actor")
 MICRO_BATCH = 2 * GROUP
 LIMIT = 2 * GROUPS
 """A dispatch limit that lets all of two batches start."""
-
-
-class NotingTrainer:
-    """A train engine that keeps what it was given, and computes while `free` is not set."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.free = asyncio.Event()
-        self.free.set()
-
-    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
-        self.sizes.append(len(batch.responses))
-        await self.free.wait()
-        return {}
-
-    async def step(self) -> dict[str, float]:
-        return {"grad_norm": 1.0}
-
-    def named_parameters(self) -> dict[str, torch.Tensor]:
-        return {"weight": torch.ones(3)}
 
 
 class Setting:
@@ -68,23 +46,6 @@ class Setting:
 
 def actor(reader: MicroBatchReader, engine: NotingTrainer) -> ActorRole:
     return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
-
-
-def columns(rows: Sequence[int]) -> Mapping[str, Column]:
-    """All that rollout, reward and advantages write."""
-    return rollout_columns(rows) | {
-        "reward": np.zeros(len(rows), np.float32),
-        "exact_match": np.zeros(len(rows), np.bool_),
-        "reward_failed": np.zeros(len(rows), np.bool_),
-        "advantage": np.zeros(len(rows), np.float32),
-    }
-
-
-def groups_of(report: TrainReport) -> list[int]:
-    rows = np.concatenate([part.rows for part in report.trained])
-    groups = rows.reshape(-1, GROUP)
-    assert (groups == groups[:, :1] + np.arange(GROUP)).all(), "a group was torn"
-    return (groups[:, 0] // GROUP).tolist()
 
 
 # --- completion order ------------------------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ from harness.workers.dataflow import partition_name
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter, deal, in_groups
 from harness.workers.readers import CompletionReader
 from harness.workers.stages import ReferenceStage
-from tests.harness.workers.test_actor import NotingTrainer, columns, groups_of
 from tests.support.fsdp_samples import World
 from tests.support.processes import run_in_processes
 from tests.support.role_setting import CPU, GROUP, GROUPS, CountingQueue, TickingClock, settle
+from tests.support.trained_groups import NotingTrainer, columns, groups_of
 
 MICRO = 2  # groups of a rank
 
