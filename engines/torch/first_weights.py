@@ -172,6 +172,14 @@ class _Outlining(TorchDispatchMode):
         return op(*args, **kwargs)
 
 
+def without_weights(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    """What `make` returns with its parameters on meta, however it would have filled them. Its buffers are there."""
+    with _Outlining():
+        model = make()
+    to_meta(model)
+    return model
+
+
 def outlined(make: Callable[[], PreTrainedModel], seed: int) -> tuple[PreTrainedModel, DrawnWeights]:
     """What `make` returns with its parameters on meta, and the values that they would have had: those of torch's global
     generator after `manual_seed(seed)`. Its buffers are there. The global random state stays as it was.

@@ -43,7 +43,7 @@ def outline_model(config: ModelConfig, *, seed: int = 0) -> Outline:
     """
     import torch
 
-    from engines.torch.first_weights import Outline, WholeWeights, outlined
+    from engines.torch.first_weights import Outline, WholeWeights, outlined, without_weights
 
     load_architecture()
     from transformers import AutoModelForCausalLM
@@ -56,8 +56,8 @@ def outline_model(config: ModelConfig, *, seed: int = 0) -> Outline:
     else:
         folder = local_folder(config.checkpoint)
         found = _config_of_checkpoint(config, config.checkpoint, folder)
-        model, _ = outlined(
-            lambda: AutoModelForCausalLM.from_config(found, dtype=dtype, attn_implementation="sdpa"), seed
+        model = without_weights(
+            lambda: AutoModelForCausalLM.from_config(found, dtype=dtype, attn_implementation="sdpa")
         )
         weights = _saved(model, folder)
         if weights is None:

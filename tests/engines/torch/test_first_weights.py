@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model, outline_model, transformers_config
 from harness.config import ModelConfig, TrainingConfig
+from harness.config.model_folder import model_settings
 from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, World, train, weights
 from tests.support.processes import run_in_processes
+from tests.support.random_models import random_folder
 
 UNTIED = replace(SMALL, tied_embeddings=False, attention_bias="all")
 
@@ -51,6 +54,14 @@ def test_weights_read_from_files_are_those_that_were_saved(
     assert (after.lm_head.weight is after.model.embed_tokens.weight) == config.tied_embeddings
     for name, tensor in before.state_dict().items():
         assert torch.equal(after.state_dict()[name], tensor), name
+
+
+def test_a_folder_whose_embeddings_have_a_row_for_padding_is_read(tmp_path: Path) -> None:
+    """Such rows are set to zero by themselves, which no draw of a whole tensor is."""
+    folder = random_folder(tmp_path, "qwen2", pad_token_id=3)
+    read = build_model(ModelConfig(**model_settings(str(folder))))
+    saved = load_file(folder / "model.safetensors")
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in read.state_dict().items() if name in saved)
 
 
 ODD = replace(SMALL, ff=66, vocabulary=50)  # no multiple of four ranks' shares
