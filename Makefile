@@ -17,7 +17,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model="$(MODEL)"
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table agentic paper plan scaling calibrate profile sample predict test tests test-slow test-redis lint perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table agentic paper plan scaling calibrate profile gate-gpu sample predict test tests test-slow test-redis lint perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
@@ -34,6 +34,7 @@ help:
 	@echo "make paper   a published experiment beside ours: PAPER=<name>|all (docs/papers.md)"
 	@echo "make calibrate   costs from real runs, for COST=: RUN=results/bench/<cell>/seed=0 NAME=mine (docs/calibration.md)"
 	@echo "make profile     costs from times of the engines on this machine's device: MODEL=tiny NAME=mine PROFILE=<json>"
+	@echo "make gate-gpu    everything that only a machine shows: DEVICE=cpu|gpu PARTS=a,b FORCE=1 MINUTES=10 (docs/gpu.md)"
 	@echo "make sample  a small model with a tokenizer, and problems for it, to try text with: FOLDER=my (docs/data.md)"
 	@echo "make doctor  is this machine fit, and what does each missing thing mean; with MODEL= SCHEDULE= DEVICES= DEVICE= what lies on each device (docs/gpu.md)"
 	@echo "make ui      MLflow on what was written (PORT=5000); mlflow-sync: what it lacks, from the files (EXPERIMENT=)"
@@ -123,6 +124,10 @@ calibrate: $(STAMP)
 
 profile: $(STAMP)
 	@$(PY) -m harness profile $(if $(NAME),name=$(NAME)) $(if $(PROFILE),profile=$(PROFILE)) $(SETTINGS)
+
+gate-gpu: $(STAMP)
+	@$(PY) -m harness gate-gpu $(if $(DEVICE),device=$(DEVICE)) $(if $(PARTS),parts=$(PARTS)) \
+		$(if $(FORCE),force=true) $(if $(MINUTES),minutes=$(MINUTES))
 
 sample: $(STAMP)
 	@$(PY) -m harness sample $(if $(FOLDER),folder="$(FOLDER)")

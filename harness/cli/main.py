@@ -35,6 +35,7 @@ COMMANDS = {
     "sample": "a small model with a tokenizer, and problems for it, to try text with",
     "calibrate": "costs from finished real runs",
     "profile": "costs from times of the engines on this machine's device",
+    "gate-gpu": "everything that only a machine shows, part by part: kernels, groups, transports, whole jobs",
 }
 """Every command: function `run` of the module of its name in this folder, which is loaded when it is called."""
 

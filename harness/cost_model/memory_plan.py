@@ -177,8 +177,20 @@ def _training(
     here = tuple(phase for phase in phases if not (shared and setting.simulated and phase == "generate"))
     after_start = tuple(phase for phase in here if phase != "start")
     accumulated: tuple[Phase, ...] = TRAINING if shared else ("score", *TRAINING)
+    return _computing(rank, here, after_start, accumulated) + _sent(config, rank, after_start, setting)
+
+
+def training_peak(rank: RankMemory) -> float:
+    """Bytes of a rank that does nothing but train, at its fullest."""
+    return PoolMemory(("actor",), 1, TRAINING, tuple(_computing(rank, TRAINING, TRAINING, TRAINING))).peak
+
+
+def _computing(
+    rank: RankMemory, here: tuple[Phase, ...], after_start: tuple[Phase, ...], accumulated: tuple[Phase, ...]
+) -> list[Item]:
+    """Of one that is there in these phases, of which gradients are accumulated in some."""
     computing: tuple[Phase, ...] = ("score", "loss", "backward")
-    items = [
+    return [
         Item("master weights", rank.copy, here),
         Item("optimizer state", 2 * rank.copy, after_start),
         Item("gradients", rank.copy, accumulated),
@@ -194,7 +206,6 @@ def _training(
         Item("optimizer's work", rank.optimizer_work, ("step",)),
         Item("a forward pass", max(rank.forward_work, rank.head_forward), ("score",)),
     ]
-    return items + _sent(config, rank, after_start, setting)
 
 
 def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: Setting) -> list[Item]:

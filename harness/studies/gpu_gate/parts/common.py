@@ -1,0 +1,54 @@
+"""Shapes of models, and clocks, that several parts use."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from harness.config import ModelConfig
+from harness.transfer_queue import Ragged
+
+TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
+SMALL = ModelConfig("small", 256, 4, 4, 2, 64, 512, 1024, True, 1024)
+QWEN_HALF_B = ModelConfig("qwen0.5b", 896, 24, 14, 2, 64, 4864, 151936, True, 4096, dtype="bfloat16")
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+    """The median of several times, after one that does not count."""
+    taken = []
+    for _ in range(repeats + 1):
+        wait_for(device)
+        start = time.perf_counter()
+        work()
+        wait_for(device)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])
+
+
+def per_second(amount: float, seconds: float, unit: str) -> str:
+    """Such as 3.21 GB/s."""
+    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if amount / seconds >= factor:
+            return f"{amount / seconds / factor:.3g} {letter}{unit}/s"
+    return f"{amount / seconds:.3g} {unit}/s"
+
+
+def random_rows(vocabulary: int, lengths: np.ndarray, seed: int = 0) -> Ragged:
+    """Tokens, int64, of samples of these lengths."""
+    return Ragged(np.random.default_rng(seed).integers(1, vocabulary, int(lengths.sum())), lengths)
+
+
+def exact_products() -> None:
+    """Float32 products in float32: TF32 rounds their inputs to 10 bits."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
