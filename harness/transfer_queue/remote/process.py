@@ -100,6 +100,7 @@ class QueueProcess(HostedQueue):
             [sys.executable, "-m", "harness.transfer_queue.remote.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=dict(os.environ),  # a copy: importing MLflow in a thread sets variables, which moves the process's own
             start_new_session=True,  # an interrupt from the keyboard is its parent's to deal with
         )
         try:
