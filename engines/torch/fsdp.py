@@ -36,6 +36,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from engines.torch.checkpoint import load_training, save_training
 from engines.torch.first_weights import Outline
 from engines.torch.model import blocks_of
+from engines.torch.moments import Moments
 from engines.torch.scoring import TokenScorer
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
@@ -117,6 +118,7 @@ class FSDPEngine:
             betas=algorithm.betas,
             weight_decay=algorithm.weight_decay,
         )
+        self._moments = Moments(self._optimizer, training.optimizer_offload, device)
         self._tokens = 0
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
@@ -192,7 +194,7 @@ class FSDPEngine:
         if finite:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
-            self._optimizer.step()
+            self._moments.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._step += 1
         self._tokens = 0
@@ -202,11 +204,13 @@ class FSDPEngine:
         """Weights and optimizer state, as `engines.torch.checkpoint`; every rank calls it, between two steps only."""
         if self._tokens:
             raise RuntimeError(f"gradients of {self._tokens} tokens would be lost; save after a step")
-        save_training(folder, self.masters, self._optimizer, self._step)
+        with self._moments.on_device():
+            save_training(folder, self.masters, self._optimizer, self._step)
 
     async def load(self, folder: Path) -> None:
         """Go on from there, on any number of ranks; every rank calls it, before the first micro-batch of a step."""
-        load_training(folder, self.masters, self._optimizer, self._step)
+        with self._moments.on_device():
+            load_training(folder, self.masters, self._optimizer, self._step)
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         return InDtype(self.masters, self._dtype)

@@ -163,6 +163,9 @@ Backend = Literal["real", "virtual", "paced"]
 Layout = Literal["padded", "packed"]
 """How a micro-batch is laid out: a row for each sample, filled up to the longest; or all of them in one row."""
 
+OptimizerOffload = Literal["none", "between_phases", "always"]
+"""Never; whenever no step is made; and of a step, all but the parameter of which it is the turn."""
+
 
 @dataclass(frozen=True, config=STRICT)
 class TrainingConfig:
@@ -174,6 +177,7 @@ class TrainingConfig:
         None  # most tokens of one forward and backward, whole samples; None: no limit
     )
     recompute_activations: Switch = False  # keep no activations inside of layers; costs another forward pass
+    optimizer_offload: OptimizerOffload = "none"  # when AdamW's moments rest in host memory; engines/torch/moments.py
     reference_offload: Switch = False  # the reference beside the actor rests in host memory; costs a copy a layer
     tensor_parallel: Count = 1  # ranks that share each layer, and each micro-batch
     pipeline_parallel: Count = 1  # parts that the layers are cut into; simulated training only

@@ -177,22 +177,22 @@ def _training(
     here = tuple(phase for phase in phases if not (shared and setting.simulated and phase == "generate"))
     after_start = tuple(phase for phase in here if phase != "start")
     accumulated: tuple[Phase, ...] = TRAINING if shared else ("score", *TRAINING)
-    return _computing(rank, here, after_start, accumulated) + _sent(config, rank, after_start, setting)
+    moments = _moments(config, rank, after_start, setting)
+    return _computing(rank, here, moments, accumulated) + _sent(config, rank, after_start, setting)
 
 
 def training_peak(rank: RankMemory) -> float:
     """Bytes of a rank that does nothing but train, at its fullest."""
-    return PoolMemory(("actor",), 1, TRAINING, tuple(_computing(rank, TRAINING, TRAINING, TRAINING))).peak
+    moments = Item("optimizer state", 2 * rank.copy, TRAINING)
+    return PoolMemory(("actor",), 1, TRAINING, tuple(_computing(rank, TRAINING, moments, TRAINING))).peak
 
 
-def _computing(
-    rank: RankMemory, here: tuple[Phase, ...], after_start: tuple[Phase, ...], accumulated: tuple[Phase, ...]
-) -> list[Item]:
+def _computing(rank: RankMemory, here: tuple[Phase, ...], moments: Item, accumulated: tuple[Phase, ...]) -> list[Item]:
     """Of one that is there in these phases, of which gradients are accumulated in some."""
     computing: tuple[Phase, ...] = ("score", "loss", "backward")
     return [
         Item("master weights", rank.copy, here),
-        Item("optimizer state", 2 * rank.copy, after_start),
+        moments,
         Item("gradients", rank.copy, accumulated),
         Item("embeddings, gathered", rank.gathered_embeddings, computing),
         Item("layers, gathered", rank.gathered_blocks, computing),
@@ -206,6 +206,16 @@ def _computing(
         Item("optimizer's work", rank.optimizer_work, ("step",)),
         Item("a forward pass", max(rank.forward_work, rank.head_forward), ("score",)),
     ]
+
+
+def _moments(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: Setting) -> Item:
+    """AdamW's; where they rest in the memory of the host, a step has them, or those of one parameter
+    (engines/torch/moments.py)."""
+    offload = config.training.optimizer_offload
+    if offload == "none" or not setting.gpu:
+        return Item("optimizer state", 2 * rank.copy, phases)
+    one = 8.0 * _largest(config) / bytes_per_number(config.model) / rank.shards
+    return Item("optimizer state", one if offload == "always" else 2 * rank.copy, ("step",))
 
 
 def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: Setting) -> list[Item]:

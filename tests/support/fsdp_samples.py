@@ -126,8 +126,9 @@ def weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
 
 def gradients(engine: FSDPEngine) -> dict[str, torch.Tensor]:
     """The gradients of the first step, after clipping, of an engine with betas[0] = 0."""
-    state = engine._optimizer.state
-    return {name: full(state[parameter]["exp_avg"]) for name, parameter in engine.masters.items()}
+    with engine._moments.on_device():
+        state = engine._optimizer.state
+        return {name: full(state[parameter]["exp_avg"]) for name, parameter in engine.masters.items()}
 
 
 def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], rtol: float) -> None:

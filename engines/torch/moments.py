@@ -1,0 +1,107 @@
+"""Where AdamW's two moments of each parameter are while they are not needed: float32, 8 bytes a parameter of a rank.
+
+They are needed by a step alone. Of device memory a rank holds, in bytes for each parameter of its shards:
+
+| `training.optimizer_offload` | while it computes gradients, scores or sends | in a step |
+|---|---|---|
+| none | 4 master weights + 4 gradients + 8 moments | 16 |
+| between_phases | 4 + 4 | 16: all moments come, and go |
+| always | 4 + 4 | 8, and 8 for the parameter of which it is the turn |
+
+The arithmetic is that of the device in any case, in the same order: no bit of a result depends on this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from harness.config import OptimizerOffload
+
+_NAMES = ("exp_avg", "exp_avg_sq")
+
+
+class Moments:
+    """Those of one optimizer. On a host whose memory is pinned, where the device is a GPU; on a CPU they are copied all
+    the same, so that it is the same code, and nothing is won."""
+
+    def __init__(self, optimizer: torch.optim.AdamW, offload: OptimizerOffload, device: torch.device) -> None:
+        self._optimizer, self._offload, self._device = optimizer, offload, device
+        self._parameters: Sequence[torch.Tensor] = optimizer.param_groups[0]["params"]
+        self._resting: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # by parameter: on the host, kept for reuse
+        self._away: set[torch.Tensor] = set()
+
+    def step(self) -> None:
+        """`optimizer.step()`, with the moments where it reads them."""
+        if self._offload != "always":
+            with self.on_device():
+                self._optimizer.step()
+            return
+        gradients = {parameter: parameter.grad for parameter in self._parameters}
+        for parameter in self._parameters:
+            parameter.grad = None
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+            self._fetch(parameter)
+            self._optimizer.step()
+            self._put_away(parameter)
+            parameter.grad = None
+        self._settle()
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """All of them, for as long as this lasts."""
+        for parameter in self._parameters:
+            self._fetch(parameter)
+        try:
+            yield
+        finally:
+            if self._offload != "none":
+                for parameter in self._parameters:
+                    self._put_away(parameter)
+                self._settle()
+
+    def _fetch(self, parameter: torch.Tensor) -> None:
+        if parameter not in self._away:
+            return
+        self._away.remove(parameter)
+        for name, resting in self._resting[parameter].items():
+            moment = resting.to(self._device, non_blocking=True, copy=True)
+            self._optimizer.state[parameter][name] = _like(parameter, moment)
+
+    def _put_away(self, parameter: torch.Tensor) -> None:
+        """Where there are any: before the first step there are none."""
+        state = self._optimizer.state[parameter]
+        if _NAMES[0] not in state:
+            return
+        locals_ = {name: _local(state.pop(name)) for name in _NAMES}
+        if parameter not in self._resting:
+            self._resting[parameter] = {
+                name: torch.empty_like(local, device="cpu", pin_memory=local.is_cuda) for name, local in locals_.items()
+            }
+        for name, local in locals_.items():
+            self._resting[parameter][name].copy_(local, non_blocking=True)
+        self._away.add(parameter)
+
+    def _settle(self) -> None:
+        """Copies are over, and what they were made of is free for other processes of the device."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """A rank's part of a tensor that is spread as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return local
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
