@@ -179,11 +179,12 @@ def _flags(
     flags |= {flag: value for flag, value in chosen.items() if value is not None}
     if cpu or not options.cuda_graph:
         flags |= {"--cuda-graph-backend-decode": "disabled", "--cuda-graph-backend-prefill": "disabled"}
+    deterministic = cpu if options.deterministic is None else options.deterministic
     overlap = not cpu if options.overlap_schedule is None else options.overlap_schedule
     switches = {
         "--skip-tokenizer-init": True,
         "--skip-server-warmup": True,
-        "--enable-deterministic-inference": options.deterministic,
+        "--enable-deterministic-inference": deterministic,
         "--enable-fp32-lm-head": float32_head(model),
         "--disable-overlap-schedule": not overlap,
         "--enable-memory-saver": options.memory_saver and not cpu,

@@ -200,37 +200,51 @@ def _arguments(model: PreTrainedModel, slots: int, device: torch.device, options
     gpu = device.type == "cuda"
     optional = ("max_num_batched_tokens", "enable_prefix_caching", "attention_backend")
     chosen = {name: value for name in optional if (value := getattr(options, name)) is not None}
-    return chosen | {
-        "dtype": options.dtype or str(model.dtype).removeprefix("torch."),
-        "max_model_len": model.config.max_position_embeddings,
-        "max_num_seqs": slots,
-        "block_size": options.block_size,
-        "kv_cache_memory_bytes": options.kv_cache_bytes or _cache_bytes(model, slots, device, options),
-        "logprobs_mode": "processed_logprobs",
-        "skip_tokenizer_init": True,
-        "disable_log_stats": True,
-        "enforce_eager": not gpu if options.enforce_eager is None else options.enforce_eager,
-        "enable_sleep_mode": gpu,
-        # A seeded sample whose prompt comes in chunks turns its generator back, which generators of a CPU cannot.
-        "enable_chunked_prefill": gpu if options.enable_chunked_prefill is None else options.enable_chunked_prefill,
-        "worker_extension_cls": "engines.vllm.worker.extension.Extension",
-        "weight_transfer_config": {"backend": BACKEND},
-    }
+    return (
+        chosen
+        | _memory(model, slots, device, options)
+        | {
+            "dtype": options.dtype or str(model.dtype).removeprefix("torch."),
+            "max_model_len": model.config.max_position_embeddings,
+            "max_num_seqs": slots,
+            "block_size": options.block_size,
+            "logprobs_mode": "processed_logprobs",
+            "skip_tokenizer_init": True,
+            "disable_log_stats": True,
+            "enforce_eager": not gpu if options.enforce_eager is None else options.enforce_eager,
+            "enable_sleep_mode": gpu,
+            # A seeded sample whose prompt comes in chunks turns its generator back, which generators of a CPU cannot.
+            "enable_chunked_prefill": gpu if options.enable_chunked_prefill is None else options.enable_chunked_prefill,
+            "worker_extension_cls": "engines.vllm.worker.extension.Extension",
+            "weight_transfer_config": {"backend": BACKEND},
+        }
+    )
 
 
-def _cache_bytes(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> int:
+def _memory(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> dict[str, Any]:
     """Room for all slots at full length, so that no sample is ever preempted; on a GPU, at most what it has left beside
-    the weights and a new set of them."""
+    the weights and a new set of them. Raises ValueError where that is nothing.
+
+    At its start vLLM refuses a GPU of which less is free than gpu_memory_utilization, whatever the cache takes: so that
+    says what will be taken, and not vLLM's own .92, which a GPU never has free that others work on.
+    """
     shape = model_shape(model)
     head = -(-shape["head_dim"] // 32) * 32  # the CPU's kernels widen small heads
     dtype = model.dtype if options.dtype is None else getattr(torch, options.dtype)
     token = 2 * shape["layers"] * shape["kv_heads"] * head * dtype.itemsize
     wanted = (slots + 1) * -(-shape["max_length"] // options.block_size) * options.block_size * token
     if device.type != "cuda":
-        return wanted
-    free, _ = torch.cuda.mem_get_info(device)
-    weights = sum(parameter.numel() * dtype.itemsize for parameter in model.parameters())
-    return min(wanted, int(options.gpu_memory_share * free) - 2 * weights)
+        return {"kv_cache_memory_bytes": options.kv_cache_bytes or wanted}
+    free, total = torch.cuda.mem_get_info(device)
+    weights = 2 * sum(parameter.numel() * dtype.itemsize for parameter in model.parameters())
+    left = int(options.gpu_memory_share * free) - weights
+    cache = options.kv_cache_bytes or min(wanted, left)
+    if cache <= 0:
+        raise ValueError(
+            f"two sets of weights take {weights / 1e9:.1f} GB, and of this GPU {free / 1e9:.1f} GB are free, of which "
+            f"engine.gpu_memory_share={options.gpu_memory_share} may be used; give the engine devices of its own"
+        )
+    return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": min(1.0, (cache + weights) / total)}
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:

@@ -75,7 +75,8 @@ def test_an_engine_without_its_packages_is_refused_with_the_fix(
     check_environment(compose_job(["engine=torch"]))
 
 
-def test_options_of_vllm_become_its_arguments() -> None:
+def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 << 30, 80 << 30))
     model = build_model(MODEL)
     on_cpu, on_gpu = (_arguments(model, 4, device, vllm.Options(kv_cache_bytes=1 << 20)) for device in (CPU, GPU))
     assert (on_cpu["enforce_eager"], on_cpu["enable_chunked_prefill"], on_cpu["enable_sleep_mode"]) == (
@@ -97,16 +98,32 @@ def test_options_of_vllm_become_its_arguments() -> None:
     assert narrow["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 2
 
 
+def test_vllm_asks_for_what_it_will_take_of_a_gpu_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model(MODEL)
+    weights = 2 * sum(parameter.nbytes for parameter in model.parameters())
+    free, total = 10 * weights, 40 * weights
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+    asked = _arguments(model, 1 << 20, GPU, vllm.Options())
+    assert asked["kv_cache_memory_bytes"] == 7 * weights, ".8 of what is free, less two sets of weights"
+    assert asked["gpu_memory_utilization"] * total == pytest.approx(8 * weights) and 8 * weights <= free
+    assert "gpu_memory_utilization" not in _arguments(model, 4, CPU, vllm.Options())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (weights, total))
+    with pytest.raises(ValueError, match="engine.gpu_memory_share=0.8 may be used; give the engine devices of its own"):
+        _arguments(model, 4, GPU, vllm.Options())
+
+
 def test_options_of_sglang_become_flags_of_its_server() -> None:
     def flags(device: torch.device, **chosen: Any) -> set[str]:
         return {str(flag) for flag in _flags(build_model(MODEL), Path("model"), 4, device, 1, sglang.Options(**chosen))}
 
     graphs = {"--cuda-graph-backend-decode=disabled", "--cuda-graph-backend-prefill=disabled"}
     on_cpu = {"--attention-backend=torch_native", "--sampling-backend=pytorch", "--max-total-tokens=288"} | graphs
-    assert flags(CPU) - flags(GPU) == on_cpu | {"--device=cpu", "--disable-overlap-schedule"}
+    seeded = "--enable-deterministic-inference"
+    assert flags(CPU) - flags(GPU) == on_cpu | {"--device=cpu", "--disable-overlap-schedule", seeded}
+    assert seeded not in flags(CPU, deterministic=False)
     assert flags(GPU) - flags(CPU) == {"--device=cuda", "--enable-memory-saver"}
-    plain = flags(GPU, deterministic=False, memory_saver=False, cuda_graph=False, overlap_schedule=False)
-    assert flags(GPU) - plain == {"--enable-deterministic-inference", "--enable-memory-saver"}
+    plain = flags(GPU, memory_saver=False, cuda_graph=False, overlap_schedule=False)
+    assert flags(GPU, deterministic=True) - plain == {"--enable-deterministic-inference", "--enable-memory-saver"}
     assert plain - flags(GPU) == graphs | {"--disable-overlap-schedule"}
     assert "--attention-backend=triton" in flags(CPU, attention_backend="triton")
     assert {"--mem-fraction-static=0.5", "--chunked-prefill-size=8"} <= flags(
