@@ -14,7 +14,11 @@ DRAW_BYTES = 20
 """For each logit of a decode step: float32 logits, log-probabilities and probabilities, and their sum in float64
 (engines/torch/sampling.py)."""
 
-_VECTOR, _CHUNK = 16, 256  # as engines/torch/kv_slots.py, which loads torch
+
+def key_length(tokens: int) -> int:
+    """What a slot of so many tokens holds: as engines/torch/kv_slots.py, which loads torch."""
+    step = 16 if tokens <= 256 else 256
+    return -(-tokens // step) * step
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,7 @@ class EngineMemory:
     @property
     def kv_cache(self) -> float:
         slots = 1 if self.paged or self.engine.name != "torch" else self.engine.slots
-        step = _VECTOR if self.longest <= _CHUNK else _CHUNK
-        return slots * -(-self.longest // step) * step * self.token
+        return slots * key_length(self.longest) * self.token
 
     @property
     def work(self) -> float:

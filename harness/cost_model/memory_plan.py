@@ -164,56 +164,61 @@ def _pool(
     if "rollout" in roles:
         items += _engine(config, setting, sleeps=shared)
     if "actor" in roles:
-        items += _training(config, rank, phases, setting, shared=shared)
+        # What is simulated rests on the host while rollout uses its devices.
+        here = [phase for phase in phases if not (shared and setting.simulated and phase == "generate")]
+        items += training_items(rank, here, shared=shared, moments=_offloaded(config, rank, setting))
+        items += _sent(config, rank, tuple(phase for phase in here if phase != "start"), setting)
     items += _scoring(config, rank, roles, len(devices), phases, setting)
     return PoolMemory(tuple(roles), len(devices), tuple(phases), tuple(items))
 
 
-def _training(
-    config: JobConfig, rank: RankMemory, phases: Sequence[Phase], setting: Setting, *, shared: bool
+def training_items(
+    rank: RankMemory, phases: Sequence[Phase], *, shared: bool = False, moments: Item | None = None
 ) -> list[Item]:
-    """shared: rollout takes turns with it, so that it scores and trains whole batches; where it is simulated, what
-    trains is on the host meanwhile."""
-    here = tuple(phase for phase in phases if not (shared and setting.simulated and phase == "generate"))
-    after_start = tuple(phase for phase in here if phase != "start")
+    """What training itself holds on a device, of a pool with these phases; the trainer scores, too. shared: with
+    rollout, so that it scores and trains whole batches, and no gradients wait while it scores. moments: AdamW's, where
+    they are not always there."""
     accumulated: tuple[Phase, ...] = TRAINING if shared else ("score", *TRAINING)
-    moments = _moments(config, rank, after_start, setting)
-    return _computing(rank, here, moments, accumulated) + _sent(config, rank, after_start, setting)
-
-
-def training_peak(rank: RankMemory) -> float:
-    """Bytes of a rank that does nothing but train, at its fullest."""
-    moments = Item("optimizer state", 2 * rank.copy, TRAINING)
-    return PoolMemory(("actor",), 1, TRAINING, tuple(_computing(rank, TRAINING, moments, TRAINING))).peak
-
-
-def _computing(rank: RankMemory, here: tuple[Phase, ...], moments: Item, accumulated: tuple[Phase, ...]) -> list[Item]:
-    """Of one that is there in these phases, of which gradients are accumulated in some."""
     computing: tuple[Phase, ...] = ("score", "loss", "backward")
+    always = Item("optimizer state", 2 * rank.copy, tuple(phase for phase in phases if phase != "start"))
     return [
-        Item("master weights", rank.copy, here),
-        moments,
+        Item("master weights", rank.copy, tuple(phases)),
+        moments or always,
         Item("gradients", rank.copy, accumulated),
         Item("embeddings, gathered", rank.gathered_embeddings, computing),
         Item("layers, gathered", rank.gathered_blocks, computing),
         Item("activations", rank.activations, ("loss", "backward")),
+        Item("last norm", rank.last_norm, ("loss",)),
         Item("a layer, computed again", rank.recomputed, ("backward",)),
         Item("gradients inside of a layer", rank.layer_work, ("backward",)),
-        Item("layers' gradients, reduced", rank.reducing_block, ("backward",)),
+        Item("a layer's gradients, added up", rank.reducing_block, ("backward",)),
         Item("output layer", rank.head, ("loss",)),
-        Item("output layer", rank.head_gradient, ("backward",)),
-        Item("embeddings' gradients, reduced", rank.reducing_embeddings, ("reduce",)),
+        Item("output layer's gradient", rank.head_gradient, ("backward",)),
+        Item("embeddings' gradients, added up", rank.reducing_embeddings, ("reduce",)),
         Item("optimizer's work", rank.optimizer_work, ("step",)),
         Item("a forward pass", max(rank.forward_work, rank.head_forward), ("score",)),
     ]
 
 
-def _moments(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: Setting) -> Item:
-    """AdamW's; where they rest in the memory of the host, a step has them, or those of one parameter
-    (engines/torch/moments.py)."""
+def training_peaks(rank: RankMemory) -> dict[Phase, float]:
+    """Bytes of a device that only trains, in each of its phases."""
+    phases: tuple[Phase, ...] = ("score", *TRAINING)
+    pool = PoolMemory(("actor",), rank.shards, phases, tuple(training_items(rank, phases)))
+    return {phase: pool.of(phase) for phase in phases}
+
+
+def training_peak(rank: RankMemory) -> float:
+    """Bytes of a rank that does nothing but train, at its fullest."""
+    peaks = training_peaks(rank)
+    return max(peaks[phase] for phase in TRAINING)
+
+
+def _offloaded(config: JobConfig, rank: RankMemory, setting: Setting) -> Item | None:
+    """AdamW's moments where they rest in the memory of the host: a step has them, or those of one parameter
+    (engines/torch/moments.py). None where they stay on the device."""
     offload = config.training.optimizer_offload
-    if offload == "none" or not setting.gpu:
-        return Item("optimizer state", 2 * rank.copy, phases)
+    if offload == "none" or not setting.gpu or setting.simulated:
+        return None
     one = 8.0 * _largest(config) / bytes_per_number(config.model) / rank.shards
     return Item("optimizer state", one if offload == "always" else 2 * rank.copy, ("step",))
 

@@ -88,9 +88,8 @@ class RankMemory:
 
     @property
     def reducing_block(self) -> float:
-        """The gradients of the layer at work in the dtype that it is computed in, and those of the one before in
-        float32, while ranks add them up."""
-        return (self._number + 4) * self.block if self.sharded else 0.0
+        """The gradients of the layer before, in float32, while ranks add them up."""
+        return 4 * self.block if self.sharded else 0.0
 
     @property
     def reducing_embeddings(self) -> float:
@@ -103,12 +102,16 @@ class RankMemory:
     def activations(self) -> float:
         """Of all layers: Korthikanti et al., arXiv 2205.05198, section 4, without attention scores and dropout masks,
         for norms that compute in float32. Recomputed: the input of each layer (`recomputed` is the rest)."""
-        norm = self._norm_bytes * self.model.hidden / self._between
         if self.work.recompute:
-            per_token = self.model.layers * self._number * self.model.hidden / self._between
+            per_token = self._number * self.model.hidden / self._between
         else:
-            per_token = self.model.layers * self.layer_bytes_per_token
-        return self.work.tokens * (per_token + norm)
+            per_token = self.layer_bytes_per_token
+        return self.work.tokens * self.model.layers * per_token
+
+    @property
+    def last_norm(self) -> float:
+        """Of the norm before the output layer."""
+        return self.work.tokens * self._norm_bytes * self.model.hidden / self._between
 
     @property
     def recomputed(self) -> float:
@@ -130,11 +133,14 @@ class RankMemory:
 
     @property
     def layer_work(self) -> float:
-        """Gradients inside of one layer's backward pass: of the product, of gate and up, and of its input."""
+        """Gradients inside of one layer's backward pass: first of the product and one of its factors, of what comes
+        out, and of the matrix down; in the end of all matrices."""
         model = self.model
         networks = model.active_experts if model.experts else 1
-        inside = 3 * model.ff * networks / self.work.tensor
-        return self.work.tokens * self._number * (inside + 2 * model.hidden / self._between)
+        inside = 2 * model.ff * networks / self.work.tensor
+        first = self.work.tokens * self._number * (inside + model.hidden / self._between)
+        down = self._number * model.hidden * model.ff * max(1, model.experts) / self.work.tensor
+        return max(first + down, self._number * self.block)
 
     @property
     def forward_work(self) -> float:

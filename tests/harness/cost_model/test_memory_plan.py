@@ -62,9 +62,9 @@ def test_activations_of_a_layer_by_hand() -> None:
     result of attention, the logarithm of its sums for each head, and four of the feed-forward network's width."""
     rank = RankMemory(MODEL, Pass(tokens=1, scored=1))
     assert rank.layer_bytes_per_token == 2 * (4 + 2 + 2) * 8 + 2 * (2 * 8 + 2 * 4) + 4 * 2 + 4 * 2 * 16
-    assert rank.activations == 2 * rank.layer_bytes_per_token + (4 + 2 + 2) * 8
+    assert rank.activations == 2 * rank.layer_bytes_per_token and rank.last_norm == (4 + 2 + 2) * 8
     again = RankMemory(MODEL, Pass(tokens=1, scored=1, recompute=True))
-    assert again.activations == 2 * 2 * 8 + (4 + 2 + 2) * 8 and again.recomputed == rank.layer_bytes_per_token
+    assert again.activations == 2 * 2 * 8 and again.recomputed == rank.layer_bytes_per_token
 
 
 def test_activations_of_published_trainers_are_those_of_the_paper() -> None:
@@ -91,3 +91,13 @@ def test_experts_and_layers_make_up_the_weights(name: str) -> None:
     model = compose_job([f"model={name}"]).model
     rank = RankMemory(model, Pass(tokens=1, scored=1))
     assert 2 * (model.layers * rank.block + rank.embeddings) == weight_bytes(model)
+
+
+def test_chunks_of_logits_are_those_of_the_code() -> None:
+    from engines.torch import kv_slots
+    from harness.cost_model import engine_memory, training_memory
+    from harness.rl import log_probs
+
+    assert training_memory.CHUNK_ELEMENTS == log_probs.CHUNK_ELEMENTS
+    assert engine_memory.PREFILL_TOKENS == kv_slots.PREFILL_TOKENS
+    assert all(engine_memory.key_length(n) == kv_slots.key_length(n) for n in (1, 16, 17, 256, 257, 8200))

@@ -1,0 +1,199 @@
+"""The plan of memory held against what training allocates: FSDP2 over Gloo in worlds of 1, 2 and 4 processes, counted
+tensor by tensor; and against the models that transformers makes of published sizes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+from engines.torch.model import transformers_config
+from harness.config import ModelConfig, TrainingConfig
+from harness.config.compose import choices, compose_job
+from harness.config.model_folder import DRAWN
+from harness.cost_model import training_memory
+from harness.cost_model.memory_plan import training_peaks
+from harness.cost_model.shape import parameters, weight_bytes
+from harness.cost_model.training_memory import Pass, RankMemory
+from harness.protocols import TrainBatch
+from harness.rl import log_probs
+from harness.transfer_queue import Ragged
+from tests.support.counted_memory import CountedMemory
+from tests.support.fsdp_samples import FREE, World, computed
+
+WITHIN = 0.05
+CHUNK = 1 << 20  # elements, so that a small vocabulary too has several chunks of logits
+TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Case:
+    world: int
+    dtype: str = "bfloat16"
+    layout: str = "padded"
+    recompute: bool = False
+    hidden: int = 256
+    ff: int = 768
+    layers: int = 6
+    vocabulary: int = 512
+    architecture: str = "qwen2"
+    rows: int = 8
+    prompt: int = 16
+    response: int = 200
+
+    @property
+    def model(self) -> ModelConfig:
+        bare = self.architecture == "qwen3"
+        return ModelConfig(
+            *("measured", self.hidden, self.layers, 8, 2, self.hidden // 8, self.ff, self.vocabulary, False, 4096),
+            dtype=self.dtype,  # type: ignore[arg-type]
+            architecture=self.architecture,
+            attention_bias="none" if bare else "qkv",
+            qk_norm=bare,
+            fp32_head=False,  # on a CPU it widens a whole matrix, which no GPU does
+        )
+
+    @property
+    def training(self) -> TrainingConfig:
+        return TrainingConfig(layout=self.layout, recompute_activations=self.recompute)  # type: ignore[arg-type]
+
+    @property
+    def batch(self) -> TrainBatch:
+        draws = np.random.default_rng(0)
+        prompts, responses = (
+            Ragged.from_rows([draws.integers(1, self.vocabulary, tokens) for _ in range(self.rows)])
+            for tokens in (self.prompt, self.response)
+        )
+        behaviour = np.full(len(responses.values), -3.4, np.float32)
+        versions = np.zeros(len(responses.values), np.int32)
+        return TrainBatch(
+            prompts=prompts,
+            responses=responses,
+            behaviour_log_probs=Ragged(behaviour, responses.lengths),
+            versions=Ragged(versions, responses.lengths),
+            advantages=np.ones(self.rows, np.float32),
+            ref_log_probs=None,
+            old_log_probs=None,
+        )
+
+    @property
+    def planned(self) -> dict[str, float]:
+        tokens = self.rows * (self.prompt + self.response - 1)
+        packed = self.layout == "packed"
+        work = Pass(
+            tokens=tokens,
+            scored=self.rows * self.response if packed else tokens,
+            ranks=self.world,
+            recompute=self.recompute,
+            repeated_heads=packed,
+            gpu=False,
+        )
+        return training_peaks(RankMemory(self.model, work))
+
+
+CASES = [
+    Case(1),
+    Case(1, dtype="float32", layout="packed"),
+    Case(2),
+    Case(2, dtype="float32", vocabulary=4096, response=100),
+    Case(2, recompute=True),
+    Case(2, layout="packed", architecture="qwen3"),
+    Case(2, dtype="float32", layout="packed", recompute=True, ff=512, layers=8),
+    Case(4, vocabulary=4096, layers=3),
+    Case(4, recompute=True, architecture="qwen3", hidden=128, ff=1024),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_training_allocates_what_is_planned(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_memory, "CHUNK_ELEMENTS", CHUNK)
+    found, planned = measured(case), case.planned
+    expected = {
+        "train": max(planned[phase] for phase in ("loss", "backward", "reduce")),
+        "score": planned["score"],
+        "step": planned["step"],
+    }
+    for what, planned_bytes in expected.items():
+        assert planned_bytes == pytest.approx(found[what], rel=WITHIN), what
+
+
+def measured(case: Case) -> dict[str, int]:
+    """Peaks of the first rank: of scoring, of a micro-batch after others, and of a step. Bytes."""
+    forked = multiprocessing.get_context("fork")
+    answers = forked.SimpleQueue()
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    ranks = [forked.Process(target=_rank, args=(case, rank, store.port, answers)) for rank in range(case.world)]
+    for rank in ranks:
+        rank.start()
+    try:
+        for rank in ranks:
+            rank.join(TIMEOUT_S)
+        assert [rank.exitcode for rank in ranks] == [0] * case.world
+        return answers.get()
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def _rank(case: Case, rank: int, port: int, answers: Any) -> None:
+    log_probs.CHUNK_ELEMENTS = CHUNK
+    store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+    batch, found = case.batch, {}
+    with World(store, rank, case.world) as world, CountedMemory() as memory:
+        engine = world.engine(FREE, case.training, case.model)
+
+        def peak(work: Any) -> int:
+            memory.forget_peak()
+            computed(work)
+            return memory.peak
+
+        peak(engine.accumulate(batch))
+        peak(engine.step())  # makes the optimizer's state
+        peak(engine.accumulate(batch))
+        found["train"] = peak(engine.accumulate(batch))
+        found["score"] = peak(engine.scorer().log_probs(batch.prompts, batch.responses))
+        found["step"] = peak(engine.step())
+    if rank == 0:
+        answers.put(found)
+
+
+PUBLISHED = [name for name in choices("model") if name != "tiny"]
+LARGEST = dict(hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ff=29568)  # Qwen2.5-72B
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "72B"])
+def test_the_weights_of_a_model_are_counted_exactly(name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    large = [f"model.{size}={number}" for size, number in LARGEST.items()] if name == "72B" else []
+    model = compose_job([f"model={'qwen32b' if name == '72B' else name}", *large]).model
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(mixture_config(model) if model.experts else transformers_config(model))
+    count = sum(parameter.numel() for parameter in made.parameters())
+    assert parameters(model) == count and weight_bytes(model) == 2 * count
+    assert model.experts or model.architecture in DRAWN
+
+
+def mixture_config(model: ModelConfig) -> Any:
+    """transformers' of a model that is simulated only."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(
+        model.architecture,
+        hidden_size=model.hidden,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        moe_intermediate_size=model.ff,
+        num_experts=model.experts,
+        num_experts_per_tok=model.active_experts,
+        vocab_size=model.vocabulary,
+        tie_word_embeddings=model.tied_embeddings,
+    )
