@@ -295,7 +295,7 @@ def _forget_forward(scorer: FSDPModule) -> None:
     state = scorer._get_fsdp_state()
     state._comm_ctx.post_forward_order.clear()
     for part in state._state_ctx.all_states:
-        for group in part._fsdp_param_groups:
+        if (group := part._fsdp_param_group) is not None:  # in torch 2.11 too; later ones can have several
             group._post_forward_indices.clear()
 
 
