@@ -60,12 +60,22 @@ class ModelWeights:
     def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all parameters by (name, full tensor) pairs. Whatever is raised, the model keeps what it had. Raises
         ValueError as `ExpectedWeights.checked`, which reads them."""
-        arrived = {
-            name: torch.empty_like(self._parameters[name]).copy_(tensor)
-            for name, tensor in self._expected.checked(version, weights)
-        }
+        arrived = {}
+        for name, tensor in self._expected.checked(version, weights):
+            old = self._parameters[name]
+            arrived[name] = torch.empty_like(old, pin_memory=old.is_pinned()).copy_(tensor)
         for name, tensor in arrived.items():
             self._parameters[name].data = tensor
+
+
+@torch.no_grad()
+def rest_on_host(model: torch.nn.Module) -> None:
+    """Move its weights from a GPU to host memory that is pinned: they go there and back at the speed of the link, and
+    what is loaded meanwhile arrives in such memory too. What is on the host already stays as it is."""
+    for parameter in model.parameters():
+        if parameter.is_cuda:
+            host = torch.empty_like(parameter, device="cpu", pin_memory=True)
+            parameter.data = host.copy_(parameter.data)
 
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:

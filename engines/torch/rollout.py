@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engines.loading import ModelWeights
+from engines.loading import ModelWeights, rest_on_host
 from engines.requests import RunningSample, accepted, require_still
 from engines.torch.kv_slots import SlotModel
 from engines.torch.sampling import draw_each, uniforms
@@ -169,7 +169,7 @@ class TorchRollout:
         self._require_still("sleep")
         self.drop_cache()
         self._cache.release()
-        self._model.to("cpu")
+        rest_on_host(self._model)
 
     async def wake(self) -> None:
         """Undo `sleep`: weights on the device again, and an empty cache. Nothing happens to an engine that is awake."""

@@ -138,6 +138,8 @@ def test_sleep_gives_memory_back_and_wake_goes_on() -> None:
     awake = torch.cuda.memory_allocated()
     asyncio.run(engine.sleep())
     assert torch.cuda.memory_allocated() < awake - 2 * 490_000_000  # the weights alone, two bytes each
+    asyncio.run(engine.load_weights(1, build_model(QWEN).named_parameters()))
+    assert all(parameter.is_pinned() for parameter in engine._model.parameters())
     asyncio.run(engine.wake())
     for ours, theirs in zip(generate(engine, prompts(QWEN, 4)), first, strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()

@@ -15,7 +15,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
 from engines.torch.model import build_model, outline_model
 from engines.torch.scoring import TorchLogProb
-from harness.config import AlgorithmConfig, CostConfig, Layout, LengthsConfig, ModelConfig, TrainingConfig
+from harness.config import (
+    AlgorithmConfig,
+    CostConfig,
+    Layout,
+    LengthsConfig,
+    ModelConfig,
+    OptimizerOffload,
+    TrainingConfig,
+)
 from harness.cost_model.profile.fitting import fit_profile
 from harness.cost_model.profile.record import Grid, record
 from harness.cost_model.profile.rows import PHASES
@@ -144,6 +152,26 @@ def test_an_offloaded_reference_scores_the_same_and_rests_in_host_memory(mesh: D
         whole = sum(parameter.numel() * 2 for parameter in build_model(config).parameters())
         assert held < 0.1 * whole if offload else held >= whole
         del reference
+
+
+def test_moments_that_rest_on_the_host_free_their_bytes_and_change_no_bit(mesh: DeviceMesh) -> None:
+    batch, algorithm = batch_of(SMALL, 12, 90), replace(ALGORITHM, betas=(0.9, 0.95))
+    held, after = {}, {}
+    offloads: list[OptimizerOffload] = ["none", "between_phases", "always"]
+    for offload in offloads:
+        before = torch.cuda.memory_allocated()
+        training = TrainingConfig(optimizer_offload=offload)
+        engine = FSDPEngine(outline_model(SMALL), algorithm, mesh=mesh, device=GPU, training=training)
+        for _ in range(3):
+            asyncio.run(engine.accumulate(batch))
+            asyncio.run(engine.step())
+        held[offload] = torch.cuda.memory_allocated() - before
+        after[offload] = {name: full(parameter).cpu() for name, parameter in engine.masters.items()}
+        del engine
+    numbers = sum(tensor.numel() for tensor in after["none"].values())
+    for offload in offloads[1:]:
+        assert all(torch.equal(after[offload][name], tensor) for name, tensor in after["none"].items())
+        assert held["none"] - held[offload] > 0.9 * 8 * numbers
 
 
 QWEN = ModelConfig("qwen0.5b", 896, 24, 14, 2, 64, 4864, 151936, True, 4096, dtype="bfloat16")
