@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 PEER := .venv-peer
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
+ORACLE := .venv-oracle
 # A process a core. A file's tests stay in one of them, so that what its fixtures set up is set up once.
 PYTEST := $(PY) -m pytest -n logical --maxprocesses=4 --dist loadfile --no-loadscope-reorder
 # A run whose engine is vLLM uses vLLM's environment, which has everything else too.
@@ -17,7 +18,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model="$(MODEL)"
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table agentic paper plan scaling calibrate profile gate-gpu sample predict test tests test-slow test-redis lint perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table agentic paper plan scaling calibrate profile gate-gpu sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
@@ -41,6 +42,7 @@ help:
 	@echo "make test    lint, types and tests; test-slow: those that take minutes each"
 	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
 	@echo "make test-redis   the queue over a real Redis server"
+	@echo "make test-oracle  losses, advantages and estimators against verl's functions of the same meaning"
 	@echo "make test-engine ENGINE=my_module:MyEngine   the contract of rollout engines, for your own (docs/adding_an_engine.md)"
 	@echo "make test-schedule SCHEDULE=my_module:Mine   everything that is promised of schedules, for your own (docs/adding_a_schedule.md)"
 	@echo "make setup-vllm   an environment for ENGINE=vllm; test-vllm: the engine's tests, against vLLM itself"
@@ -165,6 +167,16 @@ test-vllm: $(VLLM)/.installed
 
 test-sglang: $(STAMP) $(SGLANG)/.installed
 	$(PY) -m pytest -m sglang tests/contract tests/integration
+
+# Beside the environment, not in it: it asks for other versions of the same packages, and only imports them.
+$(ORACLE)/.installed: .ci/constraints-oracle.txt $(STAMP)
+	@echo "installing what is compared with into $(ORACLE)"
+	@rm -rf $(ORACLE)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(ORACLE) -r .ci/constraints-oracle.txt
+	@touch $@
+
+test-oracle: $(ORACLE)/.installed
+	PYTHONPATH=.:$(ORACLE) $(PY) -m pytest -m oracle tests/oracle $(ARGS)
 
 test-redis: $(STAMP)
 	@command -v redis-server >/dev/null || { echo "redis-server is missing: apt-get install redis-server"; exit 1; }

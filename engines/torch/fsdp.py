@@ -40,9 +40,11 @@ from engines.torch.moments import Moments
 from engines.torch.scoring import TokenScorer
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
+from harness.rl.aggregation import divisor, token_weights
 from harness.rl.diagnostics import add_diagnostics, diagnostics
+from harness.rl.kl import KL
 from harness.rl.learning_rate import learning_rate, peak_rate
-from harness.rl.losses import k3, policy_loss
+from harness.rl.losses import policy_loss
 from harness.rl.micro_batches import cut_by_tokens, cut_further, part_of, tokens_of
 from harness.transfer_queue import Ragged
 
@@ -82,10 +84,11 @@ class FSDPEngine:
         device: torch.device,
         training: TrainingConfig | None = None,
         steps: int = 1,
+        horizon: int = 1,
     ) -> None:
         """model: an outline gets no more than this rank's part of its weights, after it is cut; a model comes to the
-        device whole. steps: of the run, to whose end the learning rate decays. ValueError where `mesh` is None and the
-        model is not float32."""
+        device whole. steps: of the run, to whose end the learning rate decays; horizon: tokens that a response may
+        have, by which one aggregation divides. ValueError where `mesh` is None and the model is not float32."""
         self._training = training = training or TrainingConfig()
         outline = None
         if isinstance(model, Outline):
@@ -111,7 +114,7 @@ class FSDPEngine:
         self._policy_loss = policy_loss(algorithm)
         self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._parameters = sum(parameter.numel() for parameter in self.masters.values())  # DTensors count whole
-        self._step, self._steps = torch.zeros((), dtype=torch.int64), steps
+        self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
         self._optimizer = torch.optim.AdamW(
             self.masters.values(),
             lr=peak_rate(algorithm, self._parameters),
@@ -119,7 +122,7 @@ class FSDPEngine:
             weight_decay=algorithm.weight_decay,
         )
         self._moments = Moments(self._optimizer, training.optimizer_offload, device)
-        self._tokens = 0
+        self._divisor, self._unfinished = 0, False  # of the micro-batches since the last step
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """Back-propagates the SUM of token losses: the batch's token count is not known before its last micro-batch.
@@ -154,12 +157,15 @@ class FSDPEngine:
         advantages = self._there(np.repeat(batch.advantages, lengths))
         old = None if batch.old_log_probs is None else self._there(batch.old_log_probs.values)
         proximal = {"proximal_log_probs": old} if algorithm.train_on_old_log_probs else {}
-        loss = self._policy_loss(log_probs, behaviour, advantages, mask, **proximal).sum()
+        rows = self._there(lengths)
+        losses = self._policy_loss(log_probs, behaviour, advantages, mask, lengths=rows, **proximal)
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
         if algorithm.kl_coef > 0 and reference is not None:
-            loss = loss + algorithm.kl_coef * k3(log_probs, reference, mask).sum()
-        loss.backward()
-        self._tokens += len(batch.responses.values) if batch.mask is None else int(batch.mask.values.sum())
+            losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, mask)
+        weights = token_weights(algorithm.aggregation, mask, rows, self._horizon)
+        (losses if weights is None else losses * weights).sum().backward()
+        self._divisor += divisor(algorithm.aggregation, mask, rows)
+        self._unfinished = True
         same_version = None
         if batch.old_versions is not None:
             same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
@@ -184,7 +190,7 @@ class FSDPEngine:
         the step, or none.
         """
         ranks = 1 if self._mesh is None else self._mesh.size()
-        scale = ranks / self._over_ranks(self._tokens, dist.ReduceOp.SUM)
+        scale = ranks / max(1, self._over_ranks(self._divisor, dist.ReduceOp.SUM))
         parameters = list(self.masters.values())
         torch._foreach_mul_([_local(parameter.grad) for parameter in parameters], scale)
         total = torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.grad_clip)
@@ -197,13 +203,13 @@ class FSDPEngine:
             self._moments.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._step += 1
-        self._tokens = 0
+        self._divisor, self._unfinished = 0, False
         return {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
 
     async def save(self, folder: Path) -> None:
         """Weights and optimizer state, as `engines.torch.checkpoint`; every rank calls it, between two steps only."""
-        if self._tokens:
-            raise RuntimeError(f"gradients of {self._tokens} tokens would be lost; save after a step")
+        if self._unfinished:
+            raise RuntimeError("gradients of micro-batches would be lost; save after a step")
         with self._moments.on_device():
             save_training(folder, self.masters, self._optimizer, self._step)
 

@@ -24,6 +24,7 @@ from schedules import SCHEDULES
 AXES = ("schedule", "algorithm.correction")
 _SCHEDULES = "fully_async,half_step,one_step_off"
 _STALENESS = "0,1,2,4"
+_CORRECTIONS = "none,clip,decoupled,tis,mis"
 _STALENESS_OPTION = "max_staleness"
 
 _SHARED = (
@@ -63,7 +64,7 @@ def matrix_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequ
     first. Raises ConfigError for what cannot be read."""
     own, settings = comparison_arguments(arguments, "schedules", "staleness", "corrections")
     settings = [*_SHARED, *settings]
-    corrections = _listed("corrections", own.get("corrections", ",".join(CORRECTIONS)), CORRECTIONS)
+    corrections = _listed("corrections", own.get("corrections", _CORRECTIONS), CORRECTIONS)
     names = _listed("schedules", own.get("schedules", _SCHEDULES), tuple(SCHEDULES))
     rows = [row for name in names for row in _rows(name, own.get("staleness", _STALENESS))]
     cells = [

@@ -44,7 +44,7 @@ _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference
 """Splits of a schedule that has no file."""
 _WRITTEN_IF_SET = {
     "task": COMMON_TO_TASKS,
-    "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to"),
+    "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to", "aggregation", "kl"),
     "training": ("tokens_per_micro_batch",),
     "eval": ("every", "samples", "k"),
     "model": (

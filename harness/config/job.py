@@ -107,8 +107,20 @@ COMMON_TO_TASKS = (
 """Settings of every task; what else stands beside them is an option of one."""
 
 
-CORRECTIONS = ("none", "clip", "decoupled", "tis", "mis")
-"""Off-policy corrections that are built in."""
+CORRECTIONS = (
+    *("none", "clip", "dual_clip", "decoupled", "tis", "mis", "cispo", "gspo", "geo_mean", "sapo"),
+    *("dppo_tv", "dppo_kl", "opsm", "clip_cov", "kl_cov", "m2po"),
+)
+"""Policy losses that are built in."""
+WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po")
+"""Those that need all tokens of a batch at once."""
+ADVANTAGES = ("group", "rloo", "opo", "best_of_k", "max_rl")
+"""Ways to compare the rewards of a group that are built in."""
+AGGREGATIONS = (
+    *("token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"),
+    "sequence_mean_token_sum_norm",
+)
+KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -130,7 +142,8 @@ class AlgorithmConfig:
     top_p: Fraction = 1.0
     normalise_std: Switch = True  # divide advantages by the group's standard deviation
     correction: Annotated[str, one_of(*CORRECTIONS)] = "clip"  # how off-policy samples are treated: docs/algorithms.md
-    clip_low: NotNegative = 0.2  # of clip and decoupled
+    aggregation: Annotated[str, one_of(*AGGREGATIONS)] = "token_mean"  # of the losses of tokens
+    clip_low: NotNegative = 0.2  # of those with PPO's clip
     clip_high: NotNegative = 0.2
     proximal: Literal["actor_fwd", "trainer"] = "actor_fwd"  # whose log-probs decoupled clips against
     decoupled_cap: Above1 | None = 5.0  # tokens with a larger weight are left out; None leaves out none
@@ -138,10 +151,11 @@ class AlgorithmConfig:
     mis_low: Below1 = 0.5  # tokens whose ratio is outside of [mis_low, mis_high] are left out
     mis_high: Above1 = 5.0
     kl_coef: NotNegative = 0.0
+    kl: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"  # estimator of the KL to the reference that is part of the loss
     reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
-    advantage: Annotated[str, one_of("group")] = "group"  # how the rewards of a group are compared
-    options: dict[str, Any] = field(default_factory=dict)  # of a correction and an advantage of the user's own
+    advantage: Annotated[str, one_of(*ADVANTAGES)] = "group"  # how the rewards of a group are compared
+    options: dict[str, Any] = field(default_factory=dict)  # of the correction and the advantage
 
     @property
     def batch_samples(self) -> int:

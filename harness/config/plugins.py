@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -103,12 +103,15 @@ def make(factory: Callable[..., T], options: Mapping[str, Any], setting: str, pa
     return made
 
 
-def keywords(function: Callable[..., Any], options: Mapping[str, Any], setting: str, path: str) -> dict[str, Any]:
-    """Options of a function, checked by the types of its keyword-only parameters. Raises ConfigError as `make`."""
+def keywords(
+    function: Callable[..., Any], options: Mapping[str, Any], setting: str, path: str, given: Container[str] = ()
+) -> dict[str, Any]:
+    """Options of a function, checked by the types of its keyword-only parameters, but those that are `given` to it by
+    others. Raises ConfigError as `make`."""
     types = {
         one.name: (Any if one.annotation is one.empty else one.annotation, one.default is one.empty)
         for one in inspect.signature(function, eval_str=True).parameters.values()
-        if one.kind is one.KEYWORD_ONLY
+        if one.kind is one.KEYWORD_ONLY and one.name not in given
     }
     return _checked(types, options, setting, path)
 

@@ -29,6 +29,7 @@ from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_roles
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
+from harness.rl.advantages import compares_lengths
 from harness.runtime.runtime import Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import environment_of, extra_metrics
@@ -80,6 +81,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             order=schedule.order,
             score_extras=bool(extra_metrics(backend.engines.task)),
             environment=environment_of(backend.engines.task) is not None,
+            compares_lengths=compares_lengths(config.algorithm),
             beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         )
     )

@@ -196,6 +196,7 @@ class RealEngines:
             device=self.device,
             training=training,
             steps=self.config.iterations,
+            horizon=self.response_limit,
         )
 
     def scorer(self, trainer: FSDPEngine, clock: Clock) -> Scorer:

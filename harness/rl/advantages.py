@@ -1,46 +1,141 @@
-"""How good a response is, from the rewards of its group."""
+"""How good a response is, from the rewards of its group.
+
+Every function takes rewards float32 [groups, n], and, where it has such a parameter, the sampled tokens of each
+response as `lengths` (int64 [groups, n]); it returns float32 [groups, n]. A group whose rewards are all equal gets
+exactly 0.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import wraps
+from typing import Any
 
 import torch
 
 from harness.config import AlgorithmConfig
 from harness.config.plugins import check_called, is_path, keywords, load, named_by
 
-Advantages = Callable[[torch.Tensor], torch.Tensor]
-"""Rewards float32 [groups, n] -> how much better each is than its group's, float32 [groups, n]."""
+Advantages = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
+than its group's, float32 [groups, n]."""
+
+_EPS = 1e-6
 
 
-def group_advantages(rewards: torch.Tensor, *, divide_by_std: bool = True, eps: float = 1e-6) -> torch.Tensor:
-    """Group-relative advantages: rewards float32 [groups, n] -> float32 [groups, n].
+def _of_groups(compare: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Raises ValueError where rewards are not [groups, n] with n >= 2: a group of one has nothing to compare with."""
 
-    A_ij = (r_ij - mean_j r_ij) / (std_j r_ij + eps), with the population's standard deviation: GRPO, DeepSeekMath
-    (arXiv 2402.03300), section 4.1.2. Without the division it is Dr. GRPO (arXiv 2503.20783), which
-    leaves easy and hard groups their natural weight. A group whose rewards are all equal gets exactly 0.
-    Raises ValueError where rewards are not [groups, n] with n >= 2: a group of one has nothing to compare with.
+    @wraps(compare)
+    def checked(rewards: torch.Tensor, **options: Any) -> torch.Tensor:
+        if rewards.ndim != 2 or rewards.shape[1] < 2:
+            raise ValueError(
+                f"rewards must be [groups, n] with n >= 2, not {list(rewards.shape)}; sample more per prompt"
+            )
+        rewards = rewards.float()
+        equal = rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
+        return compare(rewards, **options).masked_fill(
+            equal, 0.0
+        )  # a mean of equal rewards can miss them by a rounding
+
+    return checked
+
+
+@_of_groups
+def group_advantages(rewards: torch.Tensor, *, divide_by_std: bool = True, unbiased: bool = False) -> torch.Tensor:
+    """A_ij = (r_ij - mean_j r_ij) / (std_j r_ij + 1e-6): GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2.
+
+    unbiased: the standard deviation is that of a sample, over n - 1, as in verl, slime and TRL, or the population's.
+    Without the division it is Dr. GRPO (arXiv 2503.20783), which leaves easy and hard groups their natural weight; and
+    GPG's (arXiv 2504.02546) but for its factor of a batch.
     """
-    if rewards.ndim != 2 or rewards.shape[1] < 2:
-        raise ValueError(f"rewards must be [groups, n] with n >= 2, not {list(rewards.shape)}; sample more per prompt")
-    rewards = rewards.float()
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
+    if not divide_by_std:
+        return advantages
+    return advantages / (rewards.std(dim=1, keepdim=True, unbiased=unbiased) + _EPS)
+
+
+@_of_groups
+def rloo(rewards: torch.Tensor) -> torch.Tensor:
+    """A_ij = r_ij - mean of the others' rewards: leave one out, Kool et al. 2019; Ahmadian et al. (arXiv 2402.14740),
+    section 3.3."""
+    n = rewards.shape[1]
+    return (rewards - rewards.mean(dim=1, keepdim=True)) * (n / (n - 1))
+
+
+@_of_groups
+def opo(rewards: torch.Tensor, *, lengths: torch.Tensor) -> torch.Tensor:
+    """A_ij = r_ij - sum_j l_ij r_ij / sum_j l_ij: the baseline of least variance where gradients of tokens are alike.
+
+    OPO (arXiv 2505.23585), equation 6.
+    """
+    return rewards - (lengths * rewards).sum(1, keepdim=True) / lengths.sum(1, keepdim=True)
+
+
+@_of_groups
+def best_of_k(rewards: torch.Tensor, *, divide_by_std: bool = True) -> torch.Tensor:
+    """The best response gets what it is ahead of the second best, all others 0: for pass@k with k = n.
+
+    "pass@k policy optimisation", Tang et al. (arXiv 2503.19595), section 3; divided by the group's standard deviation
+    (over n - 1) as verl's grpo_passk does.
+    """
+    best, where = rewards.topk(2, dim=1)
+    ahead = best[:, :1] - best[:, 1:]
     if divide_by_std:
-        advantages = advantages / (rewards.std(dim=1, keepdim=True, unbiased=False) + eps)
-    equal = rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
-    return advantages.masked_fill(equal, 0.0)  # the mean of equal rewards can miss them by a rounding
+        ahead = ahead / (rewards.std(dim=1, keepdim=True) + _EPS)
+    return torch.zeros_like(rewards).scatter(1, where[:, :1], ahead)
 
 
-ADVANTAGES: dict[str, Callable[..., torch.Tensor]] = {"group": group_advantages}
+@_of_groups
+def max_rl(rewards: torch.Tensor) -> torch.Tensor:
+    """A_ij = (r_ij - mean_j r_ij) / mean_j r_ij for rewards that are not negative: hard prompts weigh more.
+
+    "Maximum likelihood reinforcement learning" (arXiv 2602.02710). A group without reward gets 0.
+    """
+    mean = rewards.mean(dim=1, keepdim=True)
+    return ((rewards - mean) / mean.where(mean > 0, 1.0)).masked_fill(mean <= 0, 0.0)
+
+
+ADVANTAGES: dict[str, Callable[..., torch.Tensor]] = {
+    "group": group_advantages,
+    "rloo": rloo,
+    "opo": opo,
+    "best_of_k": best_of_k,
+    "max_rl": max_rl,
+}
 """Every way to compare the rewards of a group, by name."""
 
 
 def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
     """What the settings name, with its options. Raises ConfigError for one of the user's that cannot be called so."""
     path = algorithm.advantage
-    if not is_path(path):
-        return partial(ADVANTAGES[path], divide_by_std=algorithm.normalise_std)
-    own = load(path, "algorithm.advantage")
-    check_called(own, 1, "algorithm.advantage", path, "advantages(rewards)")
-    return partial(own, **keywords(own, named_by(own, algorithm.options), "algorithm.options", path))
+    own = comparison_of(path)
+    wanted = inspect.signature(own).parameters
+    settings = {"divide_by_std": algorithm.normalise_std} if "divide_by_std" in wanted and not is_path(path) else {}
+    options = keywords(own, named_options(algorithm), "algorithm.options", path, given=("lengths", *settings))
+
+    def advantages(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        given = {"lengths": lengths} if "lengths" in wanted else {}
+        return own(rewards, **given, **settings, **options)
+
+    return advantages
+
+
+def compares_lengths(algorithm: AlgorithmConfig) -> bool:
+    """Whether what the settings name reads how long responses are."""
+    return "lengths" in inspect.signature(comparison_of(algorithm.advantage)).parameters
+
+
+def comparison_of(name: str) -> Callable[..., torch.Tensor]:
+    """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
+    if not is_path(name):
+        return ADVANTAGES[name]
+    own: Callable[..., torch.Tensor] = load(name, "algorithm.advantage")
+    check_called(own, 1, "algorithm.advantage", name, "advantages(rewards)")
+    return own
+
+
+def named_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Of `algorithm.options` those that the advantage names."""
+    return named_by(comparison_of(algorithm.advantage), algorithm.options)

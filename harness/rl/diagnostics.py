@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from harness.rl.losses import k3, policy_ratio
+from harness.rl.kl import k3
+from harness.rl.losses.ratios import policy_ratio
 
 
 @torch.no_grad()

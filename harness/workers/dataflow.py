@@ -88,6 +88,7 @@ def queue_spec(
     score_extras: bool = False,
     beside_actor: Collection[str] = (),
     environment: bool = False,
+    compares_lengths: bool = False,
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
 
@@ -99,6 +100,7 @@ def queue_spec(
     scores have extra values. beside_actor: roles (of "reference" and "actor_fwd") that share the training world: each
     of its ranks reads a share of every micro-batch. environment: whether rollout plays with one, which reads what
     rewards read.
+    compares_lengths: whether advantages depend on how long responses are.
     """
     if order != "fifo":
         training_ranks = 1
@@ -117,7 +119,9 @@ def queue_spec(
             ("prompt", "answer") if environment else ("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)
         ),
         "reward": TaskSpec(("prompt", "answer", *SCORED), policy="ready"),
-        "advantages": TaskSpec(("reward",), policy="ready", whole_groups=True),
+        "advantages": TaskSpec(
+            ("reward", "loss_mask") if compares_lengths else ("reward",), policy="ready", whole_groups=True
+        ),
     }
     if "reference" in roles:
         columns |= REFERENCE_COLUMNS

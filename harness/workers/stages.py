@@ -177,10 +177,17 @@ class AdvantageStage(Stage):
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
-        advantages = self.advantages(rewards)
+        advantages = self.advantages(rewards, self._lengths(batch))
         if advantages.shape != rewards.shape:
             raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
         return {"advantage": advantages.float().flatten().numpy()}
+
+    def _lengths(self, batch: Batch) -> torch.Tensor | None:
+        """Sampled tokens of each, int64 [groups, n]; None where they are not read."""
+        if "loss_mask" not in batch.columns:
+            return None
+        tokens = [int(mask.sum()) for mask in batch.ragged("loss_mask").rows()]
+        return torch.tensor(tokens, dtype=torch.int64).view(-1, self.group_size)
 
 
 class ReferenceStage(Stage):

@@ -17,8 +17,9 @@ from engines.torch.rollout import TorchRollout
 from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, ModelConfig
 from harness.protocols import Completion, Request, Sampling, TrainBatch
+from harness.rl.kl import k3
 from harness.rl.log_probs import token_log_probs
-from harness.rl.losses import CORRECTIONS, k3
+from harness.rl.losses import CORRECTIONS, policy_loss
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 from harness.weight_sync.collective import CollectiveOffer, CollectiveReceiver, CollectiveSender
@@ -156,12 +157,13 @@ def test_losses_and_their_gradients_are_those_of_the_cpu(correction: str) -> Non
     behaviour = -3.4 + 0.3 * torch.randn(6, 20, generator=generator)
     advantages = torch.randn(6, 1, generator=generator).expand(6, 20)
     mask = torch.rand(6, 20, generator=generator) < 0.7
+    loss = policy_loss(replace(ALGORITHM, correction=correction))
     results = []
     for device in (CPU, GPU):
         there = logits.to(device).requires_grad_()
-        log_probs = token_log_probs(there, tokens.to(device))
-        on = [tensor.to(device) for tensor in (behaviour, advantages, mask)]
-        losses = CORRECTIONS[correction](log_probs, *on) + 0.1 * k3(log_probs, on[0], on[2])
+        log_probs = token_log_probs(there, tokens.to(device)).flatten()
+        on = [tensor.to(device).flatten() for tensor in (behaviour, advantages, mask)]
+        losses = loss(log_probs, *on, lengths=torch.full((6,), 20, device=device)) + 0.1 * k3(log_probs, on[0], on[2])
         losses.sum().backward()
         assert there.grad is not None
         results.append((losses.detach().cpu(), there.grad.cpu()))

@@ -167,10 +167,11 @@ def plain_gradients(
         more = {}
         if algorithm.train_on_old_log_probs and batch.old_log_probs is not None:
             more["proximal_log_probs"] = torch.from_numpy(batch.old_log_probs.row(i)).to(dtype)[here]
-        loss = loss + correction(*inputs, **more).sum()
+        losses = correction(*inputs, lengths=torch.tensor([len(log_probs)]), **more)
         if algorithm.kl_coef and batch.ref_log_probs is not None:
             difference = torch.from_numpy(batch.ref_log_probs.row(i)).to(dtype)[here] - log_probs
-            loss = loss + algorithm.kl_coef * (difference.exp() - difference - 1).sum()
-    loss = loss / int(every.sum())
+            losses = losses + algorithm.kl_coef * (difference.exp() - difference - 1)
+        loss = loss + (losses.mean() if algorithm.aggregation == "sequence_mean_token_mean" else losses.sum())
+    loss = loss / {"token_mean": int(every.sum()), "token_sum": 1}.get(algorithm.aggregation, len(samples))
     loss.backward()
     return model, loss.detach()

@@ -13,6 +13,7 @@ from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.changes import as_arguments, changed
 from harness.config.checks.plugins import check_environment, check_plugins, engine_options
 from harness.config.communicators import Communicator, check_communicators, communicators
+from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.config.model_folder import DRAWN, HUB, local_folder, read_config, require_shape
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
@@ -204,10 +205,29 @@ def _check_batch(config: JobConfig, world: int) -> None:
             f"algorithm.batch_groups={algorithm.batch_groups} does not divide into micro-batches of "
             f"{algorithm.micro_batch_groups} groups on {world} training rank{'s' if world > 1 else ''}; {fix}"
         )
+    if algorithm.correction in WHOLE_BATCH:
+        _check_whole_batch(config, world)
     if config.engine.slots < algorithm.group_size:
         raise ConfigError(
             f"engine.slots={config.engine.slots} is less than algorithm.group_size={algorithm.group_size}; "
             f"set engine.slots={algorithm.group_size} or more"
+        )
+
+
+def _check_whole_batch(config: JobConfig, world: int) -> None:
+    """For a loss that compares all tokens of a batch with each other."""
+    algorithm, where = config.algorithm, f"algorithm.correction={config.algorithm.correction} looks at a whole batch"
+    if world > 1:
+        raise ConfigError(f"{where}, which {world} training ranks share; train on one device, or choose another")
+    if algorithm.micro_batch_groups < algorithm.batch_groups:
+        raise ConfigError(
+            f"{where}, and micro-batches have algorithm.micro_batch_groups={algorithm.micro_batch_groups} groups of "
+            f"{algorithm.batch_groups}; set it to {algorithm.batch_groups}"
+        )
+    if config.training.tokens_per_micro_batch is not None:
+        raise ConfigError(
+            f"{where}, which training.tokens_per_micro_batch={config.training.tokens_per_micro_batch} may cut; "
+            "set it to null"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from engines import ENGINES, OPTIONS
 from harness.config import ConfigError, JobConfig
-from harness.config.plugins import is_path, load, make, named_by
+from harness.config.plugins import is_path, load, make
 from harness.protocols import RolloutEngine
 from harness.tasks import make_task
 from harness.transfer_queue.control.policies import Policy
@@ -81,19 +81,14 @@ def _check_order(order: str) -> None:
 def _check_algorithm(config: JobConfig) -> None:
     """Also that each option is one of them: neither names those of the other."""
     algorithm = config.algorithm
-    named: dict[str, Any] = {}
-    if is_path(algorithm.correction):
-        from harness.rl.losses import policy_loss
+    if not (algorithm.options or is_path(algorithm.correction) or is_path(algorithm.advantage)):
+        return
+    from harness.rl.advantages import advantages_of, named_options
+    from harness.rl.losses import own_options, policy_loss
 
-        policy_loss(algorithm)
-        named |= named_by(load(algorithm.correction, "algorithm.correction"), algorithm.options)
-    if is_path(algorithm.advantage):
-        from harness.rl.advantages import advantages_of
-
-        advantages_of(algorithm)
-        named |= named_by(load(algorithm.advantage, "algorithm.advantage"), algorithm.options)
+    policy_loss(algorithm)
+    advantages_of(algorithm)
     for option in algorithm.options:
-        if option not in named:
-            own = [path for path in (algorithm.correction, algorithm.advantage) if is_path(path)]
-            takes = f"no option of {' or '.join(own)}" if own else "for a correction or an advantage of your own"
-            raise ConfigError(f"algorithm.options.{option} is {takes}; leave it out")
+        if option not in own_options(algorithm) | named_options(algorithm):
+            names = f"{algorithm.correction} or {algorithm.advantage}"
+            raise ConfigError(f"algorithm.options.{option} is no option of {names}; leave it out")

@@ -64,7 +64,7 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
         (
             "algorithm.correction",
             "magic",
-            "algorithm.correction=magic is unknown; choose 'none', 'clip', 'decoupled', 'tis', 'mis' or",
+            "algorithm.correction=magic is unknown; choose 'none', 'clip', 'dual_clip', 'decoupled', 'tis', ",
         ),
         ("algorithm.mis_low", 1.0, "algorithm.mis_low=1.0 is too large; use a number below 1"),
         ("algorithm.mis_high", 1.0, "algorithm.mis_high=1.0 is too small; use a number above 1"),

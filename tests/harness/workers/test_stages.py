@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,10 @@ from safetensors.torch import load_file
 
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
+from harness.config import AlgorithmConfig
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
-from harness.rl.advantages import group_advantages
+from harness.rl.advantages import advantages_of, group_advantages
 from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Sample, Score, Task, sample_of, score_of
 from harness.tasks.characters import Reverse
@@ -48,6 +48,11 @@ from tests.support.role_setting import (
     rollout_role,
     settle,
     torch_engine,
+)
+
+GRPO, DR_GRPO = (
+    advantages_of(AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, normalise_std=divide))
+    for divide in (True, False)
 )
 
 MICRO_BATCH = 2 * GROUP
@@ -96,9 +101,7 @@ def actor(queue: CountingQueue, engine: TrainEngine) -> ActorRole:
 class Stages:
     def __init__(self, queue: CountingQueue) -> None:
         self.reward = RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1))
-        self.advantages = AdvantageStage(
-            group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP)
-        )
+        self.advantages = AdvantageStage(group_size=GROUP, advantages=GRPO, **stage_options(queue, ROWS, GROUP))
         self.reference = ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH))
         self.old = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
 
@@ -189,7 +192,7 @@ async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
     await running
     assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "load_weights", 1, 0)
     await RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)).process(0)
-    await AdvantageStage(group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP)).process(0)
+    await AdvantageStage(group_size=GROUP, advantages=GRPO, **stage_options(queue, ROWS, GROUP)).process(0)
     await ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH)).process(0)
     batch = await queue.read("actor")
     assert batch.dense("old_version").tolist() == [0] * MICRO_BATCH + [1] * (ROWS - MICRO_BATCH)
@@ -203,9 +206,7 @@ async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_la
     queue, trainer = CountingQueue(roles=("rollout", "actor")), NotingTrainer()
     await queue.admit(0)
     reward = RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1))
-    advantages = AdvantageStage(
-        group_size=GROUP, advantages=partial(group_advantages, divide_by_std=False), **stage_options(queue, ROWS, GROUP)
-    )
+    advantages = AdvantageStage(group_size=GROUP, advantages=DR_GRPO, **stage_options(queue, ROWS, GROUP))
     running = asyncio.gather(actor(queue, trainer).train(0), reward.process(0), advantages.process(0))
     await queue.respond(range(MICRO_BATCH))
     await settle()
@@ -236,9 +237,7 @@ async def test_extra_values_of_scores_reach_the_report_of_training() -> None:
     rows = await queue.admit(0)
     await queue.respond(rows)
     await RewardStage(Measuring(), scored_here(Measuring()), **stage_options(queue, ROWS, 1)).process(0)
-    await AdvantageStage(
-        group_size=GROUP, advantages=partial(group_advantages, divide_by_std=False), **stage_options(queue, ROWS, GROUP)
-    ).process(0)
+    await AdvantageStage(group_size=GROUP, advantages=DR_GRPO, **stage_options(queue, ROWS, GROUP)).process(0)
     report = await actor(queue, NotingTrainer()).train(0)
     for part in report.trained:
         assert part.score_extras is not None
@@ -478,7 +477,7 @@ async def test_the_trainers_parameters_score_as_the_version_of_the_trainers_last
     stage = TrainersLogProbStage(scorer(), lambda: role.version, **stage_options(queue, MICRO_BATCH))
     others = [
         RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)),
-        AdvantageStage(group_size=GROUP, advantages=group_advantages, **stage_options(queue, ROWS, GROUP)),
+        AdvantageStage(group_size=GROUP, advantages=GRPO, **stage_options(queue, ROWS, GROUP)),
         ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH)),
     ]
     for iteration in range(2):

@@ -17,10 +17,11 @@ import torch
 from engines.torch.model import build_model
 from engines.torch.sampling import draw, uniforms
 from engines.torch.scoring import TorchLogProb
-from harness.config import Layout, ModelConfig
+from harness.config import AlgorithmConfig, Layout, ModelConfig
 from harness.protocols import Sampling
+from harness.rl.kl import k3
 from harness.rl.log_probs import head_log_probs
-from harness.rl.losses import CORRECTIONS, k3
+from harness.rl.losses import CORRECTIONS, policy_loss
 from harness.studies.gpu_gate.part import Setting
 from harness.studies.gpu_gate.parts.common import SMALL, exact_products, random_rows
 from harness.studies.gpu_gate.results import Check
@@ -120,15 +121,17 @@ def _layouts(device: torch.device, config: ModelConfig) -> Check:
 
 def _loss(device: torch.device, correction: str) -> Check:
     generator = torch.Generator().manual_seed(0)
-    log_probs = -3.4 + 0.3 * torch.randn(64, 200, generator=generator)
-    behaviour = log_probs + 0.2 * torch.randn(64, 200, generator=generator)
-    advantages = torch.randn(64, 1, generator=generator).expand(64, 200)
-    mask = torch.rand(64, 200, generator=generator) < 0.7
+    lengths = torch.full((64,), 200)
+    log_probs = -3.4 + 0.3 * torch.randn(64 * 200, generator=generator)
+    behaviour = log_probs + 0.2 * torch.randn(64 * 200, generator=generator)
+    advantages = torch.randn(64, generator=generator).repeat_interleave(lengths)
+    mask = torch.rand(64 * 200, generator=generator) < 0.7
+    loss = policy_loss(AlgorithmConfig("gate", 8, 8, 8, learning_rate=0.0, correction=correction))
     found = []
     for where, dtype in ((torch.device("cpu"), torch.float64), (device, torch.float32)):
         leaf = log_probs.to(where, dtype).requires_grad_()
         others = [behaviour.to(where, dtype), advantages.to(where, dtype), mask.to(where)]
-        losses = CORRECTIONS[correction](leaf, *others) + 0.1 * k3(leaf, others[0], others[2])
+        losses = loss(leaf, *others, lengths=lengths.to(where)) + 0.1 * k3(leaf, others[0], others[2])
         losses.sum().backward()
         found.append((losses.detach(), leaf.grad))
     (exact, exact_gradient), (ours, gradient) = found

@@ -1,0 +1,58 @@
+"""KL of the policy in training to another, estimated per token from tokens that it sampled itself.
+
+Each takes log_probs, other_log_probs (float32) and mask (bool) of one shape, and returns float32 of that shape, 0 off
+the mask. The estimators are Schulman's ("Approximating KL divergence", 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from harness.rl.losses.ratios import MAX_LOG_RATIO, log_ratio
+
+Estimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def k1(log_probs: torch.Tensor, other_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """log pi - log other: unbiased, of either sign. Its gradient says nothing of the KL: use it in rewards."""
+    return log_ratio(log_probs, other_log_probs, mask)
+
+
+def k2(log_probs: torch.Tensor, other_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Half the square of that: biased, and its gradient in expectation is the KL's."""
+    return 0.5 * log_ratio(log_probs, other_log_probs, mask).square()
+
+
+def k3(log_probs: torch.Tensor, other_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """exp(d) - d - 1 with d = log other - log pi: unbiased and never negative; GRPO's penalty, DeepSeekMath
+    (arXiv 2402.03300), equation 4."""
+    difference = log_ratio(other_log_probs, log_probs, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.expm1(difference) - difference
+
+
+def absolute(log_probs: torch.Tensor, other_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """|log pi - log other|."""
+    return log_ratio(log_probs, other_log_probs, mask).abs()
+
+
+def _with_gradient_of_k2(value: Estimator) -> Estimator:
+    """The value of one, the gradient of k2 ("straight through")."""
+
+    def estimate(log_probs: torch.Tensor, other_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        gradient = k2(log_probs, other_log_probs, mask)
+        return gradient - gradient.detach() + value(log_probs, other_log_probs, mask).detach()
+
+    return estimate
+
+
+KL: dict[str, Estimator] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "abs": absolute,
+    "k1+": _with_gradient_of_k2(k1),
+    "k3+": _with_gradient_of_k2(k3),
+}
+"""By name: `algorithm.kl`."""

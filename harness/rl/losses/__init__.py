@@ -1,0 +1,102 @@
+"""Policy losses per token, and what each does about tokens that an older policy sampled.
+
+Every loss takes log_probs, behaviour_log_probs, advantages (float32) and mask (bool), all of one shape, and returns
+float32 of that shape, exactly 0 (as is its gradient) where mask is False, whatever stands there. Those of sequences
+also take `lengths` (int64 [k]): then all tensors are [R], k sequences one after the other.
+
+Micro-batches back-propagate the SUM of what is returned, weighed by `harness.rl.aggregation`; dividing the gradient
+once by the batch's divisor, before clipping and the optimizer step, gives a mean over the batch without knowing its
+size in advance (docs/algorithms.md). What looks at a whole batch (`harness.config.job.WHOLE_BATCH`) is not the same
+when a batch is cut.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from harness.config import AlgorithmConfig
+from harness.config.plugins import check_called, is_path, keywords, load, named_by
+from harness.rl.losses.clipped import clip, decoupled, dual_clip, off_policy_sequence_mask
+from harness.rl.losses.importance import cispo, masked_importance, no_correction, truncated_importance
+from harness.rl.losses.sequences import geo_mean, gspo
+from harness.rl.losses.trust_regions import dppo_kl, dppo_tv, sapo
+from harness.rl.losses.whole_batch import clip_cov, kl_cov, second_moment
+
+PolicyLoss = Callable[..., torch.Tensor]
+
+CORRECTIONS: dict[str, PolicyLoss] = {
+    "none": no_correction,
+    "clip": clip,
+    "dual_clip": dual_clip,
+    "decoupled": decoupled,
+    "tis": truncated_importance,
+    "mis": masked_importance,
+    "cispo": cispo,
+    "gspo": gspo,
+    "geo_mean": geo_mean,
+    "sapo": sapo,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+    "opsm": off_policy_sequence_mask,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
+    "m2po": second_moment,
+}
+"""Every loss by name; its options are the function's keyword arguments."""
+
+GIVEN = ("lengths", "proximal_log_probs")
+"""Keyword arguments that training gives to a loss that has them."""
+
+_SETTINGS = {
+    "decoupled": {"cap": "decoupled_cap"},
+    "tis": {"cap": "tis_cap"},
+    "mis": {"low": "mis_low", "high": "mis_high"},
+}
+"""Options that are settings of the algorithm by themselves, besides clip_low and clip_high."""
+
+
+def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
+    """The loss that the settings name, with its options. It is called with all of `GIVEN`; proximal_log_probs only
+    where the settings `train_on_old_log_probs`, else None. Raises ConfigError for an option that it lacks, and for one
+    of the user's that cannot be called as such."""
+    name = algorithm.correction
+    loss = correction_of(name)
+    settings = {} if is_path(name) else {own: getattr(algorithm, of) for own, of in settings_of(name).items()}
+    options = keywords(loss, own_options(algorithm), "algorithm.options", name, given=(*GIVEN, *settings))
+    wanted = [given for given in GIVEN if given in inspect.signature(loss).parameters]
+
+    def called(*tensors: torch.Tensor, **given: Any) -> torch.Tensor:
+        """What a loss of the user's says off the mask does not count."""
+        per_token, mask = (
+            loss(*tensors, **settings, **options, **{name: given.get(name) for name in wanted}),
+            tensors[3],
+        )
+        if per_token.shape != mask.shape:
+            raise ValueError(f"the loss must be {list(mask.shape)}, not {list(per_token.shape)}")
+        return per_token.masked_fill(~mask, 0.0) if is_path(name) else per_token
+
+    return called
+
+
+def correction_of(name: str) -> PolicyLoss:
+    """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as a loss."""
+    if not is_path(name):
+        return CORRECTIONS[name]
+    own: PolicyLoss = load(name, "algorithm.correction")
+    check_called(own, 4, "algorithm.correction", name, "loss(log_probs, behaviour_log_probs, advantages, mask)")
+    return own
+
+
+def settings_of(name: str) -> dict[str, str]:
+    """Options of a loss that is built in, and the settings of `AlgorithmConfig` that they are."""
+    bounds = [bound for bound in ("clip_low", "clip_high") if bound in inspect.signature(CORRECTIONS[name]).parameters]
+    return {**dict(zip(bounds, bounds, strict=True)), **_SETTINGS.get(name, {})}
+
+
+def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Of `algorithm.options` those that the loss names."""
+    return named_by(correction_of(algorithm.correction), algorithm.options)

@@ -1,0 +1,236 @@
+"""Every loss, advantage, aggregation and KL against the function of the same meaning in verl: value and gradient.
+
+On 200 random batches and 50 extreme ones (ratios of e^-30 to e^30, equal rewards, responses of one token). Where the
+two differ by what they are, the case says how and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import AlgorithmConfig
+from harness.config.job import AGGREGATIONS
+from harness.rl.advantages import advantages_of
+from harness.rl.aggregation import divisor, token_weights
+from harness.rl.kl import KL
+from harness.rl.losses import policy_loss
+
+core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs verl: make test-oracle")
+actor_config = pytest.importorskip("verl.workers.config").ActorConfig
+policy_loss_config = pytest.importorskip("verl.workers.config").PolicyLossConfig
+
+pytestmark = pytest.mark.oracle
+
+RANDOM, EXTREME = 200, 50
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
+
+
+class Case:
+    """k responses, of lengths int64 [k], as both sides lay them out: here [R] one after the other, there [k, T]."""
+
+    def __init__(self, number: int) -> None:
+        random = np.random.default_rng(number)
+        extreme = number >= RANDOM
+        k = int(random.integers(2, 9))
+        self.lengths = torch.from_numpy(random.integers(1, 2 if extreme and number % 2 else 24, size=k))
+        self.there = torch.arange(int(self.lengths.max())) < self.lengths[:, None]
+        spread = 10.0 if extreme else 0.3
+        tokens = int(self.lengths.sum())
+        self.behaviour = torch.from_numpy(-random.exponential(1.0, tokens)).float()
+        self.log_probs = -(self.behaviour + torch.from_numpy(random.normal(0, spread, tokens)).float()).abs()
+        self.advantages = torch.from_numpy(random.normal(0, 1, k)).float().repeat_interleave(self.lengths)
+        self.mask = torch.from_numpy(random.random(tokens) < 0.8)
+        self.mask[torch.cumsum(self.lengths, 0) - self.lengths] = True  # every response begins with the policy
+
+    def padded(self, values: torch.Tensor) -> torch.Tensor:
+        """[R] -> [k, T], 0 where there is nothing."""
+        return torch.zeros(self.there.shape, dtype=values.dtype).masked_scatter(self.there, values)
+
+    def sequences(self) -> Iterator[slice]:
+        ends = torch.cumsum(self.lengths, 0).tolist()
+        return (slice(end - length, end) for end, length in zip(ends, self.lengths.tolist(), strict=True))
+
+
+def algorithm(**settings: Any) -> AlgorithmConfig:
+    return AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, **settings)
+
+
+def ours(case: Case, chosen: AlgorithmConfig, aggregation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of the batch, and its gradient in log_probs [R]."""
+    log_probs = case.log_probs.clone().requires_grad_()
+    losses = policy_loss(chosen)(log_probs, case.behaviour, case.advantages, case.mask, lengths=case.lengths)
+    return aggregated(case, losses, aggregation, log_probs)
+
+
+def aggregated(
+    case: Case, losses: torch.Tensor, aggregation: str, log_probs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    weights = token_weights(aggregation, case.mask, case.lengths, case.there.shape[1])
+    total = (losses if weights is None else losses * weights).sum()
+    loss = total / max(1, divisor(aggregation, case.mask, case.lengths))
+    (gradient,) = torch.autograd.grad(loss, log_probs, retain_graph=True)
+    return loss.detach(), gradient
+
+
+def theirs(
+    case: Case, name: str, aggregation: str, low: float, high: float, **settings: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    log_probs = case.log_probs.clone().requires_grad_()
+    config = actor_config(
+        strategy="fsdp", rollout_n=2, use_dynamic_bsz=True, clip_ratio_low=low, clip_ratio_high=high, **settings
+    )
+    loss, _ = core_algos.get_policy_loss_fn(name)(
+        old_log_prob=case.padded(case.behaviour),
+        log_prob=case.padded(log_probs),
+        advantages=case.padded(case.advantages),
+        response_mask=case.padded(case.mask.float()),
+        loss_agg_mode=aggregation,
+        config=config,
+    )
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    return loss.detach(), gradient
+
+
+TOKEN_MEAN = ("token_mean", "token-mean")
+SEQUENCE_MEAN = ("sequence_mean_token_mean", "seq-mean-token-mean")
+LOSSES: dict[str, tuple[dict[str, Any], str, tuple[str, str], dict[str, Any]]] = {
+    "dual_clip": ({}, "vanilla", TOKEN_MEAN, {"low": 0.2, "high": 0.2}),
+    "none": ({}, "gpg", TOKEN_MEAN, {"low": 0.2, "high": 0.2}),
+    "cispo": ({"options": {"low": 0.9, "high": 0.3}}, "cispo", TOKEN_MEAN, {"low": 0.9, "high": 0.3}),
+    "gspo": ({}, "gspo", SEQUENCE_MEAN, {"low": 3e-4, "high": 4e-4}),
+    "geo_mean": ({}, "geo_mean", SEQUENCE_MEAN, {"low": 0.4, "high": 0.4}),
+    "sapo": ({}, "sapo", SEQUENCE_MEAN, {"low": 0.2, "high": 0.2}),
+    "dppo_tv": ({}, "dppo_tv", TOKEN_MEAN, {"low": 0.2, "high": 0.2, "clip_ratio_c": 20.0}),
+    "dppo_kl": ({}, "dppo_kl", TOKEN_MEAN, {"low": 0.2, "high": 0.2, "clip_ratio_c": 20.0}),
+    "kl_cov": (
+        {"options": {"share": 0.1, "kl_coef": 0.5}},
+        "kl_cov",
+        TOKEN_MEAN,
+        {"low": 0.2, "high": 0.2, "policy_loss": policy_loss_config(kl_cov_ratio=0.1, ppo_kl_coef=0.5)},
+    ),
+}
+"""Here: name and settings; there: name; aggregation, here and there; settings there."""
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_that_of_verl_in_value_and_gradient(name: str) -> None:
+    settings, their_name, (aggregation, their_aggregation), their_settings = LOSSES[name]
+    compared = 0
+    for number in range(RANDOM + EXTREME):
+        case = Case(number)
+        if _cut_off_elsewhere(name, case):
+            continue
+        compared += 1
+        found = ours(case, algorithm(correction=name, **settings), aggregation)
+        expected = theirs(case, their_name, their_aggregation, **their_settings)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, **TOLERANCE, msg=lambda text, n=number: f"batch {n}: {text}")
+    assert compared >= RANDOM
+
+
+def _cut_off_elsewhere(name: str, case: Case) -> bool:
+    """Where log-ratios are cut off: here at +-20 in every loss, so that float32 never overflows; in verl's gspo at +10
+    only, and in kl_cov and geo_mean nowhere."""
+    away = (case.log_probs - case.behaviour).masked_fill(~case.mask, 0.0).abs().max()
+    return bool(away > {"gspo": 10.0, "kl_cov": 20.0}.get(name, torch.inf))
+
+
+def test_clip_cov_is_that_of_verl_where_it_draws_all_candidates() -> None:
+    """Which of them are drawn is chance on both sides: with a share of 1 all are."""
+    for number in range(RANDOM):
+        case = Case(number)
+        found = ours(
+            case, algorithm(correction="clip_cov", options={"share": 1.0, "low": 0.3, "high": 5.0}), "token_mean"
+        )
+        settings = policy_loss_config(clip_cov_ratio=1.0, clip_cov_lb=0.3, clip_cov_ub=5.0)
+        expected = theirs(case, "clip_cov", "token-mean", 0.2, 0.2, policy_loss=settings)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", AGGREGATIONS)
+def test_an_aggregation_is_that_of_verl(kind: str) -> None:
+    their_kind = kind.replace("sequence", "seq").replace("_", "-")
+    for number in range(RANDOM + EXTREME):
+        case = Case(number)
+        log_probs = case.log_probs.clone().requires_grad_()
+        losses = (log_probs.square() * 0.1).masked_fill(~case.mask, 0.0)
+        found = aggregated(case, losses, kind, log_probs)
+        expected = core_algos.agg_loss(case.padded(losses), case.padded(case.mask.float()), their_kind)
+        torch.testing.assert_close(found[0], expected.detach(), **TOLERANCE)
+        torch.testing.assert_close(found[1], torch.autograd.grad(expected, log_probs)[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", KL)
+def test_an_estimator_of_the_kl_is_that_of_verl(kind: str) -> None:
+    """But for k3 beyond 10, which verl cuts off: its gradient is 0 there, and ours goes on."""
+    for number in range(RANDOM):
+        case = Case(number)
+        everywhere = torch.ones_like(case.mask)
+        one, other = (case.log_probs.clone().requires_grad_() for _ in range(2))
+        found, expected = KL[kind](one, case.behaviour, everywhere), core_algos.kl_penalty(other, case.behaviour, kind)
+        torch.testing.assert_close(found, expected, **TOLERANCE)
+        gradients = (torch.autograd.grad(kl.sum(), of)[0] for kl, of in ((found, one), (expected, other)))
+        torch.testing.assert_close(*gradients, **TOLERANCE)
+
+
+class Groups:
+    """Rewards [groups, n] and lengths, and the same as verl takes them."""
+
+    def __init__(self, number: int) -> None:
+        random = np.random.default_rng(number)
+        shape = (int(random.integers(1, 5)), int(random.integers(2, 9)))
+        kinds: list[Callable[[], np.ndarray]] = [
+            lambda: random.random(shape),
+            lambda: random.integers(0, 2, shape).astype(float),
+            lambda: random.random(shape) * 1e4,
+        ]
+        self.rewards = torch.from_numpy(kinds[number % len(kinds)]()).float()
+        self.lengths = torch.from_numpy(random.integers(1, 20, shape))
+        self.equal = (self.rewards.amax(1) == self.rewards.amin(1)).repeat_interleave(shape[1])
+        self.mask = (torch.arange(int(self.lengths.max())) < self.lengths.flatten()[:, None]).float()
+        self.token_rewards = torch.zeros_like(self.mask)
+        self.token_rewards[torch.arange(len(self.mask)), self.lengths.flatten() - 1] = self.rewards.flatten()
+        self.index = np.repeat(np.arange(shape[0]), shape[1])
+
+
+def _with_config(name: str, **settings: Any) -> Callable[[Groups], torch.Tensor]:
+    def call(groups: Groups) -> torch.Tensor:
+        advantages, _ = core_algos.get_adv_estimator_fn(name)(
+            token_level_rewards=groups.token_rewards.clone(),
+            response_mask=groups.mask,
+            index=groups.index,
+            config={"norm_adv_by_std_in_grpo": settings.get("norm_adv_by_std_in_grpo", True)},
+            **settings,
+        )
+        return advantages[:, 0]
+
+    return call
+
+
+ADVANTAGES: dict[str, tuple[dict[str, Any], Callable[[Groups], torch.Tensor]]] = {
+    "grpo": ({"options": {"unbiased": True}}, _with_config("grpo")),
+    "dr_grpo": ({"normalise_std": False}, _with_config("grpo", norm_adv_by_std_in_grpo=False)),
+    "rloo": ({"advantage": "rloo"}, _with_config("rloo")),
+    "opo": ({"advantage": "opo"}, _with_config("opo")),
+    "grpo_passk": ({"advantage": "best_of_k"}, _with_config("grpo_passk")),
+}
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages_are_those_of_verl(name: str) -> None:
+    """But for groups of equal rewards: exactly 0 here, what rounding leaves there."""
+    settings, expected = ADVANTAGES[name]
+    for number in range(RANDOM + EXTREME):
+        groups = Groups(number)
+        found = advantages_of(algorithm(**settings))(groups.rewards, groups.lengths).flatten()
+        assert found[groups.equal].eq(0).all()
+        scale = float(groups.rewards.abs().max())  # float32 sums of large rewards differ by their order
+        torch.testing.assert_close(
+            found[~groups.equal], expected(groups)[~groups.equal], rtol=1e-5, atol=1e-6 * max(1.0, scale)
+        )
