@@ -166,7 +166,8 @@ def _pool(
     if "actor" in roles:
         # What is simulated rests on the host while rollout uses its devices.
         here = [phase for phase in phases if not (shared and setting.simulated and phase == "generate")]
-        items += training_items(rank, here, shared=shared, moments=_offloaded(config, rank, setting))
+        moments = _offloaded(config, rank, setting)
+        items += training_items(rank, here, shared=shared, moments=moments)
         items += _sent(config, rank, tuple(phase for phase in here if phase != "start"), setting)
     items += _scoring(config, rank, roles, len(devices), phases, setting)
     return PoolMemory(tuple(roles), len(devices), tuple(phases), tuple(items))
@@ -195,7 +196,7 @@ def training_items(
         Item("output layer", rank.head, ("loss",)),
         Item("output layer's gradient", rank.head_gradient, ("backward",)),
         Item("embeddings' gradients, added up", rank.reducing_embeddings, ("reduce",)),
-        Item("optimizer's work", rank.optimizer_work, ("step",)),
+        Item("optimizer's work", min(rank.optimizer_work, (moments or always).bytes / 2), ("step",)),
         Item("a forward pass", max(rank.forward_work, rank.head_forward), ("score",)),
     ]
 

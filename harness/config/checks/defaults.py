@@ -1,10 +1,11 @@
 """Settings that nobody gave, chosen so that the job runs on the GPUs that are there: devices, the split, micro-batches,
-recomputation, slots. What the user says stays; without GPUs everything stays."""
+recomputation, where the optimizer's moments rest, slots. What the user says stays; without GPUs everything stays."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from harness.config import ConfigError, JobConfig
@@ -26,10 +27,11 @@ from schedules import Schedule
 MICRO_BATCH = "algorithm.micro_batch_groups"
 TOKENS = "training.tokens_per_micro_batch"
 RECOMPUTE = "training.recompute_activations"
+OFFLOAD = "training.optimizer_offload"
 SLOTS = "engine.slots"
 SPLIT = "schedule.split"
 
-FITTED = ("cluster.devices", f"{SPLIT}.rollout", MICRO_BATCH, TOKENS, RECOMPUTE, SLOTS)
+FITTED = ("cluster.devices", f"{SPLIT}.rollout", MICRO_BATCH, TOKENS, RECOMPUTE, OFFLOAD, SLOTS)
 """What is chosen here: where all of them are given, nothing is."""
 
 _TOKENS = (65536, 32768, 16384, 8192, 4096)
@@ -63,16 +65,25 @@ def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machin
     base = changed(config, chosen)
     if not any(True for _ in _splits(base, schedule, given)):
         return FittedJob(config, {})  # which says what it needs, by its own devices
-    if not any(_plan(base, schedule, machine, WEIGHTS_ALONE, split) for split in _splits(base, schedule, given)):
+    if _first_that_fits(base, schedule, given, machine, WEIGHTS_ALONE)[1] is None:
         return FittedJob(base, chosen)
-    lengths, first = lengths_of(config), None
-    for split in _splits(base, schedule, given):
-        for settings in _choices(base, split, given, lengths):
+    first, fits = _first_that_fits(base, schedule, given, machine, lengths_of(config))
+    settings = first if fits is None else fits
+    return FittedJob(changed(base, settings), chosen | settings)
+
+
+def _first_that_fits(
+    config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine, lengths: Lengths
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The first settings that divide, and the first under which the GPUs hold the job."""
+    first: dict[str, Any] | None = None
+    for split in _splits(config, schedule, given):
+        for settings in _choices(config, split, given, lengths):
             first = settings if first is None else first
-            plan = _plan(base, schedule, machine, lengths, settings)
+            plan = _plan(config, schedule, machine, lengths, settings)
             if plan is not None and plan.fits:
-                return FittedJob(changed(base, settings), chosen | settings)
-    return FittedJob(changed(base, first or {}), chosen | (first or {}))
+                return first, settings
+    return first or {}, None
 
 
 def _plan(
@@ -114,22 +125,27 @@ def _splits(config: JobConfig, schedule: Schedule, given: Collection[str]) -> It
 def _choices(
     config: JobConfig, split: Mapping[str, Any], given: Collection[str], lengths: Lengths
 ) -> Iterator[dict[str, Any]]:
-    """How a rank computes, the fastest first; then fewer slots."""
+    """How a rank computes, the fastest first; then with moments on the host; then fewer slots."""
     job = changed(config, split)
     algorithm = job.algorithm
     micro = _micro_batches(job, given)
     tokens = [None, *(limit for limit in _TOKENS if limit > lengths.sample), lengths.sample]
-    for slots in _slots(job, given):
-        for recompute in [job.training.recompute_activations] if RECOMPUTE in given else [False, True]:
-            for limit in [job.training.tokens_per_micro_batch] if TOKENS in given else tokens:
-                wanted = {MICRO_BATCH: micro, RECOMPUTE: recompute, TOKENS: limit, SLOTS: slots}
-                now = {
-                    MICRO_BATCH: algorithm.micro_batch_groups,
-                    RECOMPUTE: job.training.recompute_activations,
-                    TOKENS: job.training.tokens_per_micro_batch,
-                    SLOTS: job.engine.slots,
-                }
-                yield dict(split) | {name: value for name, value in wanted.items() if value != now[name]}
+    now = {
+        MICRO_BATCH: algorithm.micro_batch_groups,
+        SLOTS: job.engine.slots,
+        OFFLOAD: job.training.optimizer_offload,
+        RECOMPUTE: job.training.recompute_activations,
+        TOKENS: job.training.tokens_per_micro_batch,
+    }
+    ways = product(
+        _slots(job, given),
+        [now[OFFLOAD]] if OFFLOAD in given else ["none", "between_phases", "always"],
+        [now[RECOMPUTE]] if RECOMPUTE in given else [False, True],
+        [now[TOKENS]] if TOKENS in given else tokens,
+    )
+    for slots, offload, recompute, limit in ways:
+        wanted = {MICRO_BATCH: micro, SLOTS: slots, OFFLOAD: offload, RECOMPUTE: recompute, TOKENS: limit}
+        yield dict(split) | {name: value for name, value in wanted.items() if value != now[name]}
 
 
 def _micro_batches(config: JobConfig, given: Collection[str]) -> int:

@@ -354,6 +354,13 @@ def changes_that_fit(config: JobConfig, schedule: Schedule, machine: Machine, le
         {"training.recompute_activations": True},
         {"training.tokens_per_micro_batch": lengths.sample},
         {"training.recompute_activations": True, "training.tokens_per_micro_batch": lengths.sample},
+        {"training.optimizer_offload": "between_phases"},
+        {"training.optimizer_offload": "always"},
+        {
+            "training.optimizer_offload": "always",
+            "training.recompute_activations": True,
+            "training.tokens_per_micro_batch": lengths.sample,
+        },
         {"algorithm.reference": False, "algorithm.kl_coef": 0.0},
         {"engine.slots": config.algorithm.group_size},
         *({"cluster.devices": devices} for devices in range(config.cluster.devices + 1, 65)),

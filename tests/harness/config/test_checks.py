@@ -311,7 +311,7 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
         (["+model.active_experts=4"], "model.active_experts=4 cannot be chosen of model.experts=0; set it to 0"),
         (
             [WITH_REFERENCE, "cost.lengths.cap=30000"],
-            "model=qwen7b needs 183.8 GiB on each device of actor+actor_fwd+reference (backward; 156.9 of them for "
+            "model=qwen7b needs 181.8 GiB on each device of actor+actor_fwd+reference (backward; 156.5 of them for "
             "activations), and may use 67.1 GiB of device=h100; use training.recompute_activations=true, more devices "
             "for actor+actor_fwd+reference, or a device with more memory, as in DEVICE=h200",
         ),
