@@ -49,9 +49,16 @@ class Communicator:
 
 
 def communicators(
-    placement: Placement, *, transport: str, training_tensor_parallel: int, engine_tensor_parallel: int
+    placement: Placement,
+    *,
+    transport: str,
+    training_tensor_parallel: int,
+    engine_tensor_parallel: int,
+    in_order: bool = True,
 ) -> list[Communicator]:
     """Every communicator of a job that has more than one rank, as the job starts.
+
+    in_order: groups are trained as they were admitted; else the first rank of the training world deals them out.
 
     transport: of the schedule; "collective" sends between devices, "host_staged" between hosts, "ipc" meets at barriers
     of the host; "local", of colocated schedules, needs no group: engines and scorers lie on the actor's devices.
@@ -63,7 +70,10 @@ def communicators(
         found += [Communicator(f"data-parallel group {k}", world[k::t], "device") for k in range(t)]
         blocks = [world[start : start + t] for start in range(0, len(world), t)]
         found += [Communicator(f"tensor-parallel group {k}", block, "device") for k, block in enumerate(blocks)]
-        found += [Communicator(f"micro-batches of group {k}", block, "host") for k, block in enumerate(blocks)]
+        if in_order:
+            found += [Communicator(f"micro-batches of group {k}", block, "host") for k, block in enumerate(blocks)]
+    if not in_order:
+        found.append(Communicator("micro-batches", world, "host"))
     engines = list(_engines(placement, engine_tensor_parallel))
     found += [Communicator(f"engine {k}", engine, "device") for k, engine in enumerate(engines)]
     if transport != _LOCAL:

@@ -101,6 +101,7 @@ def _check_communicators(config: JobConfig, schedule: Schedule, placement: Place
         transport=transport,
         training_tensor_parallel=config.training.tensor_parallel,
         engine_tensor_parallel=config.engine.tensor_parallel,
+        in_order=schedule.order == "fifo",
     )
     check_communicators(found, placement, transport)
     return found

@@ -34,6 +34,19 @@ def names(communicator: Communicator) -> list[str]:
     return [f"{member}@{member.device}" for member in communicator.members]
 
 
+def test_the_first_rank_deals_to_all_what_is_trained_as_it_completes() -> None:
+    placement = Placement({"rollout": (0,), "actor": (1, 2, 3, 4)})
+    found = communicators(
+        placement,
+        transport="collective",
+        training_tensor_parallel=2,
+        engine_tensor_parallel=1,
+        in_order=False,
+    )
+    dealt = [communicator for communicator in found if communicator.name.startswith("micro-batches")]
+    assert [(one.name, len(one.members), one.over) for one in dealt] == [("micro-batches", 4, "host")]
+
+
 def test_weights_go_from_the_first_rank_to_engines_and_to_scorers_with_devices_of_their_own() -> None:
     apart = Placement({"rollout": (0, 1), "actor": (2, 3), "actor_fwd": (4,), "reference": (5,)})
     found = of(apart)
