@@ -45,22 +45,30 @@ class FullyAsync(Schedule):
     async def _train(self, job: Job) -> None:
         """Consumes trained columns, produces versions; each new version admits the next groups and unblocks engines."""
         started = CompletionOrder(self.capacity(job))
-        limit = started.limit
-        await job.rollout.set_dispatch_limit(below=limit)  # before there is anything to start: else it is under none
-        await job.prompts.admit(below=limit)
-        for version in range(1, job.iterations + 1):
-            await self._train_batch(job, started, version - 1)
+        for version in range(job.iterations):
+            if self.order == "fifo":  # which group is next depends on nothing that engines start meanwhile
+                await gather(self._go_on(job, version, started.limit), job.trainer.train(version))
+            else:
+                await self._go_on(job, version, started.limit)
+                await self._train_batch(job, started, version)
             await job.rollout.pause(drain=not self.partial)
-            await job.weights.publish(version)
-            limit = started.publish()
-            await job.rollout.resume(below=limit)
-            await job.prompts.admit(below=limit)
+            await job.weights.publish(version + 1)
+            started.publish()
+        await self._go_on(job, job.iterations, started.limit)
         await job.prompts.close()
 
+    async def _go_on(self, job: Job, version: int, limit: int) -> None:
+        """Engines, which have this version, may start what is below the limit: they know before it is admitted, so that
+        they start nothing under another one."""
+        if version:
+            await job.rollout.resume(below=limit)
+        else:
+            await job.rollout.set_dispatch_limit(below=limit)
+        await job.prompts.admit(below=limit)
+
     async def _train_batch(self, job: Job, started: CompletionOrder, iteration: int) -> None:
-        if self.order == "fifo":
-            await job.trainer.train(iteration)
-        elif self.on_stale == "wait":
+        """In completion order."""
+        if self.on_stale == "wait":
             await job.trainer.train(iteration, first=started.due())
         else:
             await self._drop(job, started)

@@ -22,6 +22,7 @@ SHORT = [
     *("algorithm.batch_groups=4", "algorithm.group_size=4", "algorithm.micro_batch_groups=4"),
 ]
 ARGUMENTS = {
+    "bench_bound": SHORT,
     "bench_convergence": [*SHORT, "--schedules", "one_step_off", "--seeds", "0"],
     "bench_intervals": ["--repeats", "200"],
     "bench_overhead": ["--rounds", "1", "--iterations", "6"],

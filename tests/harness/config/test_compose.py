@@ -130,7 +130,7 @@ def test_a_choice_may_be_a_file_whose_settings_can_be_changed(tmp_path: Path) ->
 
     assert isinstance(config.cost, CostConfig)
     assert (config.cost.name, config.cost.call_s, config.cost.lengths.mean) == ("mine", 0.5, 7.0)
-    mine.write_text(mine.read_text().replace("call_s: 0.011", "call_s: 0.25"))
+    mine.write_text(mine.read_text().replace("\ncall_s: 0.0042", "\ncall_s: 0.25"))
     assert compose_job([f"cost={mine}"]).cost.call_s == 0.25, "the file is read anew"
 
 

@@ -1,0 +1,107 @@
+"""What `throughput/fraction_of_bound` leaves out: where the busiest pool of a run computed nothing.
+
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.bench_bound [--run FOLDER] [settings ...]
+
+Runs `fully_async` on two devices, or reads a finished run (`results/<experiment>/<cell>/seed=<n>`), and prints, of the
+busiest pool, after warm-up: the share of time and the milliseconds of an iteration of each kind of work, whose sum is
+`fraction_of_bound`, and of the gaps between two pieces of work by what ended and what began; a mean over its devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from harness.metrics.run_files import load_timeline
+from harness.metrics.timeline import WORK_KINDS, Span, Timeline
+
+LINE = "{:<40}{:>9}{:>17}{:>20}"
+
+
+def shares(timeline: Timeline, devices: set[str]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Seconds of these devices in the steady window, by kind of work and by gap, and how many gaps of each there were.
+    They add up to the window's length times the devices."""
+    begin, end = timeline.steady_window()
+    work, gaps, count = Counter[str](), Counter[str](), Counter[str]()
+    for device in devices:
+        at, before = begin, "the start"
+        for span in of_device(timeline, device):
+            if span.end <= at or span.start >= end:
+                continue
+            if span.start > at:
+                gap = f"{before} -> {span.kind}"
+                gaps[gap] += span.start - at
+                count[gap] += 1
+            work[span.kind] += min(span.end, end) - max(span.start, at)
+            at, before = min(span.end, end), span.kind
+        gaps["the rest"] += end - at
+    return work, gaps, count
+
+
+def of_device(timeline: Timeline, device: str) -> list[Span]:
+    """Work on it, by start."""
+    on_it = {who for who, place in timeline.placement.items() if device in place.devices}
+    return [span for span in timeline.spans if (span.role, span.engine) in on_it and span.kind in WORK_KINDS]
+
+
+def busiest_pool(timeline: Timeline) -> tuple[str, set[str]]:
+    """Its name and its devices: the one that the bound is of."""
+    pools: dict[str, set[str]] = {}
+    for place in timeline.placement.values():
+        pools.setdefault(place.pool, set()).update(place.devices)
+
+    def busy(pool: tuple[str, set[str]]) -> float:
+        return sum(shares(timeline, pool[1])[0].values()) / len(pool[1])
+
+    return max(pools.items(), key=busy)
+
+
+def report(timeline: Timeline) -> None:
+    pool, devices = busiest_pool(timeline)
+    begin, end = timeline.steady_window()
+    iterations = sum(begin < at <= end for at in timeline.iteration_ends.values())
+    work, gaps, count = shares(timeline, devices)
+    whole = (end - begin) * len(devices)
+    print(f"pool {pool}: {iterations} iterations of {(end - begin) / iterations * 1e3:.1f} ms")
+    print(LINE.format("", "share", "ms an iteration", "times an iteration"))
+
+    def line(name: str, seconds: float, times: str = "") -> None:
+        each = seconds / len(devices) / iterations * 1e3
+        print(LINE.format(name, f"{seconds / whole:.1%}", f"{each:.2f}", times))
+
+    for kind, seconds in work.most_common():
+        line(kind, seconds)
+    line("work: fraction_of_bound", sum(work.values()))
+    for gap, seconds in gaps.most_common():
+        line(gap, seconds, f"{count[gap] / len(devices) / iterations:.2f}" if count[gap] else "")
+
+
+def made_run(settings: list[str], results: Path) -> Path:
+    """The folder of a run of `fully_async` on two devices."""
+    command = [sys.executable, "-m", "harness", "bench", "experiment=bound", "schedule=fully_async"]
+    environment = os.environ | {"CADENCE_RESULTS": str(results)}
+    done = subprocess.run([*command, *settings], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    (folder,) = (results / "bound").glob("*/seed=*")
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a finished run, instead of one that is made")
+    parser.add_argument("settings", nargs="*", help="of the run that is made, such as iterations=40")
+    given = parser.parse_args()
+    if given.run is not None:
+        return report(load_timeline(given.run))
+    with tempfile.TemporaryDirectory() as results:
+        report(load_timeline(made_run(given.settings, Path(results))))
+
+
+if __name__ == "__main__":
+    main()
