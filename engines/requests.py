@@ -25,6 +25,7 @@ class RunningSample:
     given: int = 0  # tokens that were there before it came to this engine
     uniforms: list[float] = field(default_factory=list)
     cached: bool = False
+    kept: int = 0  # tokens whose keys and values are in its slot from its last turn
 
     @classmethod
     def of(cls, request: Request, sampling: Sampling) -> RunningSample:

@@ -46,6 +46,8 @@ CHUNK = 256
 """Key lengths beyond this are a multiple of it."""
 QUERIES = 4
 """Query rows of attention are at least as many: below, its matrix products take other kernels."""
+EXACT = 384
+"""Up to so many tokens all ways to compute a sample's keys and values give the same bits on the CPU."""
 PREFILL_TOKENS = 8192
 """Most tokens in one prefill pass, which bounds its activations."""
 
@@ -132,6 +134,29 @@ class SlotModel:
             tensor[target] = tensor[source]
 
     @torch.inference_mode()
+    def swap(self, one: int, other: int) -> None:
+        """Exchange the keys and values of two slots."""
+        for tensor in self.keys + self.values:
+            tensor[[one, other]] = tensor[[other, one]]
+
+    def can_extend(self, start: int, end: int) -> bool:
+        """Whether `extend` from `start` to `end` tokens gives the bits of a prefill, and has room for its padding."""
+        exact = self.positions.device.type != "cpu" or end <= EXACT
+        return exact and start + round_up(end - start, QUERIES) <= self.capacity
+
+    @torch.inference_mode()
+    def extend(self, contexts: Sequence[tuple[int, Sequence[int], int]]) -> None:
+        """Fill slots that hold the first `start` tokens of a context with the rest, at least one, by (slot, tokens,
+        start) triples."""
+
+        def shape(context: tuple[int, Sequence[int], int]) -> tuple[int, int]:
+            _, tokens, start = context
+            return round_up(len(tokens) - start, QUERIES), key_length(len(tokens))
+
+        for (new, length), group in groupby(sorted(contexts, key=shape), key=shape):
+            self._extend(list(group), new, length)
+
+    @torch.inference_mode()
     def prefill(self, contexts: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Fill slots from position 0 by (slot, tokens) pairs.
 
@@ -195,6 +220,31 @@ class SlotModel:
 
         slots = self._tensor([slot for slot, _ in contexts]).repeat_interleave(length)
         self._forward(tokens, self.positions[:length].repeat(rows), slots, attention)
+
+    def _extend(self, contexts: Sequence[tuple[int, Sequence[int], int]], new: int, length: int) -> None:
+        """One pass over `new` tokens of each, padded as in `_prefill`, which attend to `length` keys of their slots."""
+        rows = len(contexts)
+        added = [[*tokens[start:], *[0] * (new - len(tokens) + start)] for _, tokens, start in contexts]
+        slots = self._tensor([slot for slot, _, _ in contexts])
+        at = self._tensor([start for _, _, start in contexts])[:, None] + self.positions[:new]
+        before = (self.positions[:length] <= at[:, :, None])[:, None]
+
+        def attention(
+            layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        ) -> torch.Tensor:
+            query = query.view(rows, new, -1, self.head_dim).transpose(1, 2)
+            keys = self.keys[layer.number][slots, :length].transpose(1, 2)
+            values = self.values[layer.number][slots, :length].transpose(1, 2)
+            mask = before
+            if layer.window is not None:
+                mask = before & (self.positions[:length] > at[:, :, None] - layer.window)[:, None]
+            out = F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=True
+            )
+            return out.transpose(1, 2).reshape(rows * new, -1)
+
+        tokens = self._tensor([token for row in added for token in row])
+        self._forward(tokens, at.flatten(), slots.repeat_interleave(new), attention)
 
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, attention: Attention

@@ -18,6 +18,7 @@ import torch
 from engines.loading import ModelWeights, rest_on_host
 from engines.requests import RunningSample, accepted, require_still
 from engines.torch.kv_slots import SlotModel
+from engines.torch.parking import Parking
 from engines.torch.sampling import draw_each, uniforms
 from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
 
@@ -54,6 +55,8 @@ class TorchRollout:
         self._model = model.to(self._device).eval()
         self._weights = ModelWeights(model, f"engine {name}")
         self._cache = SlotModel(model, slots)
+        self._parking = Parking(self._cache)
+        self._turns = False  # whether samples come back for another turn
         self._rows: list[RunningSample] = []
         self._waiting: deque[RunningSample] = deque()
         self._done: list[Completion] = []
@@ -82,6 +85,9 @@ class TorchRollout:
             vocabulary=self._model.config.vocab_size,
             max_length=self._cache.max_length,
             sampling=self.sampling,
+        )
+        self._turns = self._turns or any(
+            request.partial is not None and request.partial.finish_reason == "stop" for request in requests
         )
         self._changed.set()
 
@@ -148,6 +154,7 @@ class TorchRollout:
 
     def drop_cache(self) -> None:
         self._cache.clear()
+        self._parking.clear()
         for sample in self._rows:
             sample.cached = False
 
@@ -161,6 +168,7 @@ class TorchRollout:
         """Raises ValueError as `ModelWeights.load`; RuntimeError where the engine is neither paused nor idle. Whatever
         is raised, it goes on with the weights that it had."""
         self._require_still("load_weights")
+        self._parking.clear()
         self._weights.load(version, weights)
         self.version = version
 
@@ -192,16 +200,23 @@ class TorchRollout:
             if sample.started_at is None:
                 sample.started_at = self._clock.now()
             sample.uniforms = uniforms(self._seed, sample.sample_id, sample.sampling.max_tokens).tolist()
+            sample.kept = self._parking.bring(sample.sample_id, sample.context, len(self._rows))
             self._rows.append(sample)
 
     def _fill_cache(self) -> None:
-        """Prefill what started, or lost its cache, up to the last token: that one is decoded with everyone's."""
-        contexts = []
+        """Prefill what started, or lost its cache, up to the last token: that one is decoded with everyone's. Of what
+        its slot holds from its last turn nothing is computed again."""
+        whole, rest = [], []
         for row, sample in enumerate(self._rows):
             if not sample.cached and len(sample.context) > 1:
-                contexts.append((row, sample.context[:-1]))
-            sample.cached = True
-        self._cache.prefill(contexts)
+                context = sample.context[:-1]
+                if not sample.kept or not self._cache.can_extend(sample.kept, len(context)):
+                    whole.append((row, context))
+                elif sample.kept < len(context):
+                    rest.append((row, context, sample.kept))
+            sample.cached, sample.kept = True, 0
+        self._cache.prefill(whole)
+        self._cache.extend(rest)
 
     def _retire(self) -> None:
         """Take finished samples out of their slots; the last running one moves into the gap: rows stay dense."""
@@ -209,11 +224,16 @@ class TorchRollout:
         for row in reversed(range(len(self._rows))):
             if (reason := self._rows[row].finish_reason()) is None:
                 continue
-            self._done.append(self._rows[row].completion(reason, now))
+            sample = self._rows[row]
+            self._done.append(sample.completion(reason, now))
+            parks = self._turns and reason == "stop"
             last = self._rows.pop()
             if row < len(self._rows):
-                self._cache.move(len(self._rows), row)
+                exchange = self._cache.swap if parks else self._cache.move
+                exchange(len(self._rows), row)
                 self._rows[row] = last
+            if parks:
+                self._parking.park(sample.sample_id, sample.context, len(self._rows))
         if self._done:
             self._changed.set()
 

@@ -10,6 +10,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from engines import ENGINES
+from engines.torch.kv_slots import SlotModel
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
@@ -345,6 +346,76 @@ async def test_a_dropped_cache_is_recomputed_to_the_same_bits(key_heads: int) ->
     engine.drop_cache()
     for sample_id, completion in (await drain(engine)).items():
         assert_bitwise_equal(completion, expected[sample_id])
+
+
+async def played(engine: TorchRollout, count: int, config: ModelConfig, *, keep: bool) -> dict[int, Completion]:
+    """Samples of up to five turns, each of which is answered by one to five tokens, some at once, some later."""
+    sent = {request.sample_id: request for request in requests(count, config)}
+    engine.submit(list(sent.values()))
+    done: dict[int, Completion] = {}
+    turns = dict.fromkeys(sent, 1)
+    away: list[Request] = []
+    while len(done) < count:
+        if engine.running or engine.waiting:
+            for turn in await engine.finished():
+                answer = np.arange(1, 2 + (turn.sample_id + turns[turn.sample_id]) % 5)
+                if turn.finish_reason != "stop" or turns[turn.sample_id] == 5 or len(turn.tokens) > 70:
+                    done[turn.sample_id] = turn
+                    continue
+                turns[turn.sample_id] += 1
+                longer = replace(
+                    turn,
+                    tokens=np.concatenate([turn.tokens, answer]),
+                    log_probs=np.concatenate([turn.log_probs, np.zeros(len(answer), np.float32)]),
+                    versions=np.concatenate([turn.versions, np.zeros(len(answer), np.int32)]),
+                )
+                away.append(replace(sent[turn.sample_id], partial=longer))
+        if not keep:
+            engine.drop_cache()
+        if len(away) > 6 or not (engine.running or engine.waiting):
+            engine.submit(away[::-1])
+            away = []
+    assert max(turns.values()) > 2
+    return done
+
+
+@pytest.mark.parametrize(
+    "config", [TINY, UNTIED, replace(TINY, sliding_window=8, sliding_layers=2, architecture="qwen2", qk_norm=False)]
+)
+@pytest.mark.parametrize("slots", [3, 20])
+async def test_what_a_turn_left_in_its_slot_gives_the_bits_of_computing_it_again(
+    config: ModelConfig, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 14 samples: all that come back where there is room, and those that nobody has taken the slot of."""
+    sampling = Sampling(max_tokens=80, stop_tokens=(0, 1, 2, 3))
+    extended: list[int] = []
+    extend = SlotModel.extend
+    monkeypatch.setattr(SlotModel, "extend", lambda self, what: (extended.append(len(what)), extend(self, what))[1])
+    computed_again = await played(make_engine(sampling, slots, config=config), 14, config, keep=False)
+    assert sum(extended) == 0
+    kept = await played(make_engine(sampling, slots, config=config), 14, config, keep=True)
+    assert sum(extended) > (10 if slots > 14 else -1)
+    for sample_id, completion in computed_again.items():
+        assert_bitwise_equal(kept[sample_id], completion)
+
+
+async def test_nothing_of_a_turn_under_old_weights_is_left_after_an_update() -> None:
+    sampling = Sampling(max_tokens=60, stop_tokens=tuple(range(16)))
+    engine, fresh = make_engine(sampling), make_engine(sampling)
+    request = requests(1)[0]
+    first = None
+    for _ in range(2):  # from the second time on it is known that there are turns
+        engine.submit([request])
+        first = (await drain(engine))[0]
+        engine.submit([replace(request, partial=first)])
+        await drain(engine)
+    engine.submit([request])
+    await drain(engine)
+    weights = {name: 0.9 * tensor for name, tensor in build_model(TINY).state_dict().items()}
+    for each in (engine, fresh):
+        await each.load_weights(1, weights.items())
+        each.submit([replace(request, partial=first)])
+    assert_bitwise_equal((await drain(engine))[0], (await drain(fresh))[0])
 
 
 async def test_sleep_releases_the_cache_and_samples_go_on_after_wake() -> None:
