@@ -18,7 +18,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model="$(MODEL)"
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table agentic paper plan scaling calibrate profile gate-gpu sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
@@ -28,6 +28,7 @@ help:
 	@echo "make matrix  staleness x correction x schedule, with a heat map: SEEDS=3 SCHEDULES= STALENESS=0,1,2,4 CORRECTIONS=clip,tis DRY=1"
 	@echo "make list    what can be chosen"
 	@echo "make table   every schedule under twelve conditions on the virtual clock, into docs/schedule_table.md"
+	@echo "make memory  what lies on the devices of five machines under every schedule, into docs/gpu_memory.md"
 	@echo "make agentic  every schedule with turns and slow tools on the virtual clock, into docs/agentic.md"
 	@echo "make plan    the fastest split and layout of every schedule (simulated): MODEL= DEVICES= SCHEDULE= DEVICE= ARGS="
 	@echo "make scaling every schedule planned for 32 to 1,024 devices, into docs/scaling.md"
@@ -105,6 +106,9 @@ doctor: $(STAMP)
 
 table: $(STAMP)
 	@$(PY) -m harness table
+
+memory: $(STAMP)
+	@$(PY) -m harness memory
 
 agentic: $(STAMP)
 	@$(PY) -m harness agentic

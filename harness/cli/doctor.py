@@ -37,6 +37,9 @@ class Finding:
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Look at this machine and say what each missing thing means, or with settings plan the job's memory. Exit code 1
     if the main job cannot run, or its devices cannot hold it."""
+    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("schedule=")]
+    if arguments and not (set(named) - {"all"}):
+        return _every_schedule([each for each in arguments if not each.startswith("schedule=")], console)
     if arguments:
         return _memory_of(arguments, console)
     findings = examine(results)
@@ -46,6 +49,18 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         if finding.meaning:
             console.print(f"          {finding.meaning}", style="dim", highlight=False, soft_wrap=True)
     return 1 if any(finding.grade == "bad" for finding in findings) else 0
+
+
+def _every_schedule(arguments: Sequence[str], console: Console) -> int:
+    """Where no schedule is named: a row for each. Exit code 1 if none is accepted."""
+    from harness.studies.memory import COLUMNS, every_schedule
+
+    table = Table(*COLUMNS, title=" ".join(arguments))
+    made = every_schedule(arguments)
+    for cells in made:
+        table.add_row(*cells)
+    console.print(table)
+    return 0 if any(cells[COLUMNS.index("a real run")] == "yes" for cells in made) else 1
 
 
 def _memory_of(arguments: Sequence[str], console: Console) -> int:

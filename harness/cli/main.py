@@ -28,6 +28,7 @@ COMMANDS = {
     "ui": "MLflow on what was written",
     "mlflow-sync": "bring MLflow up to date from the files",
     "table": "every schedule under twelve conditions, simulated",
+    "memory": "what lies on the devices of five machines under every schedule",
     "agentic": "every schedule with turns and slow tools, simulated",
     "plan": "the fastest split and layout of every schedule, simulated",
     "scaling": "every schedule planned for 32 to 1,024 devices",

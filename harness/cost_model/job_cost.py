@@ -62,7 +62,7 @@ def too_much(config: JobConfig, plan: MemoryPlan, pool: PoolMemory) -> str:
     largest = max((item for item in pool.items if pool.peak_phase in item.phases), key=lambda item: item.bytes)
     return (
         f"model={config.model.name} needs {pool.peak / GIB:.1f} GiB on each device of {pool.name} "
-        f"({pool.peak_phase}; {largest.bytes / GIB:.1f} of them for {largest.what}), and may use "
+        f"({pool.peak_phase}, {largest.bytes / GIB:.1f} of them for {largest.what}), and may use "
         f"{plan.there / GIB:.1f} GiB"
     )
 

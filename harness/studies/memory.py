@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from harness.config import JobConfig
-from harness.config.checks.defaults import fitted
-from harness.config.checks.job import changes_that_fit, device_roles, lengths_of, real_setting
-from harness.config.compose import compose_job, make_schedule, names_of
+from harness.config import ConfigError, JobConfig
+from harness.config.changes import changed
+from harness.config.checks.defaults import FittedJob, fitted, leanest
+from harness.config.checks.job import (
+    changes_that_fit,
+    device_roles,
+    lengths_of,
+    plan_job,
+    real_setting,
+)
+from harness.config.compose import DOCS, compose_job, make_schedule, names_of
 from harness.config.machine import Machine, this_machine
 from harness.config.model_folder import HUB
 from harness.config.placement import Placement, resolve_split
-from harness.cost_model.memory_plan import GIB, Item, Lengths, MemoryPlan, PoolMemory, plan_memory
+from harness.cost_model.memory_plan import GIB, USABLE, Item, Lengths, MemoryPlan, PoolMemory, plan_memory
+from schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -36,8 +45,13 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     config = _without_hub(compose_job(arguments))
     given = names_of(arguments)
     machine = described_machine(config, given)
+    if not {"cluster", "cluster.devices"} & given:
+        config = changed(config, {"cluster.devices": machine.gpus})
     schedule = make_schedule(config)
     job = fitted(config, schedule, given, machine)
+    # Of what no run is made for too, by the settings that need least.
+    settings, _ = leanest(job.config, schedule, given, machine, lengths_of(config))
+    job = FittedJob(changed(job.config, settings), {**job.settings, **settings})
     placement = resolve_split(job.config.schedule.split, job.config.cluster.devices, device_roles(job.config))
     lengths = lengths_of(job.config)
     setting = real_setting(job.config, schedule, machine, lengths, gpu=True)
@@ -62,6 +76,87 @@ def described_machine(config: JobConfig, given: Collection[str]) -> Machine:
     device = config.device
     gpus = config.cluster.devices if {"cluster", "cluster.devices"} & set(given) else device.per_node
     return Machine(here.cores, gpus, int(device.memory_bytes), nodes=-(-gpus // device.per_node))
+
+
+def refusal(found: PlannedMemory) -> str:
+    """What the check at the door says of a real run, empty where it is accepted."""
+    config = replace(found.config, backend="real")
+    try:
+        plan_job(config, make_schedule(config), found.machine)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def every_schedule(arguments: Sequence[str]) -> list[tuple[str, ...]]:
+    """The job under each schedule, by `COLUMNS`; of one that these devices cannot be split for, the reason."""
+    made = []
+    for name in SCHEDULES:
+        try:
+            made.append(row(planned_memory([f"schedule={name}", *arguments])))
+        except ConfigError as error:
+            made.append((name, "", "", "", "", _short(str(error)), ""))
+    return made
+
+
+COLUMNS = ("schedule", "devices", "weights", "rollout", "training", "a real run", "chosen")
+"""Of a table with a row for each schedule. weights: masters and copies on a device, GiB, rollout's / training's, or of
+the pool that they share; rollout, training: the most that lies on a device, GiB, and when."""
+
+
+def row(found: PlannedMemory) -> tuple[str, ...]:
+    """Of one job, by `COLUMNS`."""
+    plan, told = found.plan, refusal(found)
+    engine, trainer = (next(pool for pool in plan.pools if role in pool.roles) for role in ("rollout", "actor"))
+    pools = [engine] if engine is trainer else [engine, trainer]
+    devices = " + ".join(str(pool.devices) for pool in plan.pools)
+    weights = " / ".join(f"{pool.weights / GIB:.1f}" for pool in pools)
+    peaks = [f"{pool.peak / GIB:.1f} ({pool.peak_phase})" for pool in pools]
+    chosen = " ".join(found.messages).partition(": ")[2]
+    return (found.config.schedule.name, devices, weights, peaks[0], peaks[-1], _short(told), chosen)
+
+
+def _short(told: str) -> str:
+    """A refusal up to its advice."""
+    return f"no: {told.partition(';')[0].partition(', and may use')[0]}" if told else "yes"
+
+
+def write_page(progress: Callable[[str], None] = lambda said: None) -> Path:
+    """docs/gpu_memory.md: three models on five machines under every schedule."""
+    parts = [_HEAD]
+    for model in MODELS:
+        for machine, (device, gpus) in MACHINES.items():
+            progress(f"{model} on {machine}")
+            job = [f"model={model}", f"device={device}", f"cluster.devices={gpus}", f"max_tokens={RESPONSE}"]
+            usable = USABLE * compose_job(job).device.memory_bytes / GIB
+            parts.append(f"\n## {model} on {machine}: {usable:.1f} GiB to use on each\n\n")
+            parts.append(f"| {' | '.join(COLUMNS)} |\n|---|---|---|---|---|---|---|\n")
+            parts += [f"| {' | '.join(cells)} |\n" for cells in every_schedule(job)]
+    path = DOCS / "gpu_memory.md"
+    path.write_text("".join(parts), encoding="utf-8")
+    return path
+
+
+MODELS = ("qwen7b", "qwen32b", "qwen3-30b-a3b")
+MACHINES = {
+    "8 x H100": ("h100", 8),
+    "8 x A100": ("a100", 8),
+    "8 x H20": ("h20", 8),
+    "1 x H200": ("h200", 1),
+    "2 x 8 H100": ("h100", 16),
+}
+"""Files of experiments/device, and how many of them."""
+RESPONSE = 8192
+
+_HEAD = f"""# What fits on GPUs
+
+Written by `make memory`, from the plan of memory that the check at the door uses ([gpu.md](gpu.md)); nothing here was
+measured on a GPU. A real job of each model with the embedded engine and responses of up to {RESPONSE:,} tokens, under
+every schedule, with the settings that are chosen where none are given.
+
+*devices*: of each pool, rollout's first. *weights*: masters and copies on a device, GiB, rollout's / training's, or of
+the pool that they share. *rollout*, *training*: the most that lies on a device, GiB, and in which phase.
+"""
 
 
 def rows(pool: PoolMemory) -> list[tuple[str, list[float | None]]]:

@@ -3,6 +3,7 @@ recomputation, where the optimizer's moments rest, slots. What the user says sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -53,7 +54,7 @@ class FittedJob:
 def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> FittedJob:
     """The job with settings under which these GPUs hold it, as near to its own as can be.
 
-    Where none is found, the first that divides is taken, and the check at the door says what is missing. Raises
+    Where none is found, those that need least are taken, and the check at the door says what is missing. Raises
     ConfigError where its task cannot be made.
     """
     wanted = config.backend in ("auto", "real") and config.cluster.kind != "cpu"
@@ -65,25 +66,28 @@ def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machin
     base = changed(config, chosen)
     if not any(True for _ in _splits(base, schedule, given)):
         return FittedJob(config, {})  # which says what it needs, by its own devices
-    if _first_that_fits(base, schedule, given, machine, WEIGHTS_ALONE)[1] is None:
+    if not leanest(base, schedule, given, machine, WEIGHTS_ALONE)[1]:
         return FittedJob(base, chosen)
-    first, fits = _first_that_fits(base, schedule, given, machine, lengths_of(config))
-    settings = first if fits is None else fits
+    settings, _ = leanest(base, schedule, given, machine, lengths_of(config))
     return FittedJob(changed(base, settings), chosen | settings)
 
 
-def _first_that_fits(
+def leanest(
     config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine, lengths: Lengths
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The first settings that divide, and the first under which the GPUs hold the job."""
-    first: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], bool]:
+    """The first settings under which the GPUs hold the job, and that they do; else those that need least."""
+    least: dict[str, Any] = {}
+    peak = math.inf
     for split in _splits(config, schedule, given):
         for settings in _choices(config, split, given, lengths):
-            first = settings if first is None else first
             plan = _plan(config, schedule, machine, lengths, settings)
-            if plan is not None and plan.fits:
-                return first, settings
-    return first or {}, None
+            if plan is None:
+                continue
+            if plan.fits:
+                return settings, True
+            if plan.fullest.peak < peak:
+                least, peak = settings, plan.fullest.peak
+    return least, False
 
 
 def _plan(

@@ -101,3 +101,15 @@ def test_the_command_fails_only_where_something_is_bad(
     good.write_text("")
     assert cli.main(["doctor"]) == 1
     assert "missing  results" in capsys.readouterr().out
+
+
+def test_with_a_job_it_says_what_lies_on_each_device(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["model=qwen7b", "cluster.devices=8", "device=h100", "max_tokens=2048"]
+    assert cli.main(["doctor", "schedule=fully_async", *job]) == 0
+    said = capsys.readouterr().out
+    for part in ("fully_async, qwen7b on 8 of 8 x 74.5 GiB", "KV cache", "optimizer state", "fits: at most "):
+        assert part in said
+    assert cli.main(["doctor", *job]) == 0
+    assert "half" in capsys.readouterr().out, "a row for each schedule"
+    assert cli.main(["doctor", "schedule=fully_async", "model=qwen32b", *job[1:]]) == 1
+    assert "does not fit: at most" in capsys.readouterr().out

@@ -136,7 +136,7 @@ def test_gpus_that_are_too_small_say_what_each_must_hold() -> None:
     """One training rank holds it all, beside two copies, however much memory the other GPUs have."""
     told = refused("model=qwen7b", WITH_REFERENCE, machine=Machine(64, 8, 80 * GIB))
     assert told.startswith(
-        "model=qwen7b needs 158.1 GiB on each device of actor+actor_fwd+reference (step; 56.7 of them "
+        "model=qwen7b needs 158.1 GiB on each device of actor+actor_fwd+reference (step, 56.7 of them "
         "for optimizer state), and may use 72.0 GiB of the 80.0 GiB of a GPU here; use DEVICES="
     )
 
@@ -311,7 +311,7 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
         (["+model.active_experts=4"], "model.active_experts=4 cannot be chosen of model.experts=0; set it to 0"),
         (
             [WITH_REFERENCE, "cost.lengths.cap=30000"],
-            "model=qwen7b needs 181.8 GiB on each device of actor+actor_fwd+reference (backward; 156.5 of them for "
+            "model=qwen7b needs 181.8 GiB on each device of actor+actor_fwd+reference (backward, 156.5 of them for "
             "activations), and may use 67.1 GiB of device=h100; use training.recompute_activations=true, more devices "
             "for actor+actor_fwd+reference, or a device with more memory, as in DEVICE=h200",
         ),
