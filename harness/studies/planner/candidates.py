@@ -143,13 +143,19 @@ def _layouts(config: JobConfig, fixed: Collection[str]) -> Iterator[tuple[int, i
     tensor parallel stays inside of a node."""
     training, model = config.training, config.model
     tensors = (training.tensor_parallel,) if "training.tensor_parallel" in fixed else PARALLEL
-    pipelines = (training.pipeline_parallel,) if "training.pipeline_parallel" in fixed else PARALLEL
+    pipelines = (training.pipeline_parallel,) if "training.pipeline_parallel" in fixed else _sizes(config)
     again = (training.recompute_activations,) if "training.recompute_activations" in fixed else (False, True)
     for tensor, pipeline, recompute in product(tensors, pipelines, again):
         shared = (model.heads, model.kv_heads, model.ff, model.vocabulary)
         whole = all(size % tensor == 0 for size in shared) and model.layers % pipeline == 0
         if whole and tensor <= config.device.per_node:
             yield tensor, pipeline, recompute
+
+
+def _sizes(config: JobConfig) -> tuple[int, ...]:
+    """Of an engine, of a pipeline, of ranks that share experts: what BACKEND=real asks for has none of more than one
+    (harness/config/checks/job.py)."""
+    return (1,) if config.backend == "real" else PARALLEL
 
 
 def _micro_groups(config: JobConfig, fixed: Collection[str]) -> tuple[int, ...]:
@@ -168,7 +174,7 @@ def _actors(config: JobConfig, rank_devices: int, micro: int) -> Iterator[int]:
 def _experts(config: JobConfig, ranks: int, fixed: Collection[str]) -> Iterator[int]:
     """Ranks over which experts are spread: dividing both."""
     training, model = config.training, config.model
-    spread = (training.expert_parallel,) if "training.expert_parallel" in fixed else PARALLEL
+    spread = (training.expert_parallel,) if "training.expert_parallel" in fixed else _sizes(config)
     yield from (size for size in spread if size == 1 or (model.experts and model.experts % size == ranks % size == 0))
 
 
@@ -183,7 +189,7 @@ def _engines(config: JobConfig, fixed: Collection[str]) -> Iterator[int]:
     if "engine.tensor_parallel" in fixed:
         yield config.engine.tensor_parallel
         return
-    yield from (size for size in PARALLEL if size <= config.device.per_node and config.model.heads % size == 0)
+    yield from (size for size in _sizes(config) if size <= config.device.per_node and config.model.heads % size == 0)
 
 
 def _rollout(config: JobConfig, actor: int, scoring: int, engine: int, shared: bool) -> Iterator[int]:

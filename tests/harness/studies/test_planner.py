@@ -128,6 +128,13 @@ def test_the_grid_grows_with_the_logarithm_of_the_devices() -> None:
     assert max(steps) <= 2 * max(1, min(steps)), sizes
 
 
+def test_what_a_real_run_cannot_do_is_not_proposed_for_one() -> None:
+    config = compose_job(["schedule=fully_async", *SMALL, "model=qwen7b", "cluster.devices=16", "backend=real"])
+    every = grid(config, make_schedule(config), True)
+    assert every and {(c.engine_parallel, c.pipeline_parallel, c.expert_parallel) for c in every} == {(1, 1, 1)}
+    assert {c.tensor_parallel for c in every} > {1}, "ranks that share layers are real"
+
+
 def test_what_memory_cannot_hold_is_no_candidate() -> None:
     config = compose_job(["schedule=fully_async", *SMALL, "model=qwen32b", "cluster.devices=8"])
     found = explore(config, (), 0, Effort(1, 1))
