@@ -57,6 +57,20 @@ def test_a_colocated_engine_gives_its_memory_back_before_training() -> None:
     assert "optimizer state" not in asleep and pool.of("generate") > pool.of("score")
 
 
+def test_moments_on_the_host_take_room_in_a_step_alone_and_one_by_one_only_that_of_the_largest() -> None:
+    pools = {}
+    for offload in ("none", "between_phases", "always"):
+        config, plan = planned("schedule=colocate_sync", f"training.optimizer_offload={offload}")
+        (pools[offload],) = plan.pools
+    size, largest = parameters(config.model) / 8, config.model.vocabulary * config.model.hidden / 8
+    for phase in ("generate", "backward"):
+        assert pools["none"].of(phase) - pools["between_phases"].of(phase) == pytest.approx(8 * size)
+        assert pools["between_phases"].of(phase) == pools["always"].of(phase)
+    assert pools["none"].of("step") == pools["between_phases"].of("step")
+    both = 8 + 4  # moments, and the root that AdamW takes of the second
+    assert pools["none"].of("step") - pools["always"].of("step") == pytest.approx(both * (size - largest))
+
+
 def test_activations_of_a_layer_by_hand() -> None:
     """Two norms keep their input in float32, what is normalised, and their output; then queries, keys, values and the
     result of attention, the logarithm of its sums for each head, and four of the feed-forward network's width."""
