@@ -154,9 +154,7 @@ class TorchRollout:
 
     def drop_cache(self) -> None:
         self._cache.clear()
-        self._parking.clear()
-        for sample in self._rows:
-            sample.cached = False
+        self._forget_cached()
 
     async def resume(self) -> None:
         """Raises RuntimeError where `finished` would: asleep, closed."""
@@ -175,7 +173,7 @@ class TorchRollout:
     async def sleep(self) -> None:
         """Give the cache's memory back, and move the weights to the host; running samples stay, to be recomputed."""
         self._require_still("sleep")
-        self.drop_cache()
+        self._forget_cached()
         self._cache.release()
         rest_on_host(self._model)
 
@@ -192,6 +190,11 @@ class TorchRollout:
         self._cache.release()
         self._closed = True
         self._changed.set()
+
+    def _forget_cached(self) -> None:
+        self._parking.clear()
+        for sample in self._rows:
+            sample.cached = False
 
     def _start(self) -> None:
         """Give free slots to waiting samples, in the order of submission."""

@@ -16,7 +16,7 @@ from harness.driver.evaluation import Evaluated, Evaluation
 from harness.metrics.ledger import DropReason
 from harness.protocols import Clock, Span
 from harness.runtime.runtime import Handle, ask_all, death_in
-from harness.tasks import Task
+from harness.tasks import Problem, Task
 from harness.transfer_queue import Ragged, TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
@@ -83,11 +83,19 @@ class PromptSource:
     async def admit(self, below: int) -> None:
         below = min(below, self.groups)
         while self.next < below:
-            if self.next == self._end:
-                await self._create(below)
-            end = min(below, self._end)
-            await self._put(partition_name(self._partitions - 1), range(self.next, end))
-            self.next = end
+            creating = self._create(below) if self.next == self._end else None
+            await asyncio.sleep(0)  # it leaves before the prompts are made
+            groups = range(self.next, min(below, self._end))
+            try:
+                problems = [self.task.problem(group, self.seed) for group in groups]
+            except BaseException:
+                if creating is not None:
+                    creating.cancel()
+                raise
+            if creating is not None:
+                await creating
+            await self._put(partition_name(self._partitions - 1), groups, problems)
+            self.next = groups.stop
 
     async def drop(self, started_below: int) -> int:
         rows = await self.queue.drop("actor", started="rollout", below=started_below * self.group_size)
@@ -100,20 +108,19 @@ class PromptSource:
     async def close(self) -> None:
         await self.queue.close()
 
-    async def _create(self, below: int) -> None:
+    def _create(self, below: int) -> asyncio.Task[None]:
         """A partition from the next group on: its batch, or, past the last batch, only what is admitted right now,
         since more may be dropped later, and a partition has to be filled to come to its end."""
         n, end = self.group_size, self.next + self.batch
         if self.next >= self.planned:
             end = min(end, below)
-        rows = range(self.next * n, end * n)
-        await self.queue.create_partition(partition_name(self._partitions), rows, n)
+        name, rows = partition_name(self._partitions), range(self.next * n, end * n)
         self._partitions, self._end = self._partitions + 1, end
+        return asyncio.create_task(self.queue.create_partition(name, rows, n), name="prompts.create")
 
-    async def _put(self, partition: str, groups: range) -> None:
+    async def _put(self, partition: str, groups: range, problems: Sequence[Problem]) -> None:
         n, now = self.group_size, self.clock.now()
         rows = range(groups.start * n, groups.stop * n)
-        problems = [self.task.problem(group, self.seed) for group in groups]
         for group, problem in zip(groups, problems, strict=True):
             self.observer.admitted(range(group * n, (group + 1) * n), len(problem.prompt), now)
         await self.queue.put(

@@ -14,6 +14,7 @@ import numpy as np
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged
 from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, Part, pack
 from harness.transfer_queue.storage.inline import inline
+from harness.transfer_queue.storage.picked import picked, worth_picking
 
 ALIGNMENT = 64
 """Of columns in shared memory, in bytes."""
@@ -79,20 +80,25 @@ class Source:
 
 
 def gathered(frames: tuple[Frame, ...], parts: Iterable[Part], specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
-    """The columns of these parts. Offsets are read with the values where all of a frame is wanted, else before them."""
+    """The columns of these parts. Offsets are read with the values where all of a frame is wanted, else before them;
+    many short runs are picked from whole frames."""
     sources = {f: Source.of(frames[f]) for part in parts for f, _, _ in part.runs}
-    dense: dict[str, Column] = {}
+    found: dict[str, Column] = {}
     ragged: dict[str, tuple[np.ndarray, np.ndarray, list[int]]] = {}
     for part in parts:
+        starts = {f: sources[f].starts for f, _, _ in part.runs}
+        if worth_picking(frames, starts, part):
+            found |= picked(frames, starts, part, specs)
+            continue
         runs = [(sources[f], start, stop) for f, start, stop in part.runs]
         for name in part.columns:
             if specs[name].ragged:
                 ragged[name] = _ragged(name, runs, specs[name])
             else:
-                dense[name] = _dense(name, runs, specs[name])
+                found[name] = _dense(name, runs, specs[name])
     for source in sources.values():
         source.read()
-    return dense | {name: Ragged(values, _lengths(offsets, ends)) for name, (values, offsets, ends) in ragged.items()}
+    return found | {name: Ragged(values, _lengths(offsets, ends)) for name, (values, offsets, ends) in ragged.items()}
 
 
 def _dense(name: str, runs: list[tuple[Source, int, int]], spec: ColumnSpec) -> np.ndarray:

@@ -78,7 +78,7 @@ def same(got: Column, wanted: Column) -> bool:
 
 
 def part_of(column: Column, start: int, stop: int) -> Column:
-    return column.take(np.arange(start, stop)) if isinstance(column, Ragged) else column[start:stop]
+    return Ragged.from_rows(column.rows()[start:stop]) if isinstance(column, Ragged) else column[start:stop]
 
 
 def joined(pieces: list[Column]) -> Column:
@@ -102,9 +102,9 @@ def test_any_rows_of_any_columns_are_read_as_they_were_written(
         described = [columns(rows, seed) for seed, rows in enumerate(sizes)]
         frames = [write(storage, store, "p", one) for one in described]
         runs = []
-        for f, rows in enumerate(sizes):
-            start = data.draw(st.integers(0, rows - 1))
-            runs.append((f, start, data.draw(st.integers(start + 1, rows))))
+        for f in data.draw(st.lists(st.sampled_from(range(len(sizes))), min_size=1, max_size=12)):
+            start = data.draw(st.integers(0, sizes[f] - 1))
+            runs.append((f, start, data.draw(st.integers(start + 1, sizes[f]))))
         got = read(storage, store, frames, [Part(tuple(sorted(names)), tuple(runs))])
         for name in names:
             assert same(got[name], joined([part_of(described[f][name], start, stop) for f, start, stop in runs]))
@@ -164,6 +164,18 @@ def test_the_memory_of_a_refused_frame_is_used_again() -> None:
         refused = storage.write("p", columns(9, 1))
         storage.discard("p", refused)
         assert storage.write("p", columns(9, 2)).place == refused.place
+
+
+def test_a_frame_of_many_short_runs_is_read_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, read_from = [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *arguments: calls.append(arguments) or read_from(*arguments))
+    with pair() as (storage, store):
+        described = columns(40, 0)
+        frame = write(storage, store, "p", described)
+        runs = tuple((0, row, row + 1) for row in range(0, 40, 3))
+        got = read(storage, store, [frame], [Part(tuple(described), runs)])
+        assert len(calls) == 1
+        assert all(same(got[name], joined([part_of(c, a, b) for _, a, b in runs])) for name, c in described.items())
 
 
 async def test_a_snapshot_gets_the_buffers_of_a_frame() -> None:
