@@ -24,8 +24,17 @@ class SimulatedLogProb:
     cost: resolved for the model; load_s: what taking new weights lasts.
     """
 
-    def __init__(self, cost: CostConfig, clock: Clock, *, ranks: int = 1, load_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        cost: CostConfig,
+        clock: Clock,
+        *,
+        ranks: int = 1,
+        load_s: float = 0.0,
+        training: TrainingConfig | None = None,
+    ) -> None:
         self._cost, self._clock, self._ranks, self._load_s = cost, clock, ranks, load_s
+        self._training = training or TrainingConfig()
         self.version = 0
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
@@ -38,7 +47,8 @@ class SimulatedLogProb:
             s_per_token=cost.log_prob_s_per_token,
             s_per_pair=cost.log_prob_s_per_pair,
         )
-        await self._clock.sleep(cost.call_s + cost.log_prob_call_s + share_s)
+        calls = calls_of(prompts, responses, self._ranks, self._training)
+        await self._clock.sleep(calls * (cost.call_s + cost.log_prob_call_s) + share_s)
         return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -72,7 +82,7 @@ class SimulatedTrainer:
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """No sums: nothing was computed that a policy metric could be made of."""
         cost = self._cost
-        calls = calls_of(batch, self._ranks, self._training)
+        calls = calls_of(batch.prompts, batch.responses, self._ranks, self._training)
         share_s = largest_share_s(
             batch.prompts,
             batch.responses,
@@ -92,11 +102,11 @@ class SimulatedTrainer:
         return dict(self._parameters)
 
 
-def calls_of(batch: TrainBatch, ranks: int, training: TrainingConfig) -> int:
-    """Forward and backward passes of a micro-batch that `ranks` share: of the rank that needs most, which all make."""
+def calls_of(prompts: Ragged, responses: Ragged, ranks: int, training: TrainingConfig) -> int:
+    """Passes over a micro-batch that `ranks` share: of the rank that needs most, which all make."""
     if training.tokens_per_micro_batch is None:
         return 1
-    columns = (batch.prompts, batch.responses)
+    columns = (prompts, responses)
     tokens = np.array([sum(int(row.sum()) for row in rows) for rows in zip(*(c.rows() for c in columns), strict=True)])
     shares = np.split(tokens, np.arange(1, ranks) * len(tokens) // ranks)
     return max(len(cut_by_tokens(share, training.tokens_per_micro_batch, training.layout)) for share in shares)

@@ -14,7 +14,7 @@ kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from engines.torch.checkpoint import load_training, save_training
 from engines.torch.first_weights import Outline
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
-from engines.torch.scoring import TokenScorer
+from engines.torch.scoring import TokenScorer, score_parts
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
 from harness.rl.aggregation import divisor, token_weights
@@ -45,7 +45,7 @@ from harness.rl.diagnostics import add_diagnostics, diagnostics
 from harness.rl.kl import KL
 from harness.rl.learning_rate import learning_rate, peak_rate
 from harness.rl.losses import policy_loss
-from harness.rl.micro_batches import cut_by_tokens, cut_further, part_of, tokens_of
+from harness.rl.micro_batches import part_of, passes_over
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
@@ -138,16 +138,12 @@ class FSDPEngine:
     def _parts(self, batch: TrainBatch) -> Iterable[TrainBatch]:
         if self._training.tokens_per_micro_batch is None:
             return [batch]
-        cut = cut_by_tokens(tokens_of(batch), self._training.tokens_per_micro_batch, self._training.layout)
-        return (part_of(batch, part) for part in cut_further(cut, self._over_ranks(len(cut), dist.ReduceOp.MAX)))
+        return (
+            part_of(batch, part) for part in passes_over(batch.prompts, batch.responses, self._training, self._most)
+        )
 
-    def _over_ranks(self, number: int, what: dist.ReduceOp.RedOpType) -> int:
-        """Of the numbers of all data-parallel ranks, the sum or the largest."""
-        if self._mesh is None or self._mesh.size() == 1:
-            return number
-        shared = torch.tensor([number], dtype=torch.int64, device=self._device)
-        dist.all_reduce(shared, what, group=self._mesh.get_group())
-        return int(shared.item())
+    def _most(self, passes: int) -> int:
+        return over_ranks(passes, dist.ReduceOp.MAX, self._mesh, self._device)
 
     def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
         algorithm, lengths = self._algorithm, batch.responses.lengths
@@ -190,7 +186,7 @@ class FSDPEngine:
         the step, or none.
         """
         ranks = 1 if self._mesh is None else self._mesh.size()
-        scale = ranks / max(1, self._over_ranks(self._divisor, dist.ReduceOp.SUM))
+        scale = ranks / max(1, over_ranks(self._divisor, dist.ReduceOp.SUM, self._mesh, self._device))
         parameters = list(self.masters.values())
         torch._foreach_mul_([_local(parameter.grad) for parameter in parameters], scale)
         total = torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.grad_clip)
@@ -224,25 +220,27 @@ class FSDPEngine:
     def scorer(self) -> Scorer:
         """Scores with these parameters as they are when it is asked, in the arithmetic of training; it may be asked
         between any two calls of this engine. Every rank asks it as often, as it makes all other calls."""
-        return ShardedScorer(self._scorer)
+        return ShardedScorer(self._scorer, self._training, self._most)
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
 
 class ShardedScorer:
-    """`harness.protocols.Scorer` by parameters that may be sharded: then a collective of all that hold shards."""
+    """`harness.protocols.Scorer` by parameters that may be sharded: then each pass is a collective of all that hold
+    shards. most: the largest of the numbers that all these ranks call it with."""
 
-    def __init__(self, scorer: TokenScorer) -> None:
-        self._scorer = scorer
+    def __init__(self, scorer: TokenScorer, training: TrainingConfig, most: Callable[[int], int]) -> None:
+        self._scorer, self._training, self._most = scorer, training, most
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """As the protocol says."""
+        """As the protocol says, in as many passes on every rank as on that which needs most."""
+        parts = passes_over(prompts, responses, self._training, self._most)
         with torch.no_grad():  # inference tensors could not be resharded
-            log_probs = self._scorer(prompts, responses).log_probs
+            log_probs = score_parts(self._scorer, prompts, responses, parts)
         if isinstance(self._scorer, FSDPModule):
             _forget_forward(self._scorer)
-        return Ragged(log_probs.cpu().numpy(), responses.lengths)
+        return log_probs
 
 
 def sharded_reference(
@@ -266,7 +264,16 @@ def sharded_reference(
     elif mesh["data"].size() > 1:
         shard(scorer, mesh["data"])
     fill_shards(scorer, outline, device, rest_on="cpu" if offload else device)
-    return ShardedScorer(scorer)
+    return ShardedScorer(scorer, training, lambda passes: over_ranks(passes, dist.ReduceOp.MAX, mesh["data"], device))
+
+
+def over_ranks(number: int, what: dist.ReduceOp.RedOpType, mesh: DeviceMesh | None, device: torch.device) -> int:
+    """Of the numbers of all data-parallel ranks, the sum or the largest."""
+    if mesh is None or mesh.size() == 1:
+        return number
+    shared = torch.tensor([number], dtype=torch.int64, device=device)
+    dist.all_reduce(shared, what, group=mesh.get_group())
+    return int(shared.item())
 
 
 def fill_shards(

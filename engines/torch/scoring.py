@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -12,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from engines.loading import ModelWeights
 from engines.torch.model import float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
-from harness.config import Layout
+from harness.config import Layout, TrainingConfig
 from harness.rl.log_probs import head_log_probs
+from harness.rl.micro_batches import Part, passes_over
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
@@ -72,22 +74,37 @@ class TokenScorer(torch.nn.Module):
         return Scores(*map(batch.at_responses, scores))
 
 
+def score_parts(scorer: TokenScorer, prompts: Ragged, responses: Ragged, parts: Sequence[Part]) -> Ragged:
+    """The log-probability of every response token, float32, as `responses` are; parts: the samples of each forward
+    pass, every one once."""
+    if len(parts) == 1:
+        return Ragged(scorer(prompts, responses).log_probs.cpu().numpy(), responses.lengths)
+    found = [scorer(prompts.take(part), responses.take(part)).log_probs for part in parts]
+    order = np.concatenate(parts)
+    return Ragged(torch.cat(found).cpu().numpy(), responses.lengths[order]).take(np.argsort(order))
+
+
 class TorchLogProb:
     """`harness.protocols.LogProbEngine` on a transformers model in this process."""
 
     def __init__(
-        self, model: PreTrainedModel, *, temperature: float, device: torch.device, layout: Layout = "padded"
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        device: torch.device,
+        training: TrainingConfig | None = None,
     ) -> None:
+        self._training = training or TrainingConfig()
         self._model = model.to(device).eval()
-        self._scorer = TokenScorer(self._model, temperature, layout)
+        self._scorer = TokenScorer(self._model, temperature, self._training.layout)
         self._weights = ModelWeights(model, "log-prob engine")
         self.version = 0
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """As the protocol says."""
         with torch.inference_mode():  # no decorator: on a coroutine it would end before the body begins
-            log_probs = self._scorer(prompts, responses).log_probs
-        return Ragged(log_probs.cpu().numpy(), responses.lengths)
+            return score_parts(self._scorer, prompts, responses, passes_over(prompts, responses, self._training))
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises ValueError as `ModelWeights.load`. Whatever is raised, it goes on with the weights that it had."""

@@ -188,7 +188,7 @@ class TrainingConfig:
     name: Name = "fsdp"
     layout: Layout = "padded"  # for training and for scoring
     tokens_per_micro_batch: Count | None = (
-        None  # most tokens of one forward and backward, whole samples; None: no limit
+        None  # most tokens of one pass that trains or scores, whole samples; None: no limit
     )
     recompute_activations: Switch = False  # keep no activations inside of layers; costs another forward pass
     optimizer_offload: OptimizerOffload = "none"  # when AdamW's moments rest in host memory; engines/torch/moments.py

@@ -181,7 +181,7 @@ class RealEngines:
             self._initial_model(self.device),
             temperature=self.config.algorithm.temperature,
             device=self.device,
-            layout=self.config.training.layout,
+            training=self.config.training,
         )
 
     def trainer(self, rank: int, clock: Clock) -> FSDPEngine:
@@ -301,7 +301,7 @@ class SimulatedEngines:
 
     def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
         ranks, load_s = self.data_parallel[role], self._times.load_s
-        return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks)
+        return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks, training=self.config.training)
 
     def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
         return self.log_prob("actor_fwd", clock)

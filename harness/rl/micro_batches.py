@@ -1,15 +1,15 @@
-"""Micro-batches cut by tokens: memory goes with the tokens of one forward and backward pass, not with its samples."""
+"""Micro-batches cut by tokens: memory goes with the tokens of one pass, not with its samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.config.job import Layout
+from harness.config.job import Layout, TrainingConfig
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
 
@@ -48,6 +48,18 @@ def cut_further(parts: Sequence[Part], count: int) -> list[Part]:
     return parts
 
 
+def passes_over(
+    prompts: Ragged, responses: Ragged, training: TrainingConfig, agreed: Callable[[int], int] | None = None
+) -> list[Part]:
+    """The samples of each pass over these: all in their order, or by `training.tokens_per_micro_batch`. agreed: of the
+    numbers of passes that ranks need the largest, where all of them have to make as many."""
+    if training.tokens_per_micro_batch is None:
+        return [np.arange(len(prompts.lengths))]
+    lengths = prompts.lengths + responses.lengths
+    cut = cut_by_tokens(lengths, training.tokens_per_micro_batch, training.layout)
+    return cut if agreed is None else cut_further(cut, agreed(len(cut)))
+
+
 def part_of(batch: TrainBatch, part: Part) -> TrainBatch:
     """These samples of a micro-batch, in this order."""
 
@@ -55,8 +67,3 @@ def part_of(batch: TrainBatch, part: Part) -> TrainBatch:
         return column.take(part) if isinstance(column, Ragged) else None if column is None else column[part]
 
     return replace(batch, **{field.name: cut(getattr(batch, field.name)) for field in fields(batch)})
-
-
-def tokens_of(batch: TrainBatch) -> NDArray[np.int64]:
-    """Prompt and response tokens of each sample: int64 [k]."""
-    return batch.prompts.lengths + batch.responses.lengths

@@ -93,9 +93,9 @@ def test_packed_log_probs_are_those_of_padded_ones(dtype: str, atol: float) -> N
     layouts: tuple[Layout, ...] = ("packed", "padded")
     packed, padded = [
         asyncio.run(
-            TorchLogProb(build_model(config), temperature=1.0, device=GPU, layout=layout).log_probs(
-                batch.prompts, batch.responses
-            )
+            TorchLogProb(
+                build_model(config), temperature=1.0, device=GPU, training=TrainingConfig(layout=layout)
+            ).log_probs(batch.prompts, batch.responses)
         )
         for layout in layouts
     ]
@@ -129,7 +129,7 @@ def test_the_trainer_scores_as_an_engine_that_was_sent_its_weights(
     asyncio.run(engine.accumulate(batch))
     before = scores(engine.scorer(), batch)
     asyncio.run(engine.step())
-    alone = TorchLogProb(build_model(config), temperature=1.0, device=GPU, layout=layout)
+    alone = TorchLogProb(build_model(config), temperature=1.0, device=GPU, training=TrainingConfig(layout=layout))
     np.testing.assert_array_equal(before, scores(alone, batch))
     sent = {name: full(parameter) for name, parameter in engine.named_parameters().items()}
     asyncio.run(alone.load_weights(1, sent.items()))

@@ -138,7 +138,7 @@ def _tokens(model: PreTrainedModel, samples: int, length: int) -> np.ndarray:
 def time_log_probs(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, training: TrainingConfig) -> Iterator[Row]:
     """Micro-batches of so many samples with so many tokens each, half of them the prompt's."""
     layers, vocabulary = model.config.num_hidden_layers, model.config.vocab_size
-    engine = TorchLogProb(model, temperature=1.0, device=watch.device, layout=training.layout)
+    engine = TorchLogProb(model, temperature=1.0, device=watch.device, training=training)
     with asyncio.Runner() as loop:
         for samples, length in sizes:
             batch = batch_of(samples, length, vocabulary)

@@ -58,7 +58,12 @@ def test_a_micro_batch_that_is_cut_by_tokens_makes_a_call_for_each_part(ranks: i
         await SimulatedTrainer(COST, clock, ranks=ranks, training=training).accumulate(train_batch())
         whole = now()
         await SimulatedTrainer(COST, clock, ranks=ranks).accumulate(train_batch())
-        return whole - (now() - whole)
+        trained = now()
+        await SimulatedLogProb(COST, clock, ranks=ranks, training=training).log_probs(PROMPTS, RESPONSES)
+        scored = now()
+        await SimulatedLogProb(COST, clock, ranks=ranks).log_probs(PROMPTS, RESPONSES)
+        assert (scored - trained) - (now() - scored) == whole - (trained - whole)
+        return whole - (trained - whole)
 
     assert run_virtual(main()) == 3.0 * (calls - 1)
 

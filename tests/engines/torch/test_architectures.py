@@ -13,7 +13,7 @@ from engines.torch.kv_slots import SlotModel
 from engines.torch.model import blocks_of, build_model
 from engines.torch.rollout import TorchRollout
 from engines.torch.scoring import LAYOUTS, TorchLogProb
-from harness.config import ConfigError, ModelConfig
+from harness.config import ConfigError, ModelConfig, TrainingConfig
 from harness.config.model_folder import model_settings
 from harness.protocols import Request, Sampling
 from harness.runtime.runtime import RealClock
@@ -99,7 +99,7 @@ async def test_a_decoder_scores_and_generates_as_transformers_does(name: str, tm
     prompts, responses = samples()
     expected = by_transformers(config, prompts, responses)
     for layout in LAYOUTS:
-        scorer = TorchLogProb(build_model(config), temperature=1.0, device=CPU, layout=layout)
+        scorer = TorchLogProb(build_model(config), temperature=1.0, device=CPU, training=TrainingConfig(layout=layout))
         found = await scorer.log_probs(prompts, responses)
         assert found.values.tolist() == pytest.approx(expected, abs=2e-5), layout
     engine = TorchRollout(build_model(config), sampling=Sampling(12), slots=3, seed=0, clock=RealClock.starting_now())

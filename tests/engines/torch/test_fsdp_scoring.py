@@ -46,7 +46,8 @@ def scores(scorer: Scorer, samples: Sequence[int] = SCORED) -> np.ndarray:
 
 def alone(sent: Tensors, model: ModelConfig, layout: Layout = "padded") -> np.ndarray:
     """By a scorer that was sent these weights."""
-    scorer = TorchLogProb(build_model(model, seed=9), temperature=1.0, device=CPU, layout=layout)
+    training = TrainingConfig(layout=layout)
+    scorer = TorchLogProb(build_model(model, seed=9), temperature=1.0, device=CPU, training=training)
     computed(scorer.load_weights(1, sent.items()))
     return scores(scorer)
 

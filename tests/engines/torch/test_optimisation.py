@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from torch.distributed import TCPStore
 
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model
+from engines.torch.scoring import TorchLogProb
 from harness.config import TrainingConfig
-from harness.protocols import TrainBatch
+from harness.protocols import Scorer, TrainBatch
 from tests.support.fsdp_samples import (
+    CPU,
     FREE,
     SAMPLES,
     SMALL,
@@ -43,11 +46,18 @@ def world() -> Iterator[World]:
         yield world
 
 
-def counted(engine: FSDPEngine) -> list[int]:
+def counted(engine: Any) -> list[int]:
     """Grows by the samples of each forward pass."""
     passes: list[int] = []
     engine._scorer.register_forward_pre_hook(lambda module, inputs: passes.append(len(inputs[0])))
     return passes
+
+
+def scores(scorer: Scorer, samples: Sequence[int]) -> np.ndarray:
+    batch = batch_of(samples)
+    found = computed(scorer.log_probs(batch.prompts, batch.responses))
+    assert found.lengths.tolist() == batch.responses.lengths.tolist()
+    return found.values
 
 
 def broken(batch: TrainBatch) -> TrainBatch:
@@ -67,12 +77,35 @@ def test_parts_of_a_micro_batch_have_its_gradient_and_say_the_same_of_themselves
     assert_close(gradients(cut), gradients(whole), rtol=1e-5)
 
 
-def one_rank_of_two(rank: int, port: int) -> tuple[int, dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Passes and gradients of a step in parts; then what the steps said of which one was broken on rank 0 only."""
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_scoring_in_parts_finds_the_same_beside_the_trainer_as_a_reference_and_alone(world: World, layout: str) -> None:
+    limited = TrainingConfig(layout=layout, tokens_per_micro_batch=LIMIT)
+
+    def scorers(training: TrainingConfig) -> list[Any]:
+        alone = TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU, training=training)
+        return [world.engine(FREE, training).scorer(), world.reference(training=training), alone]
+
+    for cut, whole in zip(scorers(limited), scorers(TrainingConfig(layout=layout)), strict=True):
+        tokens: list[list[int]] = []
+        cut._scorer.register_forward_pre_hook(
+            lambda module, inputs, tokens=tokens: tokens.append((inputs[0].lengths + inputs[1].lengths).tolist())
+        )
+        np.testing.assert_allclose(scores(cut, ALL), scores(whole, ALL), rtol=0, atol=2e-6)
+        assert len(tokens) > 3 and sum(map(len, tokens)) == SAMPLES
+        assert all((sum(of) if layout == "packed" else max(of) * len(of)) <= LIMIT for of in tokens)
+
+
+def one_rank_of_two(rank: int, port: int) -> tuple[list[int], dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Passes of a step in parts, and of scoring by trainer and reference; gradients of that step; then what the steps
+    said of which one was broken on rank 0 only."""
     store = TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
     with World(store, rank, 2) as world:
-        engine = world.engine(FREE, TrainingConfig(tokens_per_micro_batch=LIMIT))
-        passes = counted(engine)
+        limited = TrainingConfig(tokens_per_micro_batch=LIMIT)
+        engine, reference = world.engine(FREE, limited), world.reference(training=limited)
+        passes = [counted(engine), counted(reference)]
+        for scorer in (engine.scorer(), reference):
+            alone = TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU)
+            np.testing.assert_allclose(scores(scorer, SHARES[rank]), scores(alone, SHARES[rank]), rtol=0, atol=2e-6)
         train(engine, [SHARES[rank]])
         found = gradients(engine)
         before, said = weights(engine), []
@@ -82,7 +115,7 @@ def one_rank_of_two(rank: int, port: int) -> tuple[int, dict[str, torch.Tensor],
             said.append(computed(engine.step()))
             same = all(torch.equal(before[name], tensor) for name, tensor in weights(engine).items())
             assert same == bad, "only a step that is skipped leaves the weights as they are"
-        return len(passes), found, said
+        return [len(each) for each in passes], found, said
 
 
 def test_two_ranks_make_as_many_passes_and_skip_the_same_steps(world: World) -> None:
@@ -90,7 +123,9 @@ def test_two_ranks_make_as_many_passes_and_skip_the_same_steps(world: World) -> 
     ranks = run_in_processes(one_rank_of_two, [(rank, store.port) for rank in range(2)], timeout_s=200)
     whole = world.engine(FREE)
     train(whole, [ALL])
-    assert len({passes for passes, _, _ in ranks}) == 1
+    (trainers, references), there = (passes for passes, _, _ in ranks)
+    assert [trainers, references] == there
+    assert references > 3 and trainers == 4 * references, "the trainer scored once, and took part in three steps"
     for _, found, said in ranks:
         assert_close(found, gradients(whole), rtol=1e-5)
         assert [step["skipped"] for step in said] == [1.0, 0.0]

@@ -10,7 +10,7 @@ from engines.torch import packing
 from engines.torch.model import build_model
 from engines.torch.packing import pack_batch, pad_batch
 from engines.torch.scoring import Scores, TokenScorer, TorchLogProb
-from harness.config import Layout, ModelConfig
+from harness.config import Layout, ModelConfig, TrainingConfig
 from harness.transfer_queue import Ragged
 
 SMALL = ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64)
@@ -81,7 +81,7 @@ def test_the_kernel_for_many_lengths_is_asked_for_what_one_by_one_computes(monke
 
 
 async def test_a_sample_does_not_see_its_neighbours() -> None:
-    engine = TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU, layout="packed")
+    engine = TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU, training=TrainingConfig(layout="packed"))
     here, there = ([*columns([(4, 6), (3, 5), (2, 7)], seed)] for seed in (0, 1))
     middle = [[there[part].row(0), here[part].row(1), there[part].row(2)] for part in range(2)]
     mixed = [Ragged.from_rows(rows) for rows in middle]
