@@ -7,13 +7,15 @@ neighbours are padded.
 Packed, all samples stand one after the other in one row; positions start again with each. All that works token by token
 sees one long row. Attention keeps to the samples: on a GPU in half precision by torch's
 kernel for sequences of different lengths, elsewhere sample by sample. (One call under a block-diagonal mask costs the
-square of all tokens together: on a CPU 10 to 20 times as much; tests/benchmarks/bench_layouts.py.)
+square of all tokens together: on a CPU 10 to 20 times as much; tests/benchmarks/bench_layouts.py.) Heads of keys and
+values that queries share are not repeated, but in float32 on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,8 +159,6 @@ def packed_attention(
     Causal within each sample; without dropout. Raises NotImplementedError as `refuse_changed_scores`.
     """
     refuse_changed_scores(others)
-    groups = query.shape[1] // key.shape[1]
-    key, value = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (key, value))
     attend = _in_one_kernel if query.is_cuda and query.dtype.itemsize == 2 else _one_by_one
     return attend(query, key, value, boundaries, scaling, sliding_window), None
 
@@ -187,11 +187,19 @@ def _one_by_one(
     scaling: float,
     window: int | None,
 ) -> torch.Tensor:
+    groups = query.shape[1] // key.shape[1]
+    if query.is_cuda and groups > 1:  # in float32 the one kernel there that shares heads makes all scores at once
+        key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+        groups = 1
     parts = zip(*(part.split(boundaries.lengths, dim=2) for part in (query, key, value)), strict=True)
     done = []
     for q, k, v in parts:
         mask = window_mask(q.shape[2], window, q.device)
-        done.append(scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling))
+        done.append(
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=groups > 1
+            )
+        )
     return torch.cat(done, dim=2).transpose(1, 2)
 
 
@@ -207,7 +215,11 @@ def _in_one_kernel(
 
     query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
     offsets, longest = boundaries.offsets, max(boundaries.lengths)
-    back = CAUSAL if window is None else (window - 1, 0)
-    attended = varlen_attn(query, key, value, offsets, offsets, longest, longest, scale=scaling, window_size=back)
+    how: dict[str, Any] = {"scale": scaling, "window_size": CAUSAL if window is None else (window - 1, 0)}
+    if (
+        "enable_gqa" in signature(varlen_attn).parameters
+    ):  # before torch 2.13 the kernel shares heads without being told
+        how["enable_gqa"] = query.shape[1] > key.shape[1]
+    attended = varlen_attn(query, key, value, offsets, offsets, longest, longest, **how)
     assert isinstance(attended, torch.Tensor), "no more was asked for"
     return attended.unsqueeze(0)

@@ -62,11 +62,16 @@ def test_packed_samples_score_as_padded_ones_and_so_do_their_gradients(samples: 
     torch.testing.assert_close(packed_gradients, padded_gradients, rtol=1e-4, atol=1e-5)
 
 
-def test_the_kernel_for_many_lengths_is_asked_for_what_one_by_one_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_the_kernel_for_many_lengths_is_asked_for_what_one_by_one_computes(
+    kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel itself is of GPUs (tests/gpu); here a stand-in that follows its documentation."""
 
-    def varlen_attn(q, k, v, offsets, same, longest, as_long, *, scale, window_size):  # type: ignore[no-untyped-def]
-        assert q.shape == k.shape == v.shape == (10, 4, 8) and offsets.dtype == torch.int32
+    def varlen_attn(q, k, v, offsets, same, longest, as_long, *, scale, window_size, enable_gqa):  # type: ignore[no-untyped-def]
+        assert q.shape == (10, 4, 8) and k.shape == v.shape == (10, kv_heads, 8) and offsets.dtype == torch.int32
+        assert enable_gqa == (kv_heads < 4)
+        k, v = (part.repeat_interleave(4 // kv_heads, dim=1) for part in (k, v))
         assert (longest, as_long, window_size) == (5, 5, (-1, 0)) and same is offsets
         parts = (part.tensor_split(offsets[1:-1].long()) for part in (q, k, v))
         rows = [[part.transpose(0, 1) for part in sample] for sample in zip(*parts, strict=True)]
@@ -74,10 +79,21 @@ def test_the_kernel_for_many_lengths_is_asked_for_what_one_by_one_computes(monke
         return torch.cat([attend(*row, is_causal=True, scale=scale).transpose(0, 1) for row in rows])
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    query, key, value = (torch.randn(1, 4, 10, 8) for _ in range(3))
+    query, key, value = (torch.randn(1, heads, 10, 8) for heads in (4, kv_heads, kv_heads))
     boundaries = packing.Boundaries([2, 5, 3], torch.tensor([0, 2, 7, 10], dtype=torch.int32))
     arguments = (query, key, value, boundaries, 0.3, None)
     torch.testing.assert_close(packing._in_one_kernel(*arguments), packing._one_by_one(*arguments))
+
+
+def test_heads_that_queries_share_are_never_repeated() -> None:
+    query = torch.randn(1, 8, 12, 16, requires_grad=True)
+    key, value = (torch.randn(1, 2, 12, 16, requires_grad=True) for _ in range(2))
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        packing.packed_attention(
+            torch.nn.Module(), query, key, value, None, scaling=0.3, boundaries=packing.Boundaries([12], torch.empty(0))
+        )
+    assert sorted(tensor.shape[1] for tensor in kept if tensor.shape[-1] == 16) == [2, 2, 8, 8]
 
 
 async def test_a_sample_does_not_see_its_neighbours() -> None:
