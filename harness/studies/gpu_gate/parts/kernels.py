@@ -17,7 +17,7 @@ import torch
 from engines.torch.model import build_model
 from engines.torch.sampling import draw, uniforms
 from engines.torch.scoring import TorchLogProb
-from harness.config import AlgorithmConfig, Layout, ModelConfig
+from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
 from harness.protocols import Sampling
 from harness.rl.kl import k3
 from harness.rl.log_probs import head_log_probs
@@ -108,7 +108,7 @@ def _layouts(device: torch.device, config: ModelConfig) -> Check:
     responses = random_rows(config.vocabulary, rng.integers(1, 200, 12), seed=1)
 
     def scored(model: PreTrainedModel, where: torch.device, layout: Layout) -> np.ndarray:
-        engine = TorchLogProb(model, temperature=1.0, device=where, layout=layout)
+        engine = TorchLogProb(model, temperature=1.0, device=where, training=TrainingConfig(layout=layout))
         return asyncio.run(engine.log_probs(prompts, responses)).values
 
     exact = scored(build_model(config).float(), torch.device("cpu"), "padded")
