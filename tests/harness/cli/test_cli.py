@@ -104,6 +104,7 @@ def test_what_is_done_is_shown_and_not_run_again(
     from harness.metrics.run_files import run_directory
 
     with run_directory(compose_job(["backend=real"]), 0, results) as folder:
+        folder.write_manifest({})
         folder.finish()
     assert cli.main(["bench"]) == 0
     assert shown == [[folder.path]]
