@@ -141,10 +141,16 @@ def pass_of(config: JobConfig, placement: Placement, setting: Setting) -> Pass:
         tensor=training.tensor_parallel,
         recompute=training.recompute_activations,
         megatron=setting.simulated,
-        repeated_heads=training.layout == "packed" and not setting.simulated,
+        repeated_heads=_repeats_heads(config, setting),
         gpu=setting.gpu,
         expert_ranks=training.expert_parallel,
     )
+
+
+def _repeats_heads(config: JobConfig, setting: Setting) -> bool:
+    """Whether packed attention holds keys and values for each query head (`engines.torch.packing`)."""
+    packed = config.training.layout == "packed"
+    return packed and setting.gpu and config.model.dtype == "float32" and not setting.simulated
 
 
 def _pool(

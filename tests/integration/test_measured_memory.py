@@ -90,7 +90,7 @@ class Case:
             scored=self.rows * self.response if packed else tokens,
             ranks=self.world,
             recompute=self.recompute,
-            repeated_heads=packed,
+            repeated_heads=False,
             gpu=False,
         )
         return training_peaks(RankMemory(self.model, work))
