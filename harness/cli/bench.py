@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -18,25 +17,14 @@ if TYPE_CHECKING:
 def run(arguments: Sequence[str], results: Path, console: Console, server: ForkServer | None = None) -> int:
     """Run one configuration over its seeds, and say what came out. CADENCE_FOLDERS names a file that gets the folders
     of the runs, a line each. server: forks the workers, by default one for all seeds."""
-    from harness.config.checks.defaults import fitted
-    from harness.config.checks.job import plan_job
-    from harness.config.compose import compose_job, make_schedule, names_of
     from harness.config.machine import this_machine
-    from harness.cost_model.job_cost import check_given
     from harness.metrics.run_files import run_directory
     from harness.metrics.run_inputs import refuse_changed_inputs
     from harness.runtime.runtime import cluster_address
-    from harness.studies.planner.automatic import with_plan
+    from harness.studies.planner.automatic import settled
 
-    machine = this_machine()
-    asked = compose_job(arguments)
-    job = fitted(asked, make_schedule(asked), names_of(arguments), machine)
-    planned = with_plan(job.config, arguments, machine)
-    plan = plan_job(planned.config, make_schedule(planned.config), machine)
-    # What it is names its folder, not what was asked.
-    config = dataclasses.replace(planned.config, backend=plan.backend)
-    if plan.backend != "real":
-        check_given(config)
+    job = settled(arguments, this_machine())
+    config, plan = job.config, job.plan
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
     if not config.force:
         refuse_changed_inputs(config, [directory.path for directory in directories.values()])
@@ -53,7 +41,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
             from harness.report.summary import print_summary
         if plan.backend != "real":
             print_banner(plan, console)
-        for line in planned.messages or job.messages:
+        for line in job.messages:
             console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
         for seed in directories:
             if seed in to_do:

@@ -12,15 +12,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
 from harness.config import ConfigError, JobConfig
-from harness.config.checks.defaults import FITTED, fitted
+from harness.config.checks.defaults import FITTED
 from harness.config.checks.job import JobPlan, plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, names_of, plain
 from harness.config.job import flatten
 from harness.config.machine import Machine
 from harness.config.plugins import is_path
-from harness.cost_model.job_cost import check_given
 from harness.metrics.run_files import run_directory
-from harness.studies.planner.automatic import with_plan
+from harness.studies.planner.automatic import settled
 from harness.studies.planner.plan import as_argument
 from schedules import SCHEDULES
 
@@ -153,21 +152,14 @@ def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
 
     Its settings name what `make bench` would find out for itself: the backend, and the plan of a simulated job.
     """
-    asked = compose_job(request.settings)
-    job = fitted(asked, make_schedule(asked), names_of(request.settings), machine)
-    planned = with_plan(job.config, request.settings, machine)
-    plan = plan_job(planned.config, make_schedule(planned.config), machine)
-    config = replace(planned.config, backend=plan.backend)
-    if plan.backend != "real":
-        check_given(config)
-    before, after = flatten(plain(asked)), flatten(plain(config))
-    named = names_of(request.settings)
+    job, named = settled(request.settings, machine), names_of(request.settings)
+    before, after = flatten(plain(job.asked)), flatten(plain(job.config))
     found = [
         f"{name}={as_argument(value)}"
         for name, value in after.items()
         if name not in before or before[name] != value or (name in FITTED and name not in named)
     ]
-    return ResolvedCell(request.label, (*request.settings, *found), config, plan, planned.config != job.config)
+    return ResolvedCell(request.label, (*request.settings, *found), job.config, job.plan, job.planned)
 
 
 def resolve_cells(

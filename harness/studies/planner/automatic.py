@@ -1,4 +1,5 @@
-"""A simulated job without a split of the user's own: a plan is made for it before it runs."""
+"""From what was typed to a job that can run: what nobody said is chosen for the machine, and a simulated job without a
+split of the user's own gets a plan first."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ from dataclasses import dataclass, replace
 import psutil
 
 from harness.config import ConfigError, JobConfig, RooflineConfig
-from harness.config.checks.job import device_roles, plan_job
-from harness.config.compose import make_schedule, names_of
+from harness.config.checks.defaults import fitted
+from harness.config.checks.job import JobPlan, device_roles, plan_job
+from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
+from harness.cost_model.job_cost import check_given
 from harness.cost_model.memory import STATE_BYTES
 from harness.cost_model.shape import parameters
 
@@ -30,6 +33,30 @@ _CHOSEN = (
 )
 _SEARCHED = "algorithm.micro_batch_groups"
 _MAX_STALENESS = "schedule.max_staleness"  # decides what is learnt: a plan of one schedule leaves it
+
+
+@dataclass(frozen=True)
+class SettledJob:
+    """asked: by the arguments alone. config, plan: what runs, and on what; it is named by the backend that it runs on.
+    planned: whether a plan was made for it. messages: for the user, on what was chosen."""
+
+    asked: JobConfig
+    config: JobConfig
+    plan: JobPlan
+    planned: bool
+    messages: tuple[str, ...]
+
+
+def settled(arguments: Sequence[str], machine: Machine) -> SettledJob:
+    """The job that runs where `arguments` are given. Raises ConfigError where it cannot run on this machine."""
+    asked = compose_job(arguments)
+    job = fitted(asked, make_schedule(asked), names_of(arguments), machine)
+    planned = with_plan(job.config, arguments, machine)
+    plan = plan_job(planned.config, make_schedule(planned.config), machine)
+    config = replace(planned.config, backend=plan.backend)
+    if plan.backend != "real":
+        check_given(config)
+    return SettledJob(asked, config, plan, planned.config != job.config, planned.messages or job.messages)
 
 
 @dataclass(frozen=True)
