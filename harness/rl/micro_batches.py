@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from harness.config.job import Layout, TrainingConfig
 from harness.protocols import TrainBatch
-from harness.transfer_queue import Ragged
+from harness.transfer_queue import Ragged, taken
 
 Part = NDArray[np.int64]
 """Indices of samples."""
@@ -62,8 +62,6 @@ def passes_over(
 
 def part_of(batch: TrainBatch, part: Part) -> TrainBatch:
     """These samples of a micro-batch, in this order."""
-
-    def cut(column: Any) -> Any:
-        return column.take(part) if isinstance(column, Ragged) else None if column is None else column[part]
-
-    return replace(batch, **{field.name: cut(getattr(batch, field.name)) for field in fields(batch)})
+    columns = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    cut: dict[str, Any] = {name: None if column is None else taken(column, part) for name, column in columns.items()}
+    return replace(batch, **cut)

@@ -5,7 +5,7 @@ from harness.transfer_queue.control.leases import LeaseExpired
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec, TaskSpec, with_get_options
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.queue import TransferQueue
-from harness.transfer_queue.rows.columns import Batch, Column, ColumnSpec, Ragged
+from harness.transfer_queue.rows.columns import Batch, Column, ColumnSpec, Ragged, concatenated, taken
 
 __all__ = [
     "Batch",
@@ -19,5 +19,7 @@ __all__ = [
     "Ragged",
     "TaskSpec",
     "TransferQueue",
+    "concatenated",
+    "taken",
     "with_get_options",
 ]

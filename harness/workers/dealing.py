@@ -11,17 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Protocol
 
 import numpy as np
 import torch.distributed as dist
 
-from harness.transfer_queue import Batch, Column, GetRequest, Ragged, TransferQueue, with_get_options
-from harness.workers.readers import Deadlines, MicroBatchReader
-
-_FOR_ROWS = timedelta(days=365)
-"""Within the group, for rows: as long as they take to come. A rank that dies ends its connections."""
+from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, concatenated, taken, with_get_options
+from harness.workers.readers import FOR_ROWS, Deadlines, MicroBatchReader
 
 
 class Scatter(Protocol):
@@ -37,7 +33,7 @@ class WorldScatter:
     Every rank of the world makes one, in the same order."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(timeout=_FOR_ROWS, backend="gloo")
+        self._group = dist.new_group(timeout=FOR_ROWS, backend="gloo")
 
     async def __call__(self, shares: Sequence[Any] | None) -> Any:
         """As the protocol says."""
@@ -145,25 +141,13 @@ def in_groups(batch: Batch, group_size: int) -> list[Batch]:
 
 
 def _rows(batch: Batch, rows: np.ndarray) -> Batch:
-    columns = {name: _taken(column, rows) for name, column in batch.columns.items()}
+    columns = {name: taken(column, rows) for name, column in batch.columns.items()}
     return replace(batch, rows=batch.rows[rows], columns=columns)
-
-
-def _taken(column: Column, rows: np.ndarray) -> Column:
-    return column.take(rows) if isinstance(column, Ragged) else column[rows]
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
     """All rows of one or more batches, of whatever partitions, as of the first one's."""
     if len(batches) == 1:
         return batches[0]
-    columns = {name: _joined([batch.columns[name] for batch in batches]) for name in batches[0].columns}
+    columns = {name: concatenated([batch.columns[name] for batch in batches]) for name in batches[0].columns}
     return replace(batches[0], rows=np.concatenate([batch.rows for batch in batches]), columns=columns)
-
-
-def _joined(pieces: Sequence[Column]) -> Column:
-    ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
-    if ragged:
-        values, lengths = ([getattr(piece, name) for piece in ragged] for name in ("values", "lengths"))
-        return Ragged(np.concatenate(values), np.concatenate(lengths))
-    return np.concatenate([piece for piece in pieces if isinstance(piece, np.ndarray)])

@@ -19,7 +19,7 @@ Deadlines = Sequence[tuple[int, int]]
 the next `groups` groups that are trained (see schedules/protocol.py)."""
 
 
-_FOR_ROWS = timedelta(days=365)
+FOR_ROWS = timedelta(days=365)
 """Within a group that waits for rows: as long as they take to come. A rank that dies ends its connections."""
 
 
@@ -143,5 +143,5 @@ def tensor_parallel_group(tensor_parallel: int) -> dist.ProcessGroup:
     """
     starts = range(0, dist.get_world_size(), tensor_parallel)
     blocks = [list(range(start, start + tensor_parallel)) for start in starts]
-    groups = [dist.new_group(block, timeout=_FOR_ROWS, backend="gloo") for block in blocks]
+    groups = [dist.new_group(block, timeout=FOR_ROWS, backend="gloo") for block in blocks]
     return groups[dist.get_rank() // tensor_parallel]

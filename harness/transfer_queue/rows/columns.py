@@ -85,6 +85,24 @@ class Ragged:
 Column = Dense | Ragged
 
 
+def taken(column: Column, rows: NDArray[np.integer] | Sequence[int]) -> Column:
+    """A copy of these rows, in this order."""
+    rows = np.asarray(rows, np.int64)
+    return column.take(rows) if isinstance(column, Ragged) else column[rows]
+
+
+def concatenated(pieces: Sequence[Column]) -> Column:
+    """All rows of one or more pieces, one after the other: copied, unless there is only one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if isinstance(pieces[0], Ragged):
+        return Ragged(
+            np.concatenate([piece.values for piece in pieces]),  # type: ignore[union-attr]
+            np.concatenate([piece.lengths for piece in pieces]),  # type: ignore[union-attr]
+        )
+    return np.concatenate(pieces)  # type: ignore[arg-type]
+
+
 def runs(indices: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Cut indices where they do not go up by one: the (start, stop) of each stretch."""
     found: list[tuple[int, int]] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows
+from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows, concatenated
 
 Buffer = NDArray[np.uint8]
 Place = tuple[int, int] | bytes | Mapping[str, Column]
@@ -121,13 +121,4 @@ def cut(column: Column, start: int, stop: int) -> Column:
 
 def joined(pieces: Sequence[Column], spec: ColumnSpec) -> Column:
     """All rows of the pieces, one after the other: copied, unless there is only one."""
-    if len(pieces) == 1:
-        return pieces[0]
-    if not pieces:
-        return spec.empty()
-    if isinstance(pieces[0], Ragged):
-        return Ragged(
-            np.concatenate([piece.values for piece in pieces]),  # type: ignore[union-attr]
-            np.concatenate([piece.lengths for piece in pieces]),  # type: ignore[union-attr]
-        )
-    return np.concatenate(pieces)  # type: ignore[arg-type]
+    return concatenated(pieces) if pieces else spec.empty()

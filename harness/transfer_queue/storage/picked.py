@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged
-from harness.transfer_queue.rows.frames import Buffer, Frame, Part, joined, unpack
+from harness.transfer_queue.rows.columns import Column, ColumnSpec, concatenated, taken
+from harness.transfer_queue.rows.frames import Buffer, Frame, Part, unpack
 
 _PER_RUN = 16 << 10
 """Bytes that may be read for nothing for each run: they cost less than to read the run by itself."""
@@ -40,8 +40,8 @@ def picked(
     columns: dict[str, Column] = {}
     for name in part.columns:
         spec = specs[name]
-        column = joined([unpack(of[name], spec, n) for of, n in zip(buffers, counts, strict=True)], spec)
-        columns[name] = column.take(rows) if isinstance(column, Ragged) else column[rows]
+        pieces = [unpack(of[name], spec, n) for of, n in zip(buffers, counts, strict=True)]
+        columns[name] = taken(concatenated(pieces), rows)
     return columns
 
 
