@@ -31,9 +31,7 @@ class Options:
     sampling_backend: str | None = None
     cuda_graph: Switch = True  # on a GPU
     overlap_schedule: Switch | None = None  # of a step with the scheduling of the next
-    deterministic: Switch | None = (
-        None  # draws follow from seeds, whatever runs beside a sample; slower; None: on a CPU
-    )
+    deterministic: Switch | None = None  # draws follow from seeds, whatever runs beside; slower; None: on a CPU
     memory_saver: Switch = True  # on a GPU; without it, an engine that sleeps gives nothing back
     stream_interval: Count = 64  # tokens between two messages about a sample
     log_level: Literal["debug", "info", "warning", "error"] = "warning"

@@ -50,7 +50,7 @@ class Outline:
         here, wanted = {}, {}
         for name, parameter in self.model.named_parameters():
             new = filled[parameter].data
-            here[name] = new.to_local() if isinstance(new, DTensor) else new
+            here[name] = local_part(new)
             if here[name].numel():
                 wanted[name] = _part_of(new)
         for name, part in self.weights.parts(wanted):
@@ -213,6 +213,11 @@ def to_meta(model: torch.nn.Module) -> None:
 
 def _parameter_like(parameter: torch.nn.Parameter, device: torch.device | str) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _part_of(tensor: torch.Tensor) -> Part:

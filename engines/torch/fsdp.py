@@ -34,7 +34,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from engines.torch.checkpoint import load_training, save_training
-from engines.torch.first_weights import Outline
+from engines.torch.first_weights import Outline, local_part
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
 from engines.torch.scoring import TokenScorer, score_parts
@@ -125,7 +125,8 @@ class FSDPEngine:
         self._divisor, self._unfinished = 0, False  # of the micro-batches since the last step
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
-        """Back-propagates the SUM of token losses: the batch's token count is not known before its last micro-batch.
+        """Back-propagates the SUM of weighted token losses: what it is divided by is not known before the batch's last
+        micro-batch.
 
         With `training.tokens_per_micro_batch` part by part, in as many parts on every rank as on that which needs most:
         each pass gathers shards, and so is a collective.
@@ -179,9 +180,10 @@ class FSDPEngine:
         )
 
     async def step(self) -> dict[str, float]:
-        """One update with the mean over all ranks' sampled tokens since the last one.
+        """One update with all ranks' losses since the last one, aggregated as the settings say.
 
-        FSDP has averaged the gradients over ranks; times the world's size over all tokens makes that the token mean.
+        FSDP has averaged the gradients over ranks; times the world's size over all ranks' divisors makes that the
+        gradient of the batch's loss (harness/rl/aggregation.py).
         A gradient that is not finite updates nothing: its norm is that of all ranks' gradients, so that all ranks skip
         the step, or none.
         """
@@ -331,7 +333,7 @@ class InDtype(Mapping[str, torch.Tensor]):
 
 def _local(tensor: torch.Tensor | None) -> torch.Tensor:
     assert tensor is not None, "a parameter without a gradient; did every rank see a micro-batch?"
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local_part(tensor)
 
 
 def share_layers(model: PreTrainedModel, world: DeviceMesh) -> dist.ProcessGroup:

@@ -180,7 +180,7 @@ class SlotModel:
         """
         rows, length, shared = len(tokens), key_length(max(positions) + 1), self.heads // self.kv_heads
         at = self._tensor(positions)
-        before = (self.positions[:length] <= at[:, None])[:, None, None]
+        before = self._seen(at[:, None], length)
 
         def attention(
             layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -189,9 +189,7 @@ class SlotModel:
             grouped = F.pad(query.view(rows, self.kv_heads, shared, self.head_dim), (0, 0, 0, max(0, QUERIES - shared)))
             keys = self.keys[layer.number][:rows, :length].transpose(1, 2)
             values = self.values[layer.number][:rows, :length].transpose(1, 2)
-            mask = before
-            if layer.window is not None:
-                mask = before & (self.positions[:length] > at[:, None] - layer.window)[:, None, None]
+            mask = before if layer.window is None else self._seen(at[:, None], length, layer.window)
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=layer.scale)
             return out[:, :, :shared].reshape(rows, -1)
 
@@ -227,7 +225,7 @@ class SlotModel:
         added = [[*tokens[start:], *[0] * (new - len(tokens) + start)] for _, tokens, start in contexts]
         slots = self._tensor([slot for slot, _, _ in contexts])
         at = self._tensor([start for _, _, start in contexts])[:, None] + self.positions[:new]
-        before = (self.positions[:length] <= at[:, :, None])[:, None]
+        before = self._seen(at, length)
 
         def attention(
             layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -235,9 +233,7 @@ class SlotModel:
             query = query.view(rows, new, -1, self.head_dim).transpose(1, 2)
             keys = self.keys[layer.number][slots, :length].transpose(1, 2)
             values = self.values[layer.number][slots, :length].transpose(1, 2)
-            mask = before
-            if layer.window is not None:
-                mask = before & (self.positions[:length] > at[:, :, None] - layer.window)[:, None]
+            mask = before if layer.window is None else self._seen(at, length, layer.window)
             out = F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=True
             )
@@ -245,6 +241,12 @@ class SlotModel:
 
         tokens = self._tensor([token for row in added for token in row])
         self._forward(tokens, at.flatten(), slots.repeat_interleave(new), attention)
+
+    def _seen(self, at: torch.Tensor, length: int, window: int | None = None) -> torch.Tensor:
+        """Which of the first `length` keys of its slot a query sees: bool [rows, 1, queries, length]. at: the positions
+        of queries, int64 [rows, queries]; window: as of `LayerAttention`."""
+        keys, at = self.positions[:length], at[:, None, :, None]
+        return keys <= at if window is None else (keys <= at) & (keys > at - window)
 
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, attention: Attention

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.tensor import DTensor
 
+from engines.torch.first_weights import local_part
 from harness.config import OptimizerOffload
 
 _NAMES = ("exp_avg", "exp_avg_sq")
@@ -77,7 +78,7 @@ class Moments:
         state = self._optimizer.state[parameter]
         if _NAMES[0] not in state:
             return
-        locals_ = {name: _local(state.pop(name)) for name in _NAMES}
+        locals_ = {name: local_part(state.pop(name)) for name in _NAMES}
         if parameter not in self._resting:
             self._resting[parameter] = {
                 name: torch.empty_like(local, device="cpu", pin_memory=local.is_cuda) for name, local in locals_.items()
@@ -91,10 +92,6 @@ class Moments:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

@@ -216,9 +216,7 @@ def _in_one_kernel(
     query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
     offsets, longest = boundaries.offsets, max(boundaries.lengths)
     how: dict[str, Any] = {"scale": scaling, "window_size": CAUSAL if window is None else (window - 1, 0)}
-    if (
-        "enable_gqa" in signature(varlen_attn).parameters
-    ):  # before torch 2.13 the kernel shares heads without being told
+    if "enable_gqa" in signature(varlen_attn).parameters:  # before torch 2.13 it shares heads without being told
         how["enable_gqa"] = query.shape[1] > key.shape[1]
     attended = varlen_attn(query, key, value, offsets, offsets, longest, longest, **how)
     assert isinstance(attended, torch.Tensor), "no more was asked for"

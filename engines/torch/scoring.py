@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from engines.loading import ModelWeights
+from engines.torch.first_weights import local_part
 from engines.torch.model import float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
 from harness.config import Layout, TrainingConfig
@@ -64,9 +64,7 @@ class TokenScorer(torch.nn.Module):
 
     def forward(self, prompts: Ragged, responses: Ragged) -> Scores:
         """prompts and responses: int64, of k rows each."""
-        weight = self.model.get_output_embeddings().weight
-        if isinstance(weight, DTensor):
-            weight = weight.to_local()
+        weight = local_part(self.model.get_output_embeddings().weight)
         batch = self._lay_out(prompts, responses, weight.device)
         scores = head_log_probs(
             batch.hidden(self.model.base_model), weight, batch.targets, self._temperature, self._group, self._float32
