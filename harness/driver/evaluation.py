@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -165,20 +164,12 @@ class Evaluation:
     async def _standing_still(self) -> AsyncIterator[Sequence[Handle[RolloutRole]]]:
         """The job, and its clock. Engines last: they work on while others come to the end of what they compute."""
         engines = list(self.fleet.working)
-        while any(await ask_all(self.others, _hold)):
+        while any(await ask_all(self.others, lambda role: role.hold())):
             continue  # one that waited for a device may have got it when another's turn was over
-        await ask_all(engines, _hold)
+        await ask_all(engines, lambda engine: engine.hold())
         at = max(self.clock.stop(), await self.runtime.stop_clocks())
         yield engines
         self.clock.restart(at)
         await self.runtime.start_clocks(self.clock.origin)
-        await ask_all(engines, _let_go)
-        await ask_all(self.others, _let_go)
-
-
-async def _hold(role: Any) -> Any:
-    return await role.hold()
-
-
-async def _let_go(role: Any) -> None:
-    await role.let_go()
+        await ask_all(engines, lambda engine: engine.let_go())
+        await ask_all(self.others, lambda role: role.let_go())

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.plugins import check_called, is_path, keywords, load, named_by
+from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
 
 Advantages = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
@@ -113,7 +113,7 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
     own = comparison_of(path)
     wanted = inspect.signature(own).parameters
     settings = {"divide_by_std": algorithm.normalise_std} if "divide_by_std" in wanted and not is_path(path) else {}
-    options = keywords(own, named_options(algorithm), "algorithm.options", path, given=("lengths", *settings))
+    options = keywords(own, own_options(algorithm), "algorithm.options", path, given=("lengths", *settings))
 
     def advantages(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
         given = {"lengths": lengths} if "lengths" in wanted else {}
@@ -129,13 +129,12 @@ def compares_lengths(algorithm: AlgorithmConfig) -> bool:
 
 def comparison_of(name: str) -> Callable[..., torch.Tensor]:
     """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
-    if not is_path(name):
-        return ADVANTAGES[name]
-    own: Callable[..., torch.Tensor] = load(name, "algorithm.advantage")
-    check_called(own, 1, "algorithm.advantage", name, "advantages(rewards)")
-    return own
+    found = lookup(ADVANTAGES, name, "algorithm.advantage")
+    if is_path(name):
+        check_called(found, 1, "algorithm.advantage", name, "advantages(rewards)")
+    return found
 
 
-def named_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
+def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
     """Of `algorithm.options` those that the advantage names."""
     return named_by(comparison_of(algorithm.advantage), algorithm.options)

@@ -83,12 +83,12 @@ def _check_algorithm(config: JobConfig) -> None:
     algorithm = config.algorithm
     if not (algorithm.options or is_path(algorithm.correction) or is_path(algorithm.advantage)):
         return
-    from harness.rl.advantages import advantages_of, named_options
-    from harness.rl.losses import own_options, policy_loss
+    from harness.rl import advantages, losses
 
-    policy_loss(algorithm)
-    advantages_of(algorithm)
+    losses.policy_loss(algorithm)
+    advantages.advantages_of(algorithm)
+    named = losses.own_options(algorithm) | advantages.own_options(algorithm)
     for option in algorithm.options:
-        if option not in own_options(algorithm) | named_options(algorithm):
+        if option not in named:
             names = f"{algorithm.correction} or {algorithm.advantage}"
             raise ConfigError(f"algorithm.options.{option} is no option of {names}; leave it out")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.plugins import check_called, is_path, keywords, load, named_by
+from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
 from harness.rl.losses.clipped import clip, decoupled, dual_clip, off_policy_sequence_mask
 from harness.rl.losses.importance import cispo, masked_importance, no_correction, truncated_importance
 from harness.rl.losses.sequences import geo_mean, gspo
@@ -65,7 +65,7 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     of the user's that cannot be called as such."""
     name = algorithm.correction
     loss = correction_of(name)
-    settings = {} if is_path(name) else {own: getattr(algorithm, of) for own, of in settings_of(name).items()}
+    settings = {} if is_path(name) else {own: getattr(algorithm, of) for own, of in _settings_of(name).items()}
     options = keywords(loss, own_options(algorithm), "algorithm.options", name, given=(*GIVEN, *settings))
     wanted = [given for given in GIVEN if given in inspect.signature(loss).parameters]
 
@@ -84,14 +84,13 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
 
 def correction_of(name: str) -> PolicyLoss:
     """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as a loss."""
-    if not is_path(name):
-        return CORRECTIONS[name]
-    own: PolicyLoss = load(name, "algorithm.correction")
-    check_called(own, 4, "algorithm.correction", name, "loss(log_probs, behaviour_log_probs, advantages, mask)")
-    return own
+    found = lookup(CORRECTIONS, name, "algorithm.correction")
+    if is_path(name):
+        check_called(found, 4, "algorithm.correction", name, "loss(log_probs, behaviour_log_probs, advantages, mask)")
+    return found
 
 
-def settings_of(name: str) -> dict[str, str]:
+def _settings_of(name: str) -> dict[str, str]:
     """Options of a loss that is built in, and the settings of `AlgorithmConfig` that they are."""
     bounds = [bound for bound in ("clip_low", "clip_high") if bound in inspect.signature(CORRECTIONS[name]).parameters]
     return {**dict(zip(bounds, bounds, strict=True)), **_SETTINGS.get(name, {})}
