@@ -12,7 +12,9 @@ import pytest
 
 from harness.config import ConfigError
 from harness.studies.gpu_gate.gate import request
-from harness.studies.gpu_gate.parts import PARTS
+from harness.studies.gpu_gate.part import Setting
+from harness.studies.gpu_gate.parts import PARTS, engines
+from harness.studies.gpu_gate.results import LeftOut
 from tests.support.project import ROOT
 
 ABSENT = ("ray", "hydra", "omegaconf", "mlflow", "vllm", "sglang", "datasets", "pynvml")
@@ -44,9 +46,16 @@ def test_the_gate_passes_where_only_torch_and_transformers_are(tmp_path: Path) -
     absent.mkdir()
     for name in ABSENT:
         (absent / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n")
-    found = gate(tmp_path, [str(absent)])
-    assert {name for name, status in found.items() if status == "left out"} == {"engines", "jobs"}
-    assert {part.name for part in PARTS} == found.keys()
+    parts = [part.name for part in PARTS if part.name != "engines"]  # those have environments of their own
+    found = gate(tmp_path, [str(absent)], f"parts={','.join(parts)}")
+    assert [name for name, status in found.items() if status == "left out"] == ["jobs"]
+    assert found.keys() == set(parts)
+
+
+def test_engines_without_an_environment_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LeftOut, match="make setup-vllm"):
+        list(engines.run(Setting("cpu", tmp_path)))
 
 
 @pytest.mark.slow
