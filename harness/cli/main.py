@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from rich.console import Console
 from harness.config import ConfigError
 
 RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))
+
+_AGAIN = "what was under way is not marked as done, the same command starts this seed again"
 
 Command = Callable[[Sequence[str], Path, Console], int]
 """Takes its arguments, the results folder and where to write; returns the exit code."""
@@ -62,15 +64,16 @@ def answered(work: Callable[[], int], errors: Console) -> int:
     except BlockingIOError as error:  # another process writes this folder
         errors.print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
-    except BaseExceptionGroup as failures:
-        raise _first(failures) from None  # the rest was cancelled because of it
     except KeyboardInterrupt:
-        errors.print(
-            "interrupted; what was under way is not marked as done, the same command starts this seed again",
-            style="yellow",
-            soft_wrap=True,
-        )
+        errors.print(f"interrupted; {_AGAIN}", style="yellow", soft_wrap=True)
         return 130
+    except Exception as failure:
+        if not (losses := _losses(failure)):
+            raise next(_parts(failure)) from None  # the rest was cancelled because of it
+        # What else failed is how others met a death.
+        errors.print("\n".join(losses), style="red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(_AGAIN, style="yellow", soft_wrap=True)
+        return 1
 
 
 def command(name: str) -> Command:
@@ -78,7 +81,20 @@ def command(name: str) -> Command:
     return run
 
 
-def _first(failure: BaseException) -> BaseException:
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
+def _losses(failure: Exception) -> list[str]:
+    """What died, in the words of those who noticed: a worker, an engine, the queue behind its connection."""
+    from harness.protocols import EngineDied
+    from harness.runtime.runtime import WorkerDied
+    from harness.weight_sync.membership import LostEngine
+
+    losses = WorkerDied | EngineDied | LostEngine | ConnectionError
+    return list(dict.fromkeys(str(part) for part in _parts(failure) if isinstance(part, losses)))
+
+
+def _parts(failure: Exception) -> Iterator[Exception]:
+    """The errors that a group of errors consists of."""
+    if isinstance(failure, ExceptionGroup):
+        for part in failure.exceptions:
+            yield from _parts(part)
+    else:
+        yield failure

@@ -416,6 +416,7 @@ class PublishedWeights:
             await self.recorded()
         except BaseException:
             queue.cancel()
+            await asyncio.gather(queue, return_exceptions=True)
             raise
         self._recording = asyncio.create_task(self._record(self.observer.published(version), queue))
         self.observer.doing("actor", "waiting")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import replace
@@ -123,20 +124,21 @@ class Session:
                 await self.assembly.coordinator.finish()
         except Exception as failure:
             # A death shows first in a call of another worker: name the dead, not only the one that noticed.
-            lost, dead = _lost_engine(failure), await self._dead()
-            others = [name for name in dead if name not in lost]
-            if lost and others:
-                raise RuntimeError(f"{lost}; {', '.join(others)} died, too") from failure
-            if lost or others:
-                raise RuntimeError(lost or f"{', '.join(others)} died") from failure
+            noticed = _noticed(failure)
+            if losses := [*noticed, *await self._died(noticed)]:
+                raise WorkerDied("; ".join(losses)) from failure
             raise
 
-    async def _dead(self) -> list[str]:
-        """Roles whose worker is gone, but for engines without which the run went on."""
+    async def _died(self, noticed: Sequence[str]) -> list[str]:
+        """How roles ended that `noticed` does not name, worker by worker; but for engines without which the run went
+        on."""
         lost = [member.name for member in self.assembly.coordinator.membership.members if member.health == "lost"]
         left = [role for role in self.assembly.roles if role.name not in lost]
-        gone = await asyncio.gather(*(role.is_dead() for role in left))
-        return [role.name for role, is_dead in zip(left, gone, strict=True) if is_dead]
+        names = defaultdict[str, list[str]](list)
+        for role, how in zip(left, await asyncio.gather(*(role.death() for role in left)), strict=True):
+            if how is not None and role.name not in "".join(noticed):
+                names[how].append(role.name)
+        return [f"{', '.join(of)} died: {how}" for how, of in names.items()]
 
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[None]:
@@ -170,11 +172,11 @@ class Session:
                 guard.cancel()
 
 
-def _lost_engine(failure: BaseException) -> str:
-    """Which engine was lost, over what, where the run ends with that."""
+def _noticed(failure: BaseException) -> list[str]:
+    """What died over what, as the first call says that met it."""
     if isinstance(failure, BaseExceptionGroup):
-        return next((lost for part in failure.exceptions if (lost := _lost_engine(part))), "")
-    return str(failure) if isinstance(failure, LostEngine | WorkerDied) else ""
+        return next((lost for part in failure.exceptions if (lost := _noticed(part))), [])
+    return [str(failure)] if isinstance(failure, LostEngine | WorkerDied) else []
 
 
 def simulate(config: JobConfig, seed: int, started: Callable[[Session], None] = lambda session: None) -> Recorder:

@@ -222,7 +222,7 @@ class ForkedProcess:
 
 
 def _description(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
 
 
 # -- the server

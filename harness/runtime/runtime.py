@@ -52,8 +52,8 @@ class Handle(Protocol[Role_co]):
         there. Their exceptions arrive as themselves; WorkerDied where a call ends without an answer, TimeoutError where
         none comes in time."""
 
-    async def is_dead(self, within_s: float = 5.0) -> bool:
-        """Whether its worker is gone. One that is merely busy for `within_s` counts as alive."""
+    async def death(self, within_s: float = 5.0) -> str | None:
+        """How its worker ended; None while it is there. One that is merely busy for `within_s` counts as alive."""
 
     async def end(self) -> None:
         """End it, whatever it is doing, and its worker too unless that has other roles. Returns when it is gone."""

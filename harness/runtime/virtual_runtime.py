@@ -179,9 +179,8 @@ class LocalRole(Generic[Role]):
     def __init__(self, name: str, role: Role) -> None:
         self.name, self.role = name, role
 
-    async def is_dead(self, within_s: float = 5.0) -> bool:
+    async def death(self, within_s: float = 5.0) -> None:
         """Never: it would have taken this process with it."""
-        return False
 
     async def end(self) -> None:
         """Nothing dies here."""

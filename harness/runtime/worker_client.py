@@ -104,16 +104,16 @@ class WorkerConnection:
             readings.append((answered - asked, there - (asked + answered) / 2))
         return min(readings)[1]
 
-    async def is_dead(self, within_s: float) -> bool:
-        """Whether the process is gone. One that does not answer `within_s` is alive."""
+    async def death(self, within_s: float) -> str | None:
+        """How the process ended; None while it is there. One that does not answer `within_s` is alive."""
         try:
             async with asyncio.timeout(within_s):
                 await self.ask(m.Ping())
-        except ConnectionEnded:
-            return True
+        except ConnectionEnded as end:
+            return str(end)
         except (TimeoutError, ConnectionError):
             pass
-        return False
+        return None
 
     async def kill(self, within_s: float | None) -> None:
         """Returns when the process is gone. Raises TimeoutError."""
@@ -273,9 +273,9 @@ class RemoteRole(Generic[R_co]):
     async def connected(self) -> int:
         return await self.connection.connected()
 
-    async def is_dead(self, within_s: float = 5.0) -> bool:
-        """Whether it was ended, or its process is gone. One that is merely busy for `within_s` counts as alive."""
-        return self.name not in self.connection.roles or await self.connection.is_dead(within_s)
+    async def death(self, within_s: float = 5.0) -> str | None:
+        """How it was ended, or its process; None while it is there. One that is busy for `within_s` counts as alive."""
+        return await self.connection.death(within_s) if self.name in self.connection.roles else "it was ended"
 
     async def end(self) -> None:
         """End the worker, whatever it is doing; where it has other roles, this one only, as soon as it is free to."""

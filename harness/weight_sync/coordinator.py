@@ -268,7 +268,7 @@ class RetryingTransfer:
         for attempt in range(1, self.attempts + 1):
             if (failure := await self._connection_failure(living)) is None:
                 break
-            gone = [receiver for receiver in living if await receiver.is_dead()]
+            gone = [receiver for receiver in living if await receiver.death()]
             if attempt == self.attempts and not gone:
                 raise failure
             living = [receiver for receiver in living if receiver not in gone]
@@ -293,7 +293,7 @@ class RetryingTransfer:
             if outcome.failed:
                 self._connected = None
             failed = [(receiver, error) for receiver in missing if (error := outcome.failed.get(receiver.name))]
-            gone = [receiver for receiver, error in failed if _is_absence(error) or await receiver.is_dead()]
+            gone = [receiver for receiver, error in failed if _is_absence(error) or await receiver.death()]
             failures += [(receiver, error) for receiver, error in failed if receiver in gone or number == self.attempts]
             missing = [receiver for receiver, _ in failed if receiver not in gone]
             if not missing:
@@ -308,20 +308,17 @@ class RetryingTransfer:
             causes = list(_causes(failure))
             if any(not isinstance(cause, TransferError | WorkerDied) for cause in causes):
                 raise
-            if await self.trainers[0].is_dead():
+            if await self.trainers[0].death():
                 raise
             return TransferError(str(causes[0]))
         return None
 
     def _raise_permanent(self, version: int, outcome: TransferOutcome) -> None:
         trainers = {trainer.name for trainer in self.trainers}
-        permanent = [
-            error
-            for name, error in outcome.failed.items()
-            if not isinstance(error, TransferError) and (name in trainers or not _is_absence(error))
-        ]
-        if permanent:
-            raise ExceptionGroup(f"version {version} was not brought to the engines", permanent)
+        hard = {name: error for name, error in outcome.failed.items() if not isinstance(error, TransferError)}
+        if any(name in trainers or not _is_absence(error) for name, error in hard.items()):
+            # All of them: an error of one may be how it met the death of another.
+            raise ExceptionGroup(f"version {version} was not brought to the engines", list(hard.values()))
 
 
 def _is_absence(error: Exception) -> bool:

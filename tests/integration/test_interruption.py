@@ -116,5 +116,6 @@ def test_a_process_that_dies_ends_the_run_and_all_that_died_with_it_is_named(res
         output, _ = process.communicate(timeout=ENDED_WITHIN_S)
     assert process.returncode == 1, output
     assert [name for name in VICTIMS[victim] if name not in output] == [], output
+    assert "Traceback" not in output, output
     assert not alive(relatives)
     assert not (folder / "DONE").exists()

@@ -48,13 +48,13 @@ async def test_workers_of_a_cluster_answer_die_and_end(address: str) -> None:
         await other.connection.start_clock(12.5, here=False)
         assert abs(await other.role.origin() - 12.5) < time.monotonic() - before
         await first.end()
-        assert await first.is_dead() and await second.role.echo(3) == [3]
+        assert await first.death() and await second.role.echo(3) == [3]
         call = asyncio.create_task(second.role.block())
         await asyncio.sleep(0)
         os.kill(await other.connected(), signal.SIGKILL)
         with pytest.raises(WorkerDied, match=r"echo\[2\] died during pid: .*; its output is in Ray's logs"):
             await other.role.pid()
-        assert await other.is_dead() and not await second.is_dead(within_s=0.1)
+        assert await other.death() and await second.death(within_s=0.1) is None
         await second.end()
         with pytest.raises(WorkerDied, match=r"echo\[1\] died during block"):
             await call

@@ -39,8 +39,8 @@ class KillableHandle:
         finally:
             self._calls.discard(call)
 
-    async def is_dead(self, within_s: float = 5.0) -> bool:
-        return self.dead
+    async def death(self, within_s: float = 5.0) -> str | None:
+        return "it died" if self.dead else None
 
     async def end(self) -> None:
         self.die()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,7 @@ SEVERAL_TURNS = "iterations=4 task=lookup task.latency_s=0.005 algorithm.recompu
 
 _ALL = """
 import sys
+import time
 from contextlib import closing
 from rich.console import Console
 from harness.cli.bench import run
@@ -64,7 +66,14 @@ def bench_all(results: Path, settings: Mapping[str, str]) -> dict[str, Path]:
 
 
 def _run(arguments: list[str], results: Path, timeout_s: float) -> None:
+    begun = time.time()
     done = subprocess.run(
         arguments, cwd=ROOT, env=environment(results), capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:] + _logs(results, begun)
+
+
+def _logs(results: Path, since: float) -> str:
+    """The ends of what the processes of runs have said since then."""
+    logs = [log for log in sorted(results.rglob("*.log")) if log.stat().st_mtime >= since]
+    return "".join(f"\n-- {log.relative_to(results)}\n{log.read_text(errors='replace')[-2000:]}" for log in logs)

@@ -152,9 +152,9 @@ class ProcessHandle:
             raise answer
         return answer
 
-    async def is_dead(self, within_s: float = 5.0) -> bool:
+    async def death(self, within_s: float = 5.0) -> str | None:
         await asyncio.to_thread(self.process.join, 0.5)
-        return not self.process.is_alive()
+        return None if self.process.is_alive() else f"exit code {self.process.exitcode}"
 
     async def end(self) -> None:
         self.process.kill()

@@ -139,7 +139,7 @@ async def test_where_roles_cannot_be_made_every_call_says_why(
     for handle in handles:
         with pytest.raises(error, match=message):
             await handle.role.pid()
-        assert not await handle.is_dead()
+        assert await handle.death() is None
 
 
 async def test_a_worker_that_is_killed_fails_its_calls_at_once_and_says_how(
@@ -151,11 +151,11 @@ async def test_a_worker_that_is_killed_fails_its_calls_at_once_and_says_how(
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
     for call, what in zip(calls, (r"echo\[0\] died during wait", r"echo\[1\] died during block"), strict=True):
-        with pytest.raises(WorkerDied, match=f"{what}: killed by signal 9; its output is in .*killed_fails.*log"):
+        with pytest.raises(WorkerDied, match=f"{what}: killed by signal 9 .*; its output is in .*killed_fails.*log"):
             await call
     with pytest.raises(WorkerDied, match="died during pid: killed by signal 9"):
         await first.role.pid()
-    assert await first.is_dead() and await second.is_dead()
+    assert await first.death() and await second.death()
     await second.end()
 
 
@@ -170,9 +170,9 @@ async def test_a_worker_that_is_busy_is_alive_and_can_be_ended(runtime: LocalRun
     pid = await only.role.pid()
     call = asyncio.create_task(only.role.block())
     await asyncio.sleep(0)
-    assert not await only.is_dead(within_s=0.1)
+    assert await only.death(within_s=0.1) is None
     await only.end()
-    assert is_gone(pid) and await only.is_dead()
+    assert is_gone(pid) and await only.death()
     with pytest.raises(WorkerDied):
         await call
 
@@ -205,7 +205,7 @@ async def test_one_role_ends_while_the_other_goes_on_then_the_worker(start: Star
         await call
     with pytest.raises(WorkerDied, match=r"echo\[0\] was ended"):
         await first.role.pid()
-    assert await first.is_dead() and not await second.is_dead()
+    assert await first.death() and await second.death() is None
     assert await second.role.pid() == pid
     await second.end()
     assert is_gone(pid)
@@ -250,7 +250,7 @@ async def test_a_server_over_tcp_answers_likewise() -> None:
     assert await handle.role.pid() == os.getpid()
     server.stop()
     await serving
-    assert await handle.is_dead()
+    assert await handle.death()
 
 
 async def test_leaving_the_runtime_closes_roles_and_ends_busy_workers_too(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def drive(logs: Path, descriptor: int) -> None:
 def test_drivers_and_their_workers_come_from_one_server_and_workers_end_with_their_driver(tmp_path: Path) -> None:
     server = launch_server([__name__], log=tmp_path / "log")
     try:
-        for name, end in (("whole", "ended with exit code 0"), ("killed", "killed by signal 9")):
+        for name, end in (("whole", "ended with exit code 0"), ("killed", "killed by signal 9 (Killed)")):
             with server.share() as shared:
                 driver = server.start(drive, (tmp_path / name,), [shared.fileno()], log=tmp_path / f"{name}.log")
             assert driver.wait(60) == end, (tmp_path / f"{name}.log").read_text()

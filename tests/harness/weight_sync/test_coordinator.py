@@ -70,8 +70,8 @@ class Worker:
                 return [Span("role", self.name, KINDS[method], 0.0, 1.0, arguments[0], arguments[0] - 1)]
         return None
 
-    async def is_dead(self, within_s: float = 5.0) -> bool:
-        return self.dead
+    async def death(self, within_s: float = 5.0) -> str | None:
+        return "it died" if self.dead else None
 
     async def end(self) -> None:
         self.dead = True

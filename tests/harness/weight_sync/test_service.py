@@ -168,8 +168,8 @@ class Engine:
             raise self.error
         return []
 
-    async def is_dead(self, within_s: float = 5.0) -> bool:
-        return self.error is not None
+    async def death(self, within_s: float = 5.0) -> str | None:
+        return "it died" if self.error is not None else None
 
     async def end(self) -> None:
         self.ended = True
