@@ -159,6 +159,8 @@ class FSDPEngine:
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
         if algorithm.kl_coef > 0 and reference is not None:
             losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, mask)
+        if algorithm.entropy_coef > 0:
+            losses = losses - algorithm.entropy_coef * entropies.masked_fill(~mask, 0.0)
         weights = token_weights(algorithm.aggregation, mask, rows, self._horizon)
         (losses if weights is None else losses * weights).sum().backward()
         self._divisor += divisor(algorithm.aggregation, mask, rows)
@@ -173,7 +175,7 @@ class FSDPEngine:
             mask,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
-            entropies=entropies,
+            entropies=entropies.detach(),
             reference_log_probs=reference,
             old_log_probs=old,
             same_version=same_version,

@@ -40,7 +40,7 @@ LAYOUTS: dict[Layout, Callable[[Ragged, Ragged, torch.device], LaidOut]] = {"pad
 
 
 class Scores(NamedTuple):
-    """A value per response token, sample after sample: float32 [R]. Only the log-probabilities are differentiable."""
+    """A value per response token, sample after sample: float32 [R]. Both are differentiable."""
 
     log_probs: torch.Tensor
     entropies: torch.Tensor

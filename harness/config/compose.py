@@ -42,9 +42,10 @@ _PLUGINS = ("schedule", "engine", "task")
 _SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
 _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
 """Splits of a schedule that has no file."""
+_SHAPED = ("shaping", "mask_truncated", "entropy_coef")
 _WRITTEN_IF_SET = {
     "task": COMMON_TO_TASKS,
-    "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to", "aggregation", "kl"),
+    "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to", "aggregation", "kl", *_SHAPED),
     "training": ("tokens_per_micro_batch",),
     "eval": ("every", "samples", "k"),
     "model": (
@@ -196,7 +197,8 @@ def plugins_of(config: JobConfig) -> list[Plugin]:
         "algorithm.correction": config.algorithm.correction,
         "algorithm.advantage": config.algorithm.advantage,
     }
-    return [plugin(setting, path) for setting, path in named.items() if is_path(path)]
+    several = [*named.items(), *(("algorithm.shaping", step) for step in config.algorithm.shaping)]
+    return [plugin(setting, path) for setting, path in several if is_path(path)]
 
 
 def cell_prefix(config: JobConfig) -> str:

@@ -116,6 +116,8 @@ WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po")
 """Those that need all tokens of a batch at once."""
 ADVANTAGES = ("group", "rloo", "opo", "best_of_k", "max_rl")
 """Ways to compare the rewards of a group that are built in."""
+SHAPING = ("overlong", "length", "scale", "clip")
+"""What can be done to rewards before they are compared, built in."""
 AGGREGATIONS = (
     *("token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"),
     "sequence_mean_token_sum_norm",
@@ -155,7 +157,10 @@ class AlgorithmConfig:
     reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
     advantage: Annotated[str, one_of(*ADVANTAGES)] = "group"  # how the rewards of a group are compared
-    options: dict[str, Any] = field(default_factory=dict)  # of the correction and the advantage
+    shaping: list[Annotated[str, one_of(*SHAPING)]] = field(default_factory=list)  # of rewards, in this order
+    mask_truncated: Switch = False  # responses cut off at max_tokens have no loss
+    entropy_coef: NotNegative = 0.0  # of the entropy of each token's distribution, which the loss is less
+    options: dict[str, Any] = field(default_factory=dict)  # of the correction, the advantage and the shaping
 
     @property
     def batch_samples(self) -> int:

@@ -81,7 +81,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             order=schedule.order,
             score_extras=bool(extra_metrics(backend.engines.task)),
             environment=environment_of(backend.engines.task) is not None,
-            compares_lengths=compares_lengths(config.algorithm),
+            compares_lengths=bool(config.algorithm.shaping) or compares_lengths(config.algorithm),
             beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         )
     )

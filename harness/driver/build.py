@@ -15,6 +15,7 @@ from harness.config import AlgorithmConfig, JobConfig
 from harness.driver.engine_factories import EngineFactory
 from harness.protocols import Clock
 from harness.rl.advantages import advantages_of
+from harness.rl.shaping import shaping_of
 from harness.runtime.runtime import RoleName
 from harness.tasks import environment_of
 from harness.transfer_queue import TransferQueue
@@ -130,10 +131,11 @@ def _reward(number: int, spec: WorkerSpec, beside: Beside) -> RewardStage:
 
 
 def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage:
-    algorithm = spec.config.algorithm
+    algorithm, longest = spec.config.algorithm, spec.engines.response_limit
     return AdvantageStage(
         group_size=algorithm.group_size,
         advantages=advantages_of(algorithm),
+        shaping=None if longest is None else shaping_of(algorithm, longest),  # nothing simulated has a reward
         name=str(number),
         rows=algorithm.batch_samples,
         minimum=algorithm.group_size,
@@ -181,7 +183,15 @@ def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     engine = spec.engines.trainer(number, spec.clock)
     reader = _in_order(number, spec) if spec.order == "fifo" else _as_completed(number, spec)
     turns = spec.engines.world_turns(number, spec.turns_of("actor", number), spec.turn_timeout_s)
-    role = ActorRole(engine, spec.clock, rank=number, reader=reader, device=spec.engines.device, turns=turns)
+    role = ActorRole(
+        engine,
+        spec.clock,
+        rank=number,
+        reader=reader,
+        device=spec.engines.device,
+        turns=turns,
+        mask_truncated=spec.config.algorithm.mask_truncated,
+    )
     if spec.colocated:
         role.sender = spec.engines.local_sender(spec.clock)
     return role

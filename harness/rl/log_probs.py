@@ -67,8 +67,7 @@ def head_log_probs(
     """log softmax(hidden weight^T / temperature) at the tokens, and the entropy of each row in nats: two float32 [N].
 
     hidden [N, H] and weight [V, H] are of one dtype, in which logits are computed, or in float32 where that is asked;
-    tokens int64 [N]. Softmax and sums are float32. The log-probabilities are differentiable in hidden and weight, the
-    entropies are for reading.
+    tokens int64 [N]. Softmax and sums are float32. Both are differentiable in hidden and weight.
 
     group: its ranks hold V rows of the vocabulary each, in the order of ranks, and the same hidden and tokens; all get
     the same numbers.
@@ -79,7 +78,8 @@ def head_log_probs(
 
 
 class HeadLogProbs(torch.autograd.Function):
-    """d log p(token) / d logits = (onehot(token) - softmax(logits / temperature)) / temperature."""
+    """d log p(token) / d logits = (onehot(token) - p) / temperature and d entropy / d logits = -p (log p + entropy) /
+    temperature, p = softmax(logits / temperature)."""
 
     @staticmethod
     def forward(
@@ -102,24 +102,31 @@ class HeadLogProbs(torch.autograd.Function):
             log_probs[chunk] = _summed(chosen, group) - normaliser
             normalisers[chunk] = normaliser
             entropies[chunk] = _summed(_surprise(logits.sub_(normaliser.unsqueeze(1))), group)
-        ctx.save_for_backward(hidden, weight, place, here, normalisers)
+        ctx.save_for_backward(hidden, weight, place, here, normalisers, entropies)
         ctx.temperature, ctx.group, ctx.multiply = temperature, group, multiply
-        ctx.mark_non_differentiable(entropies)
+        ctx.set_materialize_grads(False)  # entropies that only are read cost nothing
         return log_probs, entropies
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, place, here, normalisers = ctx.saved_tensors
+    def backward(
+        ctx: Any, grad: torch.Tensor | None, grad_entropies: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, place, here, normalisers, entropies = ctx.saved_tensors
+        grad = torch.zeros_like(normalisers) if grad is None else grad
         scale = (grad / ctx.temperature).float().unsqueeze(1)
         grad_hidden = torch.empty_like(hidden)
         # What many chunks add up is kept in float32; one chunk's sum is the matrix product's own.
         grad_weight = None if len(hidden) <= _rows(len(weight)) else torch.zeros_like(weight, dtype=torch.float32)
         for chunk in _chunks(len(hidden), len(weight)):
             logits = ctx.multiply(hidden[chunk], weight).div_(ctx.temperature)
-            softmax = logits.sub_(normalisers[chunk].unsqueeze(1)).exp_().mul_(-scale[chunk])
+            logits.sub_(normalisers[chunk].unsqueeze(1))
+            of_entropy = None
+            if grad_entropies is not None:
+                of_entropy = _entropy_gradient(logits, entropies[chunk], grad_entropies[chunk] / ctx.temperature)
+            softmax = logits.exp_().mul_(-scale[chunk])
             softmax.scatter_add_(1, place[chunk], scale[chunk] * here[chunk].unsqueeze(1))
-            grad_logits = softmax.to(hidden.dtype)
+            grad_logits = (softmax if of_entropy is None else softmax.add_(of_entropy)).to(hidden.dtype)
             grad_hidden[chunk] = grad_logits @ weight
             part = grad_logits.T @ hidden[chunk]
             grad_weight = part if grad_weight is None else grad_weight.add_(part)
@@ -165,6 +172,12 @@ def _summed(part: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor
 def _surprise(log_probs: torch.Tensor) -> torch.Tensor:
     """Each row's part of the entropy: [n, V] -> [n]. 0 * -inf counts as 0."""
     return -(log_probs.exp() * log_probs).nan_to_num_(0.0).sum(dim=-1)
+
+
+def _entropy_gradient(log_probs: torch.Tensor, entropies: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """-p (log p + entropy) times `grad` of each row: [n, V], [n], [n] -> [n, V]. 0 * -inf counts as 0."""
+    surprise = (log_probs.exp() * (log_probs + entropies.unsqueeze(1))).nan_to_num_(0.0)
+    return surprise.mul_(-grad.unsqueeze(1))
 
 
 def _rows(vocabulary: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.protocols import Clock, Span, TrainBatch, TrainEngine
+from harness.protocols import FINISH_REASONS, Clock, Span, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Ragged
@@ -69,8 +69,11 @@ class ActorRole(ComputingRole, SendingWorker):
         reader: MicroBatchReader,
         device: torch.device,
         turns: Turns = NO_TURNS,
+        mask_truncated: bool = False,
     ) -> None:
+        """mask_truncated: responses that were cut off are read, and have no loss."""
         super().__init__(f"actor[{rank}]", turns)
+        self.mask_truncated = mask_truncated
         self.engine, self.clock, self.reader = engine, clock, reader
         self.rank, self.name, self.device = rank, str(rank), device
         self.version = 0  # of the engine's parameters, as they are now
@@ -93,7 +96,7 @@ class ActorRole(ComputingRole, SendingWorker):
             await asyncio.sleep(0)  # lets the request leave before the computation takes the process
             async with self.turn("train"):
                 start = self.clock.now()
-                sums = await self.engine.accumulate(train_batch(batch))
+                sums = await self.engine.accumulate(train_batch(batch, self.mask_truncated))
                 report.sums = add_diagnostics(report.sums, sums | _scored_ago(batch, iteration))
                 self._note(report, "update_actor", start, self.clock.now(), iteration)
             report.trained.append(_trained_rows(batch, self.clock.now()))
@@ -128,9 +131,13 @@ def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -
     ]
 
 
-def train_batch(batch: Batch) -> TrainBatch:
+def train_batch(batch: Batch, mask_truncated: bool = False) -> TrainBatch:
     """The columns that training reads, by the names of the formulas."""
     columns: dict[str, Any] = dict(batch.columns)
+    mask = columns["loss_mask"]
+    if mask_truncated:
+        whole = columns["finish_reason"] != FINISH_REASONS.index("length")
+        mask = Ragged(mask.values & np.repeat(whole, mask.lengths), mask.lengths)
     return TrainBatch(
         prompts=columns["prompt"],
         responses=columns["response"],
@@ -140,7 +147,7 @@ def train_batch(batch: Batch) -> TrainBatch:
         ref_log_probs=columns.get("ref_log_probs"),
         old_log_probs=columns.get("old_log_probs"),
         old_versions=columns.get("old_version"),
-        mask=columns["loss_mask"],
+        mask=mask,
     )
 
 

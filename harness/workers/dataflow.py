@@ -100,7 +100,7 @@ def queue_spec(
     scores have extra values. beside_actor: roles (of "reference" and "actor_fwd") that share the training world: each
     of its ranks reads a share of every micro-batch. environment: whether rollout plays with one, which reads what
     rewards read.
-    compares_lengths: whether advantages depend on how long responses are.
+    compares_lengths: whether shaping or advantages depend on how long responses are.
     """
     if order != "fifo":
         training_ranks = 1

@@ -15,6 +15,7 @@ import torch
 
 from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages
+from harness.rl.shaping import Shaping
 from harness.runtime.runtime import open_ended
 from harness.tasks import Problem, Sample, Task, extra_metrics, extra_values, sample_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
@@ -167,17 +168,23 @@ class RewardStage(Stage):
 
 
 class AdvantageStage(Stage):
-    """Compares the samples of a group with each other; takes groups whole."""
+    """Shapes rewards, and compares the samples of a group with each other; takes groups whole."""
 
     role = kind = "advantages"
 
-    def __init__(self, *, group_size: int, advantages: Advantages, **stage: Any) -> None:
+    def __init__(
+        self, *, group_size: int, advantages: Advantages, shaping: Shaping | None = None, **stage: Any
+    ) -> None:
         super().__init__(**stage)
-        self.group_size, self.advantages = group_size, advantages
+        self.group_size, self.advantages, self.shaping = group_size, advantages, shaping
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
-        advantages = self.advantages(rewards, self._lengths(batch))
+        lengths = self._lengths(batch)
+        if self.shaping is not None:
+            assert lengths is not None, "the queue's task asks for them where rewards are shaped"
+            rewards = self.shaping(rewards, lengths)
+        advantages = self.advantages(rewards, lengths)
         if advantages.shape != rewards.shape:
             raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
         return {"advantage": advantages.float().flatten().numpy()}

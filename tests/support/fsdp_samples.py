@@ -171,6 +171,8 @@ def plain_gradients(
         if algorithm.kl_coef and batch.ref_log_probs is not None:
             difference = torch.from_numpy(batch.ref_log_probs.row(i)).to(dtype)[here] - log_probs
             losses = losses + algorithm.kl_coef * (difference.exp() - difference - 1)
+        everything = torch.log_softmax(logits, -1)
+        losses = losses + algorithm.entropy_coef * (everything.exp() * everything).sum(-1)[here]
         loss = loss + (losses.mean() if algorithm.aggregation == "sequence_mean_token_mean" else losses.sum())
     loss = loss / {"token_mean": int(every.sum()), "token_sum": 1}.get(algorithm.aggregation, len(samples))
     loss.backward()

@@ -246,6 +246,10 @@ def _check_lengths(config: JobConfig) -> None:
             f"max_tokens={max_tokens(config, task)} after prompts of up to {task.max_prompt_tokens} tokens exceeds "
             f"model.max_length={config.model.max_length}; {fix}"
         )
+    if config.algorithm.shaping:
+        from harness.rl.shaping import shaping_of
+
+        shaping_of(config.algorithm, max_tokens(config, task))
     if config.eval.every:
         _check_evaluation(config, task)
     limit = config.training.tokens_per_micro_batch

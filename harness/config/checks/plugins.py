@@ -3,6 +3,7 @@ import path can be what it is to be."""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from inspect import isfunction
 from typing import Any
@@ -81,14 +82,16 @@ def _check_order(order: str) -> None:
 def _check_algorithm(config: JobConfig) -> None:
     """Also that each option is one of them: neither names those of the other."""
     algorithm = config.algorithm
-    if not (algorithm.options or is_path(algorithm.correction) or is_path(algorithm.advantage)):
+    named_paths = is_path(algorithm.correction) or is_path(algorithm.advantage)
+    if not (algorithm.options or algorithm.shaping or named_paths):
         return
-    from harness.rl import advantages, losses
+    from harness.rl import advantages, losses, shaping
 
     losses.policy_loss(algorithm)
     advantages.advantages_of(algorithm)
-    named = losses.own_options(algorithm) | advantages.own_options(algorithm)
+    shaping.shaping_of(algorithm, sys.maxsize)  # how long a response may be is asked of the task later
+    named = losses.own_options(algorithm) | advantages.own_options(algorithm) | shaping.own_options(algorithm)
     for option in algorithm.options:
         if option not in named:
-            names = f"{algorithm.correction} or {algorithm.advantage}"
+            names = " or ".join((algorithm.correction, algorithm.advantage, *algorithm.shaping))
             raise ConfigError(f"algorithm.options.{option} is no option of {names}; leave it out")

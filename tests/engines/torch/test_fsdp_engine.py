@@ -79,8 +79,9 @@ def test_tokens_that_an_environment_wrote_are_read_but_teach_nothing(
 
 
 @pytest.mark.parametrize("kind", AGGREGATIONS)
-def test_an_aggregation_does_not_depend_on_how_a_batch_is_cut(world: World, kind: str) -> None:
-    algorithm = replace(FREE, aggregation=kind)
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.3])
+def test_an_aggregation_does_not_depend_on_how_a_batch_is_cut(world: World, kind: str, entropy_coef: float) -> None:
+    algorithm = replace(FREE, aggregation=kind, entropy_coef=entropy_coef)
     model, _loss = plain_gradients(ALL, algorithm)
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     for parts in ([ALL], [ALL[:3], ALL[3:8], ALL[8:]]):

@@ -85,16 +85,18 @@ def gradients(log_probs: torch.Tensor, hidden: torch.Tensor, weight: torch.Tenso
 
 @pytest.mark.parametrize("chunk_elements", [1 << 25, 3 * VOCABULARY, 1], ids=["whole", "chunks", "row_by_row"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
+@pytest.mark.parametrize("of_both", [False, True], ids=["log_probs", "entropies_too"])
 def test_values_and_gradients_of_a_head_are_those_of_log_softmax(
-    temperature: float, chunk_elements: int, monkeypatch: pytest.MonkeyPatch
+    of_both: bool, temperature: float, chunk_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
     hidden, weight, tokens = case()
     found, entropies = head_log_probs(hidden, weight, tokens, temperature)
     expected, surprise = plain(hidden, weight, tokens, temperature)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(entropies, surprise.detach())
-    assert not entropies.requires_grad
+    torch.testing.assert_close(entropies, surprise)
+    if of_both:
+        found, expected = found + entropies, expected + surprise
     torch.testing.assert_close(gradients(found, hidden, weight), gradients(expected, hidden, weight))
 
 

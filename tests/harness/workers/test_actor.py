@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 import torch
 
-from harness.workers.actor import ActorRole
+from harness.workers.actor import ActorRole, train_batch
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
 from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, settle
@@ -46,6 +47,19 @@ class Setting:
 
 def actor(reader: MicroBatchReader, engine: NotingTrainer) -> ActorRole:
     return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
+
+
+async def test_responses_that_were_cut_off_have_no_loss_where_they_are_masked() -> None:
+    queue = CountingQueue(ROLES)
+    await queue.admit(0)
+    written = columns(range(ROWS))
+    reasons = np.arange(ROWS, dtype=np.int8) % 2  # every second one is `length`
+    await queue.put(partition_name(0), range(ROWS), written | {"finish_reason": reasons})
+    batch = await queue.read("actor")
+    plain, masked = train_batch(batch).mask, train_batch(batch, mask_truncated=True).mask
+    assert plain is not None and masked is not None
+    for place, (before, after) in enumerate(zip(plain.rows(), masked.rows(), strict=True)):
+        np.testing.assert_array_equal(after, before if place % 2 == 0 else np.zeros_like(before))
 
 
 # --- completion order ------------------------------------------------------------------------------------------------

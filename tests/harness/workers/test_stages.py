@@ -256,6 +256,23 @@ async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> Non
         await RewardStage(Undeclared(), scored_here(Undeclared()), **stage_options(queue, ROWS, 1)).process(0)
 
 
+async def test_rewards_are_shaped_before_they_are_compared_and_reported_as_they_were() -> None:
+    queue = CountingQueue(roles=("rollout", "actor"), compares_lengths=True)
+    await queue.respond(await queue.admit(0))
+    await RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)).process(0)
+
+    def by_length(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return rewards + lengths
+
+    stage = AdvantageStage(group_size=GROUP, advantages=DR_GRPO, shaping=by_length, **stage_options(queue, ROWS, GROUP))
+    await stage.process(0)
+    batch = await queue.read("actor")
+    tokens = torch.tensor([int(mask.sum()) for mask in batch.ragged("loss_mask").rows()])
+    shaped = (torch.from_numpy(batch.dense("reward")) + tokens).view(-1, GROUP)
+    expected = group_advantages(shaped, divide_by_std=False).flatten()
+    np.testing.assert_array_equal(batch.dense("advantage"), expected.numpy())
+
+
 async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_memory(tmp_path: Path) -> None:
     queue, trainer = CountingQueue(), NotingTrainer()
     role, rollout = actor(queue, trainer), rollout_role(torch_engine(), queue)

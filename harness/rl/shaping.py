@@ -1,0 +1,123 @@
+"""What is done to rewards before they are compared: `algorithm.shaping` names the steps, one after the other.
+
+Every step takes rewards float32 [groups, n] and, by keyword, `lengths` (the sampled tokens of each response, int64
+[groups, n]) and `longest` (the tokens that a response may have, `max_tokens`), where it has such parameters; it returns
+float32 [groups, n]. The rewards that a run reports stay those of its task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from harness.config import AlgorithmConfig, ConfigError
+from harness.config.fields import Count, NotNegative
+from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
+
+Shaping = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Rewards float32 [groups, n] and lengths int64 [groups, n] -> rewards."""
+
+
+def overlong(
+    rewards: torch.Tensor,
+    *,
+    lengths: torch.Tensor,
+    longest: int,
+    overlong_buffer: Count,
+    overlong_factor: NotNegative = 1.0,
+) -> torch.Tensor:
+    """r - factor (l - (longest - buffer)) / buffer for responses that use the last `buffer` tokens that there are.
+
+    Soft overlong punishment, DAPO (arXiv 2503.14476), equation 13; the factor is verl's. Raises ConfigError where the
+    buffer is longer than a response may be.
+    """
+    if overlong_buffer > longest:
+        raise ConfigError(
+            f"algorithm.options.overlong_buffer={overlong_buffer} is more than the {longest} tokens that a response "
+            f"may have; set it to {longest} or less"
+        )
+    used = (lengths - (longest - overlong_buffer)).clamp(min=0)
+    return rewards - overlong_factor * used / overlong_buffer
+
+
+def length(rewards: torch.Tensor, *, lengths: torch.Tensor, length_price: NotNegative) -> torch.Tensor:
+    """r - price l / (the longest of its group): shorter answers to the same prompt are better ones; as prime-rl's
+    linear length penalty on output tokens."""
+    return rewards - length_price * lengths / lengths.amax(dim=1, keepdim=True).clamp(min=1)
+
+
+def scale(rewards: torch.Tensor, *, reward_scale: float = 1.0, reward_bias: float = 0.0) -> torch.Tensor:
+    """(r + bias) scale, in AReaL's order. What divides by a deviation afterwards takes it out again."""
+    return (rewards + reward_bias) * reward_scale
+
+
+def clip(rewards: torch.Tensor, *, reward_low: float, reward_high: float) -> torch.Tensor:
+    """r within [low, high]: AReaL's, with bounds of their own. Raises ConfigError where low is not below high."""
+    if reward_low >= reward_high:
+        raise ConfigError(
+            f"algorithm.options.reward_low={reward_low} is not below reward_high={reward_high}; exchange them"
+        )
+    return rewards.clamp(reward_low, reward_high)
+
+
+SHAPING: dict[str, Callable[..., torch.Tensor]] = {
+    "overlong": overlong,
+    "length": length,
+    "scale": scale,
+    "clip": clip,
+}
+"""Every step by name; its options are the function's keyword arguments."""
+
+GIVEN = ("lengths", "longest")
+"""Keyword arguments that a step that has them is given."""
+
+
+def shaping_of(algorithm: AlgorithmConfig, longest: int) -> Shaping | None:
+    """What the settings name, with its options; None where they name nothing. Raises ConfigError for an option that a
+    step lacks or cannot use, and for one of the user's that cannot be called as such."""
+    steps = [_step(name, algorithm, longest) for name in algorithm.shaping]
+    if not steps:
+        return None
+
+    def shaped(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            shape = rewards.shape
+            rewards = step(rewards, lengths)
+            if rewards.shape != shape:
+                raise ValueError(f"shaped rewards must be {list(shape)}, not {list(rewards.shape)}")
+        return rewards
+
+    return shaped
+
+
+def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:
+    function = step_of(name)
+    own = named_by(function, algorithm.options)
+    options = keywords(function, own, "algorithm.options", name, given=GIVEN)
+    wanted = inspect.signature(function).parameters
+
+    def step(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        there: dict[str, Any] = {"lengths": lengths, "longest": longest}
+        return function(rewards, **{name: value for name, value in there.items() if name in wanted}, **options)
+
+    if not is_path(name):  # a value that cannot be used is told before a run starts
+        step(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.int64))
+    return step
+
+
+def step_of(name: str) -> Callable[..., torch.Tensor]:
+    """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
+    found = lookup(SHAPING, name, "algorithm.shaping")
+    if is_path(name):
+        check_called(found, 1, "algorithm.shaping", name, "shape(rewards)")
+    return found
+
+
+def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Of `algorithm.options` those that one of the steps names."""
+    return {
+        name: value for step in algorithm.shaping for name, value in named_by(step_of(step), algorithm.options).items()
+    }
