@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 
+from schedules.protocol import PauseMode as PauseMode
+
 if TYPE_CHECKING:
     import torch
 
     from harness.transfer_queue import Ragged
 
-PauseMode = Literal["keep", "wait", "abort"]
 FinishReason = Literal["stop", "length", "abort", "turns", "failed"]
 """Why a sample ended. stop, length, abort: as its engine says. Of samples with several turns besides: turns, it had as
 many as it may have; failed, a step of its environment raised an error or took too long."""

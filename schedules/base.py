@@ -27,7 +27,7 @@ class Schedule(ABC):
     """A schedule is a frozen dataclass whose fields are its options.
 
     A subclass gives `transport`, `eta` and `run`, and what else differs from the defaults here. A class variable is the
-    same for every job (`eta = 1.0`), a field is an option (`partial: bool = True`), a property follows from options.
+    same for every job (`eta = 1.0`), a field is an option (`streaming: bool = True`), a property follows from options.
     Raises ValueError, with the value and the fix, for an option that is out of its bounds.
     """
 

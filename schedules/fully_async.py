@@ -7,7 +7,7 @@ from typing import Literal
 
 from schedules.base import Order, Schedule, gather, option
 from schedules.capacity import CompletionOrder
-from schedules.protocol import Job
+from schedules.protocol import Job, PauseMode
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class FullyAsync(Schedule):
     """Engines never wait for the trainer, except to take weights; the trainer never waits for a whole batch.
 
     max_staleness: iterations by which a group may be ahead of the weights that sample it; fractions allowed.
-    partial: samples that run while weights arrive go on under the new ones (their tokens carry versions);
-        otherwise engines first finish what they run.
+    pause: what becomes of samples that run when weights arrive. keep: they go on under the new ones (their tokens
+        carry versions); wait: engines first finish them; abort: they begin again under the new ones.
     order: fifo trains groups as they were admitted; completion as they are completed, so that long ones are overtaken.
     on_stale: what becomes, in completion order, of groups that would lag by more than ceil(max_staleness): wait for
         them in time, or drop them and generate others instead.
@@ -27,7 +27,7 @@ class FullyAsync(Schedule):
 
     transport = "collective"
     max_staleness: float = option(2.0, least=0, most=1_000_000)
-    partial: bool = True
+    pause: PauseMode = "keep"
     order: Order = "fifo"
     on_stale: Literal["drop", "wait"] = "wait"
 
@@ -51,7 +51,7 @@ class FullyAsync(Schedule):
             else:
                 await self._go_on(job, version, started.limit)
                 await self._train_batch(job, started, version)
-            await job.rollout.pause(drain=not self.partial)
+            await job.rollout.pause(self.pause)
             await job.weights.publish(version + 1)
             started.publish()
         await self._go_on(job, job.iterations, started.limit)

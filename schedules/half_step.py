@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schedules.base import Schedule, gather, option
-from schedules.protocol import Job, Rollout
+from schedules.protocol import Job, PauseMode, Rollout
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class HalfStep(Schedule):
     (AsyncFlow, arXiv 2507.01663, fig. 8d, as future work). A batch holds samples of two versions.
 
     cohorts: into how many parts the engines are dealt out; at most one of them is paused at any time.
-    partial: samples that run while weights are swapped go on under the new ones (their tokens carry versions);
-        otherwise a cohort first finishes what it runs.
+    pause: what becomes of samples that run when weights are swapped. keep: they go on under the new ones (their tokens
+        carry versions); wait: a cohort first finishes them; abort: they begin again under the new ones.
 
     Lag is 0 or 1, and 0 in the second half of every batch, which no engine may start under the version before: so at
     most ceil(batch / 2) groups of a batch lag.
@@ -25,7 +25,7 @@ class HalfStep(Schedule):
     transport = "host_staged"
     eta = 0.5
     cohorts: int = option(2, least=2)
-    partial: bool = True
+    pause: PauseMode = "keep"
 
     @property
     def least_engines(self) -> int:
@@ -41,12 +41,12 @@ class HalfStep(Schedule):
 
     async def _update(self, job: Job, cohorts: Sequence[Rollout]) -> None:
         """Consumes versions that arrived, produces engines that run them; a wider dispatch limit unblocks these.
-        Waits for arrival, which training unblocks, and, unless partial, for running samples to end."""
+        Waits for arrival, which training unblocks, and, where pause is wait, for running samples to end."""
         capacity = self.capacity(job)
         for version in range(1, job.iterations + 1):
             await job.weights.wait_arrived(version)
             for cohort in cohorts:
-                await cohort.pause(drain=not self.partial)
+                await cohort.pause(self.pause)
                 await job.weights.swap(cohort, version)
                 await cohort.resume(below=capacity.limit(version))
 

@@ -12,7 +12,11 @@ weights; it sees the roles through these protocols only, so the same file runs o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""What becomes of samples under way when engines stop for new weights: they stay where they are, and go on under the
+new ones; they end first, under the old ones; or they are given up, and begin again under the new ones."""
 
 
 class Prompts(Protocol):
@@ -54,8 +58,8 @@ class Rollout(Protocol):
     async def set_dispatch_limit(self, below: int) -> None:
         """Let engines start groups numbered under `below` (the dispatch limit)."""
 
-    async def pause(self, *, drain: bool) -> None:
-        """Stop all engines between two tokens, or (`drain`) once their running samples are done."""
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop all engines: between two tokens (keep, abort), or once their running samples are done (wait)."""
 
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with dispatch limit `below`."""

@@ -25,7 +25,7 @@ from harness.workers.actor import ActorRole, TrainReport, one_report_per_group
 from harness.workers.dataflow import partition_name, text_column
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import Stage
-from schedules.protocol import Rollout
+from schedules.protocol import PauseMode, Rollout
 
 _RECORD_AFTER_S = 0.005  # by then the next batch is asked for, and its workers need nothing of the driver
 EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
@@ -251,9 +251,9 @@ class RolloutPool(Pool[RolloutRole]):
         self.observer.doing(self.name, f"up to group {below - 1}")
         await self._ask_workers(lambda engine: engine.set_dispatch_limit(below))
 
-    async def pause(self, *, drain: bool) -> None:
-        self.observer.doing(self.name, "draining" if drain else "paused for weights")
-        await self._ask_workers(lambda engine: engine.pause(drain))
+    async def pause(self, mode: PauseMode) -> None:
+        self.observer.doing(self.name, "draining" if mode == "wait" else "paused for weights")
+        await self._ask_workers(lambda engine: engine.pause(mode))
 
     async def resume(self, below: int) -> None:
         await self._ask_workers(lambda engine: engine.resume(below))

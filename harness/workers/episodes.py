@@ -45,6 +45,11 @@ class Episodes:
         """The engine gets the sample. One that was begun before begins again."""
         self._episodes[sample_id] = _Episode(problem)
 
+    async def begin_again(self, sample_id: int) -> None:
+        """A sample that was begun, and has not ended, begins again; whatever its environment did is given up."""
+        await self._close(sample_id)
+        self.begin(sample_id, self._episodes[sample_id].problem)
+
     async def follow(self, turn: Completion) -> Request | Completion:
         """What comes after a turn: the sample as it goes on, or as it ended. turn: all that the sample has said."""
         episode = self._episodes[turn.sample_id]
@@ -95,13 +100,8 @@ class Episodes:
         )
 
     async def _end(self, episode: _Episode, turn: Completion, reason: FinishReason) -> Completion:
+        await self._close(turn.sample_id)
         del self._episodes[turn.sample_id]
-        if episode.begun:
-            try:
-                async with asyncio.timeout(self._environment.step_timeout_s):
-                    await self._environment.close(episode.state)
-            except Exception as error:  # the sample is what it is
-                print(f"sample {turn.sample_id}: its environment was not closed: {error!r}", file=sys.stderr)
         return replace(
             turn,
             finish_reason=reason,
@@ -109,3 +109,13 @@ class Episodes:
             turns=episode.turns,
             environment_reward=episode.reward,
         )
+
+    async def _close(self, sample_id: int) -> None:
+        """End what a sample's environment holds, where it was begun."""
+        episode = self._episodes[sample_id]
+        if episode.begun:
+            try:
+                async with asyncio.timeout(self._environment.step_timeout_s):
+                    await self._environment.close(episode.state)
+            except Exception as error:  # the sample is what it is
+                print(f"sample {sample_id}: its environment was not closed: {error!r}", file=sys.stderr)

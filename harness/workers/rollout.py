@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 import numpy as np
 import torch
 
-from harness.protocols import FINISH_REASONS, Clock, Completion, Request, RolloutEngine, Span
+from harness.protocols import FINISH_REASONS, Clock, Completion, PauseMode, Request, RolloutEngine, Span
 from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
@@ -32,7 +32,7 @@ class RolloutRole(EngineWorker):
     sleeping; and while it loads weights.
 
     episodes: of samples that play with an environment. While one waits for an answer it holds no slot, and while all do
-    the device is given back, unless a batch is generated as one. A pause that drains waits for their last turns.
+    the device is given back, unless a batch is generated as one. A pause that waits does so for their last turns.
     """
 
     role = "rollout"
@@ -70,6 +70,11 @@ class RolloutRole(EngineWorker):
         self._completed: list[Completion] = []
         self._playing: set[int] = set()  # samples that the engine has had, and that will have another turn or may
         self._settled = asyncio.Event()  # set when one of them is over
+        self._requests: dict[int, Request] = {}  # what the engine has, or has done and `_drain` did not take
+        self._aborting = False  # a pause is taking back what the engine has
+        self._aborted: list[Completion] = []  # that it has taken back
+        self._taken = asyncio.Event()  # set when it may have all
+        self._again: set[int] = set()  # samples between two turns that are to begin again
         self._flowing = asyncio.Event()  # set unless the engine is being drained: then it gets no new samples
         self._flowing.set()
         self._changed = asyncio.Event()  # set when a sample was completed, or came back in the queue
@@ -128,17 +133,21 @@ class RolloutRole(EngineWorker):
         await self.queue.set_bound("rollout", self.consumer, below * self.group_size)
 
     @open_ended
-    async def pause(self, drain: bool) -> None:
-        """Stop between two tokens (running samples stay), or once the running ones are done.
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop between two tokens (keep: running samples stay; abort: they begin again after `resume`), or once the
+        running ones are done (wait).
 
         Groups that were on their way from the queue still come in; they start after `resume`, under its weights.
         """
         async with self._exclusive:
-            with self.waits("pause", "running samples to end" if drain else "the engine to stop"):
-                if drain:
+            with self.waits("pause", "running samples to end" if mode == "wait" else "the engine to stop"):
+                if mode == "wait":
                     await self._drained()
-                await self.engine.pause("wait" if drain else "keep")
-            self._paused = True
+                self._aborting = mode == "abort"
+                await self.engine.pause(mode)
+                self._paused = True
+                if self._aborting:
+                    await self._begin_again()
             self._close_span()
             await self._device.give_back()
 
@@ -187,6 +196,22 @@ class RolloutRole(EngineWorker):
         while self._playing:  # the engine's own counts miss a turn that has ended and is not here yet
             self._settled.clear()
             await self._settled.wait()
+
+    async def _begin_again(self) -> None:
+        """Consumes what the engine gave up; hands it the same samples again, from their prompts and in their order, to
+        start after the pause. Those between two turns follow in `_play`. Unblocked by `_drain`."""
+        while len(self._requests) > len(self._aborted) + self.engine.running + self.engine.waiting:
+            self._taken.clear()
+            await self._taken.wait()
+        self._again = self._playing - self._requests.keys()
+        given_up = {completion.sample_id for completion in self._aborted}
+        self._aborted.clear()
+        if self.episodes is not None:
+            await asyncio.gather(*(self.episodes.begin_again(sample) for sample in given_up))
+        again = [Request(sample, made.prompt) for sample, made in self._requests.items() if sample in given_up]
+        self._aborting = False
+        self._submit(again)
+        self._room.set()
 
     @open_ended
     async def hold(self) -> None:
@@ -299,6 +324,7 @@ class RolloutRole(EngineWorker):
                 self._submitting = False
 
     def _submit(self, requests: Sequence[Request]) -> None:
+        self._requests |= {request.sample_id: request for request in requests}
         self.engine.submit(requests)
         self._open_span()
 
@@ -318,6 +344,8 @@ class RolloutRole(EngineWorker):
             )
 
     def _free(self, most: int) -> int:
+        if self._aborting:
+            return 0  # slots are empty for a moment only
         busy = self.engine.running + self.engine.waiting
         return min(self.engine.slots - busy, most - (busy if self.episodes is None else len(self._playing)))
 
@@ -326,7 +354,7 @@ class RolloutRole(EngineWorker):
         starts a `_play` in `loops` for each that may have another turn."""
         while True:
             with self.waits("drain", "the engine to finish samples"):
-                finished = await self.engine.finished()
+                finished = self._keep_aborted(await self.engine.finished())
             if self.episodes is None:
                 self._completed += finished  # in two steps: `+=` across the await would bring back what was written
             else:
@@ -336,7 +364,19 @@ class RolloutRole(EngineWorker):
                 self._close_span()
             self._room.set()
             self._changed.set()
+            self._taken.set()
             await self._give_back_if_idle()
+
+    def _keep_aborted(self, finished: Sequence[Completion]) -> list[Completion]:
+        """What is done; what a pause took back stays with `_begin_again`."""
+        done = []
+        for completion in finished:
+            if self._aborting and completion.finish_reason == "abort":
+                self._aborted.append(completion)
+            else:
+                del self._requests[completion.sample_id]
+                done.append(completion)
+        return done
 
     async def _play(self, episodes: Episodes, turn: Completion) -> None:
         """Consumes one turn of a sample; produces its next one for the engine, or the sample. Waits for its
@@ -344,8 +384,13 @@ class RolloutRole(EngineWorker):
         following = await episodes.follow(turn)
         if isinstance(following, Request):
             await self._take_device()
+            if turn.sample_id in self._again:
+                await episodes.begin_again(turn.sample_id)
+                self._again.discard(turn.sample_id)
+                following = Request(turn.sample_id, following.prompt)
             self._submit([following])
         else:
+            self._again.discard(turn.sample_id)
             self._completed.append(following)
             self._playing.remove(turn.sample_id)
             self._changed.set()

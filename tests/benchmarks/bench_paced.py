@@ -60,7 +60,7 @@ class Case:
 CASES = [
     *(Case(name) for name in SCHEDULES),
     Case("separated_sync", ("schedule.streaming=false",)),
-    Case("fully_async", ("schedule.partial=false", "schedule.max_staleness=1")),
+    Case("fully_async", ("schedule.pause=wait", "schedule.max_staleness=1")),
 ]
 
 

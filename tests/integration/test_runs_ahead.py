@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 
 SHORT = f"{SMALL} iterations=5 algorithm.batch_groups=4 algorithm.group_size=4 algorithm.micro_batch_groups=2"
 DRAINED = (
-    "schedule=fully_async schedule.max_staleness=0.5 schedule.partial=false algorithm.correction=tis "
+    "schedule=fully_async schedule.max_staleness=0.5 schedule.pause=wait algorithm.correction=tis "
     "algorithm.kl_coef=0.01 task=expand model.warm_start=false iterations=6 smoke=true"
 )
 """Half a batch ahead, engines drained before each update, TIS, and a KL to the reference in the loss."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.config import JobConfig, ScheduleConfig
+from harness.config import JobConfig, LatencyConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import make_schedule
 from schedules import HalfStep
+from schedules.protocol import PauseMode
 from tests.support.examples import examples
 from tests.support.invariants import check_run, most_loading_at_once
-from tests.support.random_jobs import base, jobs, play
+from tests.support.random_jobs import OBSERVATIONS, base, jobs, play, with_options
 
 checked = settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 
@@ -21,7 +24,7 @@ checked = settings(max_examples=examples(25), suppress_health_check=list(HealthC
 SYNCHRONOUS = {
     "colocate_sync": {},
     "separated_sync": {"streaming": True},
-    "fully_async": {"max_staleness": 0, "partial": True, "order": "fifo", "on_stale": "wait"},
+    "fully_async": {"max_staleness": 0, "pause": "keep", "order": "fifo", "on_stale": "wait"},
 }
 
 
@@ -39,6 +42,20 @@ def test_without_staleness_the_schedules_train_the_same_samples_in_the_same_batc
         check_run(run)
         trained.append([(s.sample_id, s.trained_iteration, s.response_tokens) for s in run.trained])
     assert trained[0] == trained[1] == trained[2]
+
+
+@pytest.mark.parametrize("schedule", ["fully_async", "half_step"])
+def test_samples_of_several_turns_live_through_an_update_only_where_a_pause_keeps_them(schedule: str) -> None:
+    config = base(schedule)
+    config = replace(config, iterations=6, cluster=replace(config.cluster, devices=4))
+    turns = LengthsConfig(kind="constant", mean=4.0, cap=8)
+    cost = replace(config.cost, turns=turns, observation_tokens=OBSERVATIONS, tool_latency=LatencyConfig(mean=0.5))
+    spans = {}
+    for mode in get_args(PauseMode):
+        run = play(with_options(replace(config, cost=cost), {"pause": mode})).finished
+        check_run(run)
+        spans[mode] = {sample.span for sample in run.trained}
+    assert max(spans["keep"]) > 1 and spans["wait"] == spans["abort"] == {1}  # type: ignore[type-var]
 
 
 @checked

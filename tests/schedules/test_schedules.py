@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from schedules import (
@@ -16,6 +18,7 @@ from schedules import (
     SeparatedSync,
 )
 from schedules.capacity import Capacity
+from schedules.protocol import PauseMode
 from tests.support.fake_job import DEVICE, HOST, FakeJob
 
 # -- colocate_sync
@@ -197,14 +200,14 @@ async def test_cohorts_take_a_version_one_after_the_other() -> None:
     expected = []
     for version in range(1, 5):
         for k in range(3):
-            for verb in ("pause drain=False", f"swap {version}", f"resume {8 * version + 12}"):
+            for verb in ("pause keep", f"swap {version}", f"resume {8 * version + 12}"):
                 expected += [f"{k}: {verb}", f"{k}: {verb} done"]
     assert [line for line in log.lines if line[1:3] == ": "] == expected, "at most one is paused at any time"
 
 
 async def test_cohorts_drain_where_samples_may_not_go_on_under_new_weights() -> None:
-    log = await FakeJob().play(HalfStep(partial=False))
-    assert set(log.of("0: pause", "1: pause")) == {"0: pause drain=True", "1: pause drain=True"}
+    log = await FakeJob().play(HalfStep(pause="wait"))
+    assert set(log.of("0: pause", "1: pause")) == {"0: pause wait", "1: pause wait"}
 
 
 @pytest.mark.parametrize("cohorts", [1, 0])
@@ -242,7 +245,7 @@ async def test_streaming_publishes_only_while_engines_are_paused() -> None:
     await FullyAsync().run(job)
     log, expected = job.log, []
     for version in range(1, 5):
-        for line in ("pause drain=False", f"publish {version}", f"resume {8 * (version + 3)}"):
+        for line in ("pause keep", f"publish {version}", f"resume {8 * (version + 3)}"):
             expected += [line, f"{line} done"]
     assert [line for line in log.lines if line.startswith(("pause", "publish", "resume"))] == expected
 
@@ -256,13 +259,11 @@ async def test_the_trainer_goes_on_beside_the_engines_that_take_up_a_new_version
         assert at(f"train {version} done") < at(f"publish {version + 1}")
 
 
-@pytest.mark.parametrize(("partial", "drain"), [(True, False), (False, True)])
-async def test_streaming_drains_engines_where_samples_may_not_go_on_under_new_weights(
-    partial: bool, drain: bool
-) -> None:
+@pytest.mark.parametrize("mode", get_args(PauseMode))
+async def test_streaming_pauses_engines_in_the_mode_that_it_was_given(mode: PauseMode) -> None:
     job = FakeJob()
-    await FullyAsync(partial=partial).run(job)
-    assert job.log.of("pause") == [f"pause drain={drain}"] * 4
+    await FullyAsync(pause=mode).run(job)
+    assert job.log.of("pause") == [f"pause {mode}"] * 4
 
 
 async def test_every_stage_streams_through_the_whole_job_until_the_prompts_are_closed() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import pytest
 
 from schedules import FullyAsync
 from schedules.capacity import Capacity, CompletionOrder
+from schedules.protocol import PauseMode
 
 PATIENCE = 100_000  # turns
 
@@ -33,7 +35,7 @@ class CompletionJob:
         self.tail = draw([1.0, 3.0])
         self.prompts = self.rollout = self.trainer = self.weights = self
         self.admitted, self.total, self.next, self.bound, self.version = 0, self.iterations * self.batch, 0, 0, 0
-        self.paused, self.closed, self.drain = False, False, False
+        self.paused, self.closed, self.mode = False, False, "keep"
         self.running = 0
         self.started: dict[int, tuple[int, int]] = {}  # group -> bound that it was taken under, version that began it
         self.ready: list[int] = []
@@ -83,9 +85,12 @@ class CompletionJob:
             await self.until(lambda: not self.paused)  # it may be taken from the queue while the engine is paused
             self.started[group] = bound, self.version
             self.running += 1
-            for _ in range(min(2000, int(self.random.lognormvariate(2, self.tail)))):
-                if self.paused and not self.drain:
+            left = length = min(2000, int(self.random.lognormvariate(2, self.tail)))
+            while left:
+                if self.paused and self.mode != "wait":
                     await self.until(lambda: not self.paused)
+                    left = length if self.mode == "abort" else left
+                left -= 1
                 await asyncio.sleep(0)
             self.running -= 1
             if group not in self.dropped:
@@ -95,9 +100,9 @@ class CompletionJob:
         assert below >= self.bound
         self.bound = below
 
-    async def pause(self, *, drain: bool) -> None:
-        self.paused, self.drain = True, drain
-        await self.until(lambda: not drain or self.running == 0)
+    async def pause(self, mode: PauseMode) -> None:
+        self.paused, self.mode = True, mode
+        await self.until(lambda: mode != "wait" or self.running == 0)
 
     async def resume(self, below: int) -> None:
         assert below > self.bound, "bounds tell versions apart"
@@ -141,28 +146,28 @@ SEEDS = range(10)
 
 
 @ETAS
-@pytest.mark.parametrize("partial", [True, False])
-async def test_what_would_lag_too_much_is_waited_for_in_time(eta: float, partial: bool) -> None:
+@pytest.mark.parametrize("mode", get_args(PauseMode))
+async def test_what_would_lag_too_much_is_waited_for_in_time(eta: float, mode: PauseMode) -> None:
     worst = Capacity(1, eta).worst_lag
     for seed in SEEDS:
         job = CompletionJob(seed)
-        lags = await job.play(FullyAsync(max_staleness=eta, partial=partial, order="completion"))
+        lags = await job.play(FullyAsync(max_staleness=eta, pause=mode, order="completion"))
         assert 0 <= min(lags) and max(lags) <= worst, seed
         assert not job.dropped
         assert job.widest <= (2 * worst + 1) * job.batch, "what the queue has to hold"
 
 
 @ETAS
-@pytest.mark.parametrize("partial", [True, False])
-async def test_what_would_lag_too_much_is_dropped_and_made_up_for(eta: float, partial: bool) -> None:
+@pytest.mark.parametrize("mode", get_args(PauseMode))
+async def test_what_would_lag_too_much_is_dropped_and_made_up_for(eta: float, mode: PauseMode) -> None:
     worst, dropped = Capacity(1, eta).worst_lag, 0
     for seed in SEEDS:
         job = CompletionJob(seed)
-        lags = await job.play(FullyAsync(max_staleness=eta, partial=partial, order="completion", on_stale="drop"))
+        lags = await job.play(FullyAsync(max_staleness=eta, pause=mode, order="completion", on_stale="drop"))
         assert 0 <= min(lags) and max(lags) <= worst, seed
         assert job.widest <= (3 * worst + 1) * job.batch, "what the queue has to hold, but for dropped ones that run"
         dropped += len(job.dropped)
-    assert (dropped > 0) == (eta > 0) or not partial, "there was something to drop"
+    assert (dropped > 0) == (eta > 0) or mode == "wait", "there was something to drop"
 
 
 async def test_long_groups_are_overtaken() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 from harness.transfer_queue.local import LocalQueue
 from schedules import ColocateSync, DelayedUpdate, FullyAsync, HalfStep, KStepOff, OneStepOff, Schedule, SeparatedSync
 from schedules.capacity import Capacity
+from schedules.protocol import PauseMode
 
 N = 2  # samples of a group
 
@@ -32,6 +34,7 @@ class PlayedEngine:
     version: int = 0
     running: bool = False
     draining: bool = False
+    aborting: bool = False
     unpaused: asyncio.Event = field(default_factory=asyncio.Event)
     drained: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -46,9 +49,13 @@ class PlayedEngine:
                 return
             await self.unpaused.wait()  # it may have been paused while it waited for rows
             first, self.running = self.version, True
-            for _ in range(1 + int(batch.rows[0]) * 7 % 11):  # groups differ in length
-                if not self.draining:
+            left = length = 1 + int(batch.rows[0]) * 7 % 11  # groups differ in length
+            while left:
+                if not self.draining and not self.unpaused.is_set():
                     await self.unpaused.wait()
+                    if self.aborting:
+                        first, left = self.version, length
+                left -= 1
                 await asyncio.sleep(0)
                 last = self.version
             self.running = False
@@ -57,10 +64,10 @@ class PlayedEngine:
             await self.queue.put(batch.partition, batch.rows, versions)
             await self.queue.acknowledge(batch.lease)
 
-    async def pause(self, drain: bool) -> None:
-        self.draining = drain
+    async def pause(self, mode: PauseMode) -> None:
+        self.draining, self.aborting = mode == "wait", mode == "abort"
         self.unpaused.clear()
-        while drain and self.running:
+        while self.draining and self.running:
             self.drained.clear()
             await self.drained.wait()
 
@@ -96,8 +103,8 @@ class PlayedRollout:
         for engine in self.engines:
             await engine.queue.set_bound("rollout", engine.name, below * N)
 
-    async def pause(self, *, drain: bool) -> None:
-        await asyncio.gather(*(engine.pause(drain) for engine in self.engines))
+    async def pause(self, mode: PauseMode) -> None:
+        await asyncio.gather(*(engine.pause(mode) for engine in self.engines))
 
     async def resume(self, below: int) -> None:
         await self.set_dispatch_limit(below)
@@ -233,19 +240,19 @@ async def test_k_steps_off_a_batch_lags_by_its_place_in_its_rollout_batch(k: int
 
 
 @SPEEDS
-@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize("mode", get_args(PauseMode))
 @pytest.mark.parametrize("cohorts", [2, 3])
 async def test_half_a_step_off_lags_in_the_first_half_of_a_batch_only(
-    cohorts: int, partial: bool, speed: tuple[int, int, int]
+    cohorts: int, mode: PauseMode, speed: tuple[int, int, int]
 ) -> None:
-    schedule = HalfStep(cohorts=cohorts, partial=partial)
+    schedule = HalfStep(cohorts=cohorts, pause=mode)
     engines = max(speed[0], cohorts)
     job, (iteration, first, last) = await played(schedule, (engines, *speed[1:]))
     place = np.arange(ITERATIONS * BATCH * N) // N % BATCH
     lag = iteration - first
     assert set(lag.tolist()) <= {0, 1} and (lag[place >= BATCH / 2] == 0).all() and lag.mean() <= 0.5
     assert 1 <= job.paused_at_once <= -(-engines // cohorts), "one cohort at a time"
-    if not partial:
+    if mode != "keep":
         assert (first == last).all(), "no sample lived through an update"
 
 
@@ -255,14 +262,14 @@ async def test_half_a_step_off_has_a_mean_lag_of_a_half_where_rollout_runs_ahead
 
 
 @SPEEDS
-@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize("mode", get_args(PauseMode))
 @pytest.mark.parametrize("eta", [0, 0.5, 1, 1.3, 2])
 async def test_streaming_trains_every_row_once_within_the_bound(
-    eta: float, partial: bool, speed: tuple[int, int, int]
+    eta: float, mode: PauseMode, speed: tuple[int, int, int]
 ) -> None:
-    _, (iteration, first, last) = await played(FullyAsync(max_staleness=eta, partial=partial), speed)
+    _, (iteration, first, last) = await played(FullyAsync(max_staleness=eta, pause=mode), speed)
     assert (iteration - first).max() <= Capacity(BATCH, eta).worst_lag
-    if not partial:
+    if mode != "keep":
         assert (first == last).all(), "no sample lived through an update"
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from schedules import Schedule
+from schedules.protocol import PauseMode
 
 HOST, DEVICE = ("reward", "advantages"), ("reference", "actor_fwd")
 
@@ -90,8 +91,8 @@ class FakeRollout:
         with self.log.call(f"limit {below}"):
             await turns()
 
-    async def pause(self, *, drain: bool) -> None:
-        with self.log.call(f"{self.name}pause drain={drain}"):
+    async def pause(self, mode: PauseMode) -> None:
+        with self.log.call(f"{self.name}pause {mode}"):
             await turns()
 
     async def resume(self, below: int) -> None:

@@ -107,7 +107,7 @@ def test_runs_that_learn_nothing_make_no_matrix(folder: Path) -> None:
 
 def test_what_a_matrix_has_no_place_for_is_named(folder: Path) -> None:
     one = made(folder / "one", 0, "clip", 0.9)
-    settings = ("schedule.max_staleness=0", "algorithm.correction=clip", "schedule.partial=false")
+    settings = ("schedule.max_staleness=0", "algorithm.correction=clip", "schedule.pause=wait")
     other = make_cell(folder, "drained", Made(settings=settings), range(4))
     with pytest.raises(ConfigError, match="two cells are fully_async 0 under clip"):
         matrix_of(compare([one, other], AXES))

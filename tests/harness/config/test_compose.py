@@ -22,7 +22,7 @@ def test_the_defaults_are_the_main_job() -> None:
     config = compose_job([])
     assert (config.schedule.name, config.model.name, config.task.name) == ("fully_async", "tiny", "reverse")
     assert (config.iterations, config.seed_list) == (120, (0,))
-    assert make_schedule(config) == FullyAsync(max_staleness=2.0, partial=True)
+    assert make_schedule(config) == FullyAsync(max_staleness=2.0, pause="keep")
 
 
 def test_choices_and_settings_change_the_job() -> None:
@@ -51,7 +51,7 @@ def test_what_is_no_choice_is_refused(override: str) -> None:
 
 def test_an_unknown_setting_names_those_beside_it() -> None:
     assert refused("schedule.nonsense=1") == (
-        "schedule.nonsense is no setting; those of schedule are max_staleness, name, on_stale, order, partial, split"
+        "schedule.nonsense is no setting; those of schedule are max_staleness, name, on_stale, order, pause, split"
     )
     assert refused("algorithm.lr=1").startswith(
         "algorithm.lr is no setting; those of algorithm are advantage, aggregation, batch_groups"
@@ -68,9 +68,9 @@ def test_the_settings_named_are_those_of_the_chosen_schedule() -> None:
 
 def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
     assert refused("+schedule.nonsense=1") == (
-        "schedule.nonsense is no option of fully_async; it has max_staleness, partial, order, on_stale"
+        "schedule.nonsense is no option of fully_async; it has max_staleness, pause, order, on_stale"
     )
-    assert refused("schedule=colocate_sync", "+schedule.partial=true").endswith("of colocate_sync; it has none")
+    assert refused("schedule=colocate_sync", "+schedule.pause=keep").endswith("of colocate_sync; it has none")
     assert refused("+algorithm.lr=1").startswith("algorithm.lr=1 is no setting")
     assert refused("hydra.run.dir=x").startswith("hydra.run.dir=x is no setting of a job")
 

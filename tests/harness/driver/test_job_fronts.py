@@ -135,10 +135,10 @@ async def test_a_cohort_pauses_and_generates_alone() -> None:
     first, second = pool_of(workers).split()
     workers[0].end.set()
     await first.generate(3)
-    await second.pause(drain=True)
+    await second.pause("wait")
     await second.resume(below=8)
     assert workers[0].asked == [("generate", 3, 1)]
-    assert workers[1].asked == [("pause", True), ("resume", 8)]
+    assert workers[1].asked == [("pause", "wait"), ("resume", 8)]
 
 
 async def test_spans_of_a_long_call_are_heard_whenever_asked_for_and_each_once() -> None:

@@ -1,8 +1,9 @@
 import asyncio
+from typing import get_args
 
 import pytest
 
-from harness.protocols import RolloutEngine
+from harness.protocols import PauseMode, RolloutEngine
 from harness.workers.turns import DeviceTurns
 from tests.support.role_setting import (
     GROUP,
@@ -247,7 +248,7 @@ async def test_groups_under_the_dispatch_limit_start_and_a_new_version_lets_the_
         await settle(1)
     await settle()
     assert sorted(row for put in queue.responses for row in put) == list(range(2 * GROUP))
-    await role.pause(drain=False)
+    await role.pause("keep")
     await role.load(1)
     await role.resume(below=ROWS // GROUP)
     await running
@@ -255,9 +256,11 @@ async def test_groups_under_the_dispatch_limit_start_and_a_new_version_lets_the_
     assert versions == [{0}] * 2 * GROUP + [{1}] * (ROWS - 2 * GROUP)
 
 
-@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("mode", get_args(PauseMode))
 @pytest.mark.parametrize("staged", [False, True])
-async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sample(drain: bool, staged: bool) -> None:
+async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sample(
+    mode: PauseMode, staged: bool
+) -> None:
     queue, engine = CountingQueue(), torch_engine(slots=ROWS)
     await queue.admit(0)
     await queue.close()
@@ -271,8 +274,8 @@ async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sam
         (span,) = await role.stage(1)
         assert (span.kind, span.version, span.iteration) == ("stage_weights", 1, 0)
         assert engine.version == 0 and engine.running, "staging disturbs nothing"
-    await role.pause(drain)
-    assert bool(engine.running) is not drain
+    await role.pause(mode)
+    assert bool(engine.running) is (mode == "keep")
     spans = await (role.swap(1) if staged else role.load(1))
     await role.resume(below=ROWS // GROUP)
     await running
@@ -280,7 +283,7 @@ async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sam
     versions = list(queue.versions.values())
     assert len(versions) == ROWS
     assert all(row == sorted(row) and set(row) <= {0, 1} for row in versions)
-    assert any(set(row) == {0, 1} for row in versions) is not drain
+    assert any(set(row) == {0, 1} for row in versions) is (mode == "keep")
 
 
 async def test_an_idle_engine_swaps_without_a_pause() -> None:
@@ -302,7 +305,7 @@ async def test_groups_that_arrive_during_a_pause_start_under_the_new_weights() -
     role = rollout_role(engine, queue)
     await role.join(FixedWeights(), 0)
     running = asyncio.create_task(role.stream())
-    await role.pause(drain=False)
+    await role.pause("keep")
     await settle()
     assert (engine.running, engine.waiting) == (0, ROWS)
     await role.load(1)
@@ -386,7 +389,7 @@ async def test_who_retires_takes_no_more_finishes_what_it_has_and_takes_again_on
     running = asyncio.create_task(role.stream())
     await settle()
     if paused:
-        await role.pause(drain=False)
+        await role.pause("keep")
     retiring = asyncio.create_task(role.retire())
     await settle()
     assert not engine.paused, "what it has is to be finished, paused or not"
@@ -455,7 +458,7 @@ async def test_an_engine_that_streams_holds_its_device_from_its_first_sample_unt
     rows = await queue.admit(0)
     await settle()
     assert device.holder == "rollout[0].generate" and engine.running == ROWS
-    await role.pause(drain=False)
+    await role.pause("keep")
     assert device.holder is None and engine.running == ROWS
     await role.join(FixedWeights(), 0)
     await role.load(1)
@@ -482,7 +485,7 @@ async def test_samples_that_wait_for_a_device_with_their_engine_are_generated_wh
         await settle()
         assert engine.running == 0
         assert "rollout[0].generate waits for device 2, which reference[0].work holds" in await role.waiting()
-        asked = asyncio.create_task(role.pause(drain=True) if then == "is paused" else asyncio.sleep(0))
+        asked = asyncio.create_task(role.pause("wait") if then == "is paused" else asyncio.sleep(0))
         if then == "retires":
             asked = asyncio.create_task(role.retire())
         await settle()

@@ -111,7 +111,7 @@ def test_a_pause_that_drains_lasts_until_the_last_turn_of_all_that_had_begun(ask
         await role.join(FixedWeights(), 0)
         running = asyncio.create_task(role.stream())
         await asyncio.sleep(asked_at)
-        await role.pause(drain=True)
+        await role.pause("wait")
         assert tools.begun == tools.closed > 0 == tools.away == engine.running == engine.waiting
         assert now() >= WHOLE_S
         await role.load(1)
@@ -131,7 +131,7 @@ def test_who_retires_finishes_the_samples_that_are_at_their_tools_and_takes_no_m
         await queue.admit(0, TASK)
         running = asyncio.create_task(role.stream())
         await asyncio.sleep(SAYS_S / 2)
-        asks = [asyncio.create_task(role.pause(drain=paused == "drain"))] if paused else []
+        asks = [asyncio.create_task(role.pause("wait" if paused == "drain" else "keep"))] if paused else []
         await asyncio.sleep(0 if paused else SAYS_S)
         asks.append(asyncio.create_task(role.retire()))
         await settle()
@@ -185,7 +185,7 @@ def test_a_tool_that_hangs_past_its_limit_or_raises_costs_its_own_sample_only(
         running = asyncio.create_task(role.stream())
         if drained:
             await asyncio.sleep(SAYS_S + 1)
-            await role.pause(drain=True)
+            await role.pause("wait")
             await role.load(1)
             await role.resume(below=ROWS)
         await running
