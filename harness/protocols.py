@@ -158,8 +158,9 @@ class LogProbEngine(Scorer, Protocol):
 class TrainBatch:
     """One micro-batch. prompts, responses, behaviour_log_probs, versions: a value per token; advantages: float32 [k].
 
-    old_log_probs come with the version that computed them (int32 [k]); both and ref_log_probs may be absent. mask:
-    bool, a value per token: those that the policy sampled, and learns from; None is all of them.
+    old_log_probs come with the version that computed them (int32 [k]); both and ref_log_probs may be absent.
+    proximal_log_probs: by the trainer's weights before the batch's first step, where the loss is to stay near these.
+    mask: bool, a value per token: those that the policy sampled, and learns from; None is all of them.
     """
 
     prompts: Ragged
@@ -170,6 +171,7 @@ class TrainBatch:
     ref_log_probs: Ragged | None = None
     old_log_probs: Ragged | None = None
     old_versions: np.ndarray | None = None
+    proximal_log_probs: Ragged | None = None
     mask: Ragged | None = None
 
 

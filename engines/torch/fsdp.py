@@ -153,7 +153,8 @@ class FSDPEngine:
         behaviour = self._there(batch.behaviour_log_probs.values)
         advantages = self._there(np.repeat(batch.advantages, lengths))
         old = None if batch.old_log_probs is None else self._there(batch.old_log_probs.values)
-        proximal = {"proximal_log_probs": old} if algorithm.train_on_old_log_probs else {}
+        frozen = None if batch.proximal_log_probs is None else self._there(batch.proximal_log_probs.values)
+        proximal = {"proximal_log_probs": old if algorithm.train_on_old_log_probs else frozen}
         rows = self._there(lengths)
         losses = self._policy_loss(log_probs, behaviour, advantages, mask, lengths=rows, **proximal)
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)

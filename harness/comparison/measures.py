@@ -207,6 +207,7 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
     metrics += [
         _neutral("staleness/mean", "mean lag of a sample", "iterations", _lag_mean),
         _neutral("staleness/max", "largest lag of a token", "iterations", _lag_worst),
+        *_in_steps(runs),
         _neutral("response_length/mean", "response length", "tokens", _mean("response_length/mean")),
     ]
     sync = "time/weight_sync_exposed_s"
@@ -223,6 +224,27 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
         MetricDefinition(key, f"{key.removeprefix(CUSTOM)} at the end", "", None, "difference", at_end(key), _ANY)
         for key in custom_metrics(runs)
     ]
+
+
+def _in_steps(runs: Sequence[Run]) -> list[MetricDefinition]:
+    """The lags once more, where a version is made by several optimizer steps."""
+    if all(_steps_per_version(run) == 1 for run in runs):
+        return []
+    unit = "optimizer steps"
+    return [
+        _neutral(
+            "staleness/steps_mean", "mean lag of a sample", unit, lambda run: _steps_per_version(run) * _lag_mean(run)
+        ),
+        _neutral(
+            "staleness/steps_max", "largest lag of a token", unit, lambda run: _steps_per_version(run) * _lag_worst(run)
+        ),
+    ]
+
+
+def _steps_per_version(run: Run) -> int:
+    """Of a run whose settings say nothing of it, one."""
+    algorithm = run.config["algorithm"]
+    return int(algorithm.get("mini_batches", 1) * algorithm.get("epochs", 1))
 
 
 def custom_metrics(runs: Sequence[Run]) -> list[str]:

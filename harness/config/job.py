@@ -157,6 +157,8 @@ class AlgorithmConfig:
     reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
     advantage: Annotated[str, one_of(*ADVANTAGES)] = "group"  # how the rewards of a group are compared
+    mini_batches: Count = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
+    epochs: Count = 1  # passes over a batch
     shaping: list[Annotated[str, one_of(*SHAPING)]] = field(default_factory=list)  # of rewards, in this order
     mask_truncated: Switch = False  # responses cut off at max_tokens have no loss
     entropy_coef: NotNegative = 0.0  # of the entropy of each token's distribution, which the loss is less
@@ -168,6 +170,11 @@ class AlgorithmConfig:
         return self.batch_groups * self.group_size
 
     @property
+    def steps_per_version(self) -> int:
+        """Optimizer steps from one version of the weights to the next."""
+        return self.mini_batches * self.epochs
+
+    @property
     def has_reference(self) -> bool:
         """Whether the reference model runs: the loss reads it, or somebody asked for policy/kl_ref."""
         return self.reference or self.kl_coef > 0
@@ -176,6 +183,12 @@ class AlgorithmConfig:
     def train_on_old_log_probs(self) -> bool:
         """Whether the loss is made of what actor_fwd computes."""
         return self.correction == "decoupled" and self.proximal == "actor_fwd"
+
+    @property
+    def freezes_proximal(self) -> bool:
+        """Whether the trainer scores a batch before its first step, to clip against: where it makes one step only, the
+        policy before that step is the one in training."""
+        return self.correction == "decoupled" and self.proximal == "trainer" and self.steps_per_version > 1
 
 
 Backend = Literal["real", "virtual", "paced"]
@@ -290,7 +303,7 @@ class CostConfig:
     prefill_s_per_token: NotNegative
     log_prob_s_per_token: NotNegative  # prompt and response tokens
     train_s_per_token: NotNegative  # prompt and response tokens, forward and backward
-    train_step_s: NotNegative  # the optimizer, once an iteration
+    train_step_s: NotNegative  # the optimizer, once a step
     weight_bytes: NotNegative  # of one copy of the weights
     call_s: NotNegative  # fixed part of every forward or training call of a micro-batch
     network_bytes_per_s: Positive  # weights between pools: collective, and in the background

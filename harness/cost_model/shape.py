@@ -119,12 +119,12 @@ def train_passes(recompute: bool) -> int:
     return 4 if recompute else 3
 
 
-def sample_flops(model: ModelConfig, prompt: int, response: int, scorings: int) -> float:
+def sample_flops(model: ModelConfig, prompt: int, response: int, scorings: int, epochs: int = 1) -> float:
     """What one sample of so many tokens needs, each thing once: its prompt is read and its response sampled, it is
-    scored `scorings` times, and trained on. What is computed twice (activations, prompts that no cache has) counts
-    once, as in the model FLOPs of Chowdhery et al., appendix B."""
+    scored `scorings` times, and trained on `epochs` times. What is computed twice (activations, prompts that no
+    cache has) counts once, as in the model FLOPs of Chowdhery et al., appendix B."""
     tokens = prompt + response
-    passes = (train_passes(recompute=False) + scorings) * (
+    passes = (epochs * train_passes(recompute=False) + scorings) * (
         tokens * forward_flops_per_token(model) + tokens * tokens * forward_flops_per_pair(model)
     )
     read = prompt * prefill_flops_per_token(model) + prompt * prompt * forward_flops_per_pair(model)

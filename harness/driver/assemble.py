@@ -95,6 +95,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         backend.engines,
         engine_count=counts["rollout"],
         colocated=schedule.colocated,
+        scores_beside_actor=placement.share("actor_fwd", "actor"),
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
     )
     roles = start_workers(backend, placement, counts, spec)

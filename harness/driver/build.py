@@ -20,7 +20,7 @@ from harness.runtime.runtime import RoleName
 from harness.tasks import environment_of
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import PacedRole
-from harness.workers.actor import ActorRole
+from harness.workers.actor import ONE_STEP, ActorRole, Updates
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
@@ -48,7 +48,8 @@ from schedules import Order
 @dataclass(frozen=True)
 class WorkerSpec:
     """All that a worker needs to make its roles; picklable. engine_count: of rollout; colocated: rollout shares devices
-    with the roles that work in turn, and takes its weights from the trainer beside it; turns_of: by role and number, on
+    with the roles that work in turn, and takes its weights from the trainer beside it; scores_beside_actor: actor_fwd
+    scores by the trainer's weights; turns_of: by role and number, on
     its devices, shared by the roles of a process."""
 
     config: JobConfig
@@ -60,6 +61,7 @@ class WorkerSpec:
     engines: EngineFactory
     engine_count: int
     colocated: bool
+    scores_beside_actor: bool
     turns_of: Callable[[str, int], Turns]
 
     @property
@@ -191,10 +193,25 @@ def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
         device=spec.engines.device,
         turns=turns,
         mask_truncated=spec.config.algorithm.mask_truncated,
+        updates=_updates(engine, spec),
     )
     if spec.colocated:
         role.sender = spec.engines.local_sender(spec.clock)
     return role
+
+
+def _updates(engine: Any, spec: WorkerSpec) -> Updates:
+    """Of one rank. Between two steps of a batch nobody scores: no version has such weights."""
+    algorithm = spec.config.algorithm
+    if algorithm.steps_per_version == 1:
+        return ONE_STEP
+    scorer = spec.engines.scorer(engine, spec.clock) if algorithm.freezes_proximal else None
+    return Updates(
+        rows=algorithm.batch_samples // spec.engines.training_ranks // algorithm.mini_batches,
+        epochs=algorithm.epochs,
+        whole_batch=scorer is not None or spec.scores_beside_actor,
+        scorer=scorer,
+    )
 
 
 def _in_order(number: int, spec: WorkerSpec) -> MicroBatchReader:
@@ -211,7 +228,13 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     algorithm, ranks, together = spec.config.algorithm, spec.engines.training_ranks, spec.engines.ranks_together
     rows = min(algorithm.batch_samples, ranks * spec.micro_batch("actor"))
     group_size = algorithm.group_size
-    reader = CompletionReader(spec.queue, rows=rows, group_size=group_size, batch=algorithm.batch_groups)
+    reader = CompletionReader(
+        spec.queue,
+        rows=rows,
+        group_size=group_size,
+        batch=algorithm.batch_groups,
+        mini_batches=algorithm.mini_batches,
+    )
     if ranks * together == 1:
         return reader
     own = reader if number == 0 else None

@@ -195,7 +195,7 @@ class RealEngines:
             mesh=mesh,
             device=self.device,
             training=training,
-            steps=self.config.iterations,
+            steps=self.config.iterations * self.config.algorithm.steps_per_version,
             horizon=self.response_limit,
         )
 
@@ -304,7 +304,7 @@ class SimulatedEngines:
         return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks, training=self.config.training)
 
     def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
-        return self.log_prob("actor_fwd", clock)
+        return SimulatedLogProb(self.cost, clock, ranks=self.data_parallel["actor"], training=self.config.training)
 
     def reference(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
         return self.log_prob("reference", clock)

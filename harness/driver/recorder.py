@@ -126,14 +126,16 @@ def _samples(rows: TrainedRows, prompt_tokens: np.ndarray, run_tokens: np.ndarra
 
 @dataclass(frozen=True)
 class Work:
-    """peak: operations per second of one device; scorings: forward passes over a sample, besides training."""
+    """peak: operations per second of one device; scorings: forward passes over a sample, besides training; epochs:
+    passes of training over it."""
 
     model: ModelConfig
     scorings: int
     peak: float
+    epochs: int = 1
 
     def flops_of(self, prompt: int, response: int) -> float:
-        return sample_flops(self.model, prompt, response, self.scorings)
+        return sample_flops(self.model, prompt, response, self.scorings, self.epochs)
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,10 @@ class Recorder:
         group_size: int,
         devices: int,
         several_turns: bool = False,
+        steps_per_version: int = 1,
     ) -> None:
         self.timeline, self.clock, self.decoder = timeline, clock, decoder
+        self.steps_per_version = steps_per_version
         self.group_size, self.devices, self.several_turns = group_size, devices, several_turns
         self.ledger = Ledger()
         self.events = 0
@@ -248,7 +252,7 @@ class Recorder:
             at,
             times,
             throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
-            staleness_metrics(records),
+            staleness_metrics(records, self.steps_per_version),
             self.decoder.metrics(records, sums),
             turn_metrics(records) if self.several_turns else {},
             self._step_metrics(reports),
@@ -266,14 +270,14 @@ class Recorder:
         return {"throughput/mfu": flops / (seconds * self.devices * self.work.peak)}
 
     def _step_metrics(self, reports: Sequence[TrainReport]) -> dict[str, float]:
-        """Of the optimizer's step, which every rank reports alike; nothing of a simulated one."""
-        step = reports[0].step
-        if not step:
+        """Of the optimizer's steps, which every rank reports alike; nothing of simulated ones."""
+        steps = [step for step in reports[0].steps if step]
+        if not steps:
             return {}
-        self._skipped_steps += step["skipped"]
+        self._skipped_steps += sum(step["skipped"] for step in steps)
         return {
-            "train/grad_norm": step["grad_norm"],
-            "train/learning_rate": step["learning_rate"],
+            "train/grad_norm": sum(step["grad_norm"] for step in steps) / len(steps),
+            "train/learning_rate": steps[-1]["learning_rate"],
             "train/skipped_steps": self._skipped_steps,
         }
 

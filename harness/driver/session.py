@@ -44,8 +44,8 @@ def _work(run: RunSpec) -> Work | None:
     else:
         kind = gpu_kind() if plan.gpu else None
         peak = None if kind is None else float(read_settings(EXPERIMENTS / "device" / f"{kind}.yaml")["flops"])
-    scorings = len({"reference", "actor_fwd"} & plan.placement.devices.keys())
-    return None if peak is None else Work(run.model, scorings, peak)
+    scorings = len({"reference", "actor_fwd"} & plan.placement.devices.keys()) + config.algorithm.freezes_proximal
+    return None if peak is None else Work(run.model, scorings, peak, config.algorithm.epochs)
 
 
 class Session:
@@ -65,6 +65,7 @@ class Session:
             group_size=config.algorithm.group_size,
             devices=placement.total,
             several_turns=several_turns,
+            steps_per_version=config.algorithm.steps_per_version,
         )
         self.recorder.work = _work(run)
         self.publish_address: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()

@@ -26,6 +26,8 @@ METRIC_NAMES = frozenset(
         "throughput/fraction_of_bound",
         "staleness/mean",
         "staleness/max",
+        "staleness/steps_mean",
+        "staleness/steps_max",
         "staleness/in_flight_mean",
         "staleness/in_queue_mean",
         "staleness/span_max",

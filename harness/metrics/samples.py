@@ -206,16 +206,21 @@ def _refuse(ids: np.ndarray, wrong: np.ndarray, what: str) -> None:
         raise ValueError(f"sample {ids[wrong][0]} {what}")
 
 
-def staleness_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+def staleness_metrics(records: Iterable[SampleRecord], steps_per_version: int = 1) -> dict[str, float]:
     """The staleness/* metrics of the trained samples among `records`, in iterations; every sample counts once.
 
     mean: mean over samples of lag_mean; max: the worst lag of all; in_flight_mean, in_queue_mean: means of the two
-    parts of the worst lag; span_max: the most versions that sampled one sample. Raises ValueError if none was trained.
+    parts of the worst lag; span_max: the most versions that sampled one sample. steps_mean, steps_max: mean and max in
+    optimizer steps, as the iteration begins, of which a version is made by so many. Raises ValueError if none was
+    trained.
     """
     trained = _trained(records)
+    mean, worst = float(np.mean([r.lag_mean for r in trained])), float(np.max([r.lag_worst for r in trained]))
     return {
-        "staleness/mean": float(np.mean([r.lag_mean for r in trained])),
-        "staleness/max": float(np.max([r.lag_worst for r in trained])),
+        "staleness/mean": mean,
+        "staleness/max": worst,
+        "staleness/steps_mean": mean * steps_per_version,
+        "staleness/steps_max": worst * steps_per_version,
         "staleness/in_flight_mean": float(np.mean([r.lag_in_flight for r in trained])),
         "staleness/in_queue_mean": float(np.mean([r.lag_in_queue for r in trained])),
         "staleness/span_max": float(np.max([r.span for r in trained])),

@@ -42,6 +42,20 @@ RUNS = {
 stream side by side over the same shards."""
 
 
+STEPS = "algorithm.micro_batch_groups=2 algorithm.mini_batches=4 algorithm.epochs=2"
+OF_STEPS = {
+    "clip": "algorithm.correction=clip",
+    "decoupled": "algorithm.correction=decoupled algorithm.proximal=trainer",
+    "scored": "algorithm.correction=decoupled algorithm.recompute_log_probs=true",
+}
+"""Eight optimizer steps a batch: as rows arrive; near the policy before the first, by the trainer or by actor_fwd."""
+RUNS_OF_STEPS = {
+    f"{name}_{loss}": f"{RUNS[name]} {settings}"
+    for loss, settings in OF_STEPS.items()
+    for name in ("colocated", "async_0", "colocated_2_ranks", "async_0_2_ranks")
+}
+
+
 @pytest.fixture(scope="module")
 def runs(results: Path) -> dict[str, Path]:
     return bench_all(results, {name: f"{SMALL} iterations=4 {settings}" for name, settings in RUNS.items()})
@@ -91,6 +105,25 @@ def test_text_of_a_chat_model_changes_nothing_of_that(text_runs: dict[str, Path]
     samples = load_samples(run).to_pydict()
     assert set(samples["lag_worst"]) == {0} and len(set(samples["reward"])) > 10
     assert set(samples["finish_reason"]) == {"stop", "length"}
+
+
+@pytest.fixture(scope="module")
+def runs_of_steps(results: Path) -> dict[str, Path]:
+    return bench_all(
+        results / "steps", {name: f"{SMALL} iterations=3 {STEPS} {s}" for name, s in RUNS_OF_STEPS.items()}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", OF_STEPS)
+@pytest.mark.parametrize("ranks", ["", "_2_ranks"])
+def test_several_optimizer_steps_a_batch_change_nothing_of_that(
+    runs_of_steps: dict[str, Path], loss: str, ranks: str
+) -> None:
+    one, other = (runs_of_steps[f"{name}{ranks}_{loss}"] for name in ("colocated", "async_0"))
+    assert not differences(one, other)
+    for run in (one, other):
+        invariants.check_run(invariants.read_run(run))
 
 
 @pytest.mark.parametrize("other", ["separated", "separated_streaming", "async_0", "async_0_2_ranks"])

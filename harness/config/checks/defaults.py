@@ -158,10 +158,8 @@ def _micro_batches(config: JobConfig, given: Collection[str]) -> int:
     if MICRO_BATCH in given:
         return algorithm.micro_batch_groups
     ranks = training_ranks(config, resolve_split(config.schedule.split, config.cluster.devices, device_roles(config)))
-    own = range(algorithm.micro_batch_groups, 0, -1)
-    return next(
-        (groups for groups in own if algorithm.batch_groups % (groups * ranks) == 0), algorithm.micro_batch_groups
-    )
+    own, part = range(algorithm.micro_batch_groups, 0, -1), algorithm.batch_groups // algorithm.mini_batches
+    return next((groups for groups in own if part % (groups * ranks) == 0), algorithm.micro_batch_groups)
 
 
 def _slots(config: JobConfig, given: Collection[str]) -> Iterator[int]:

@@ -194,16 +194,23 @@ def _check_top_p(top_p: float) -> None:
 
 def _check_batch(config: JobConfig, world: int) -> None:
     algorithm = config.algorithm
-    together = algorithm.micro_batch_groups * world
-    if algorithm.batch_groups % together:
-        fits = [size for size in range(1, algorithm.batch_groups + 1) if algorithm.batch_groups % (size * world) == 0]
+    if algorithm.batch_groups % algorithm.mini_batches:
+        fits = [parts for parts in range(1, algorithm.batch_groups + 1) if algorithm.batch_groups % parts == 0]
+        raise ConfigError(
+            f"algorithm.mini_batches={algorithm.mini_batches} does not cut algorithm.batch_groups="
+            f"{algorithm.batch_groups} into equal parts of whole groups; set it to one of {', '.join(map(str, fits))}"
+        )
+    groups = algorithm.batch_groups // algorithm.mini_batches
+    if groups % (algorithm.micro_batch_groups * world):
+        fits = [size for size in range(1, groups + 1) if groups % (size * world) == 0]
+        parts = "" if algorithm.mini_batches == 1 else f" in algorithm.mini_batches={algorithm.mini_batches}"
         fix = (
             f"set algorithm.micro_batch_groups to one of {', '.join(map(str, fits))}"
             if fits
-            else f"make algorithm.batch_groups a multiple of {world}"
+            else f"make algorithm.batch_groups a multiple of {world * algorithm.mini_batches}"
         )
         raise ConfigError(
-            f"algorithm.batch_groups={algorithm.batch_groups} does not divide into micro-batches of "
+            f"algorithm.batch_groups={algorithm.batch_groups}{parts} does not divide into micro-batches of "
             f"{algorithm.micro_batch_groups} groups on {world} training rank{'s' if world > 1 else ''}; {fix}"
         )
     if algorithm.correction in WHOLE_BATCH:
@@ -217,13 +224,16 @@ def _check_batch(config: JobConfig, world: int) -> None:
 
 def _check_whole_batch(config: JobConfig, world: int) -> None:
     """For a loss that compares all tokens of a batch with each other."""
-    algorithm, where = config.algorithm, f"algorithm.correction={config.algorithm.correction} looks at a whole batch"
+    algorithm = config.algorithm
+    groups = algorithm.batch_groups // algorithm.mini_batches
+    what = "a whole batch" if algorithm.mini_batches == 1 else "a whole mini-batch"
+    where = f"algorithm.correction={algorithm.correction} looks at {what}"
     if world > 1:
         raise ConfigError(f"{where}, which {world} training ranks share; train on one device, or choose another")
-    if algorithm.micro_batch_groups < algorithm.batch_groups:
+    if algorithm.micro_batch_groups < groups:
         raise ConfigError(
             f"{where}, and micro-batches have algorithm.micro_batch_groups={algorithm.micro_batch_groups} groups of "
-            f"{algorithm.batch_groups}; set it to {algorithm.batch_groups}"
+            f"{groups}; set it to {groups}"
         )
     if config.training.tokens_per_micro_batch is not None:
         raise ConfigError(

@@ -142,6 +142,9 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
         fresh_from=Capacity(algorithm.batch_groups, schedule.eta).limit(-math.ceil(schedule.eta)),
         together=schedule.cycle,
         transport=schedule.transport,
+        epochs=algorithm.epochs,
+        steps=algorithm.steps_per_version,
+        freezes=algorithm.freezes_proximal,
     )
 
 

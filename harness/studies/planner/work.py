@@ -85,7 +85,8 @@ class PoolLayout:
     on all ranks, and on all scorers; stages: of scoring; apart: these have a pool of their own.
 
     fresh_from: groups of a batch from this one on lag by floor(eta) iterations at most, those before by ceil(eta).
-    together: batches that are generated as one.
+    together: batches that are generated as one. epochs, steps: passes and optimizer steps over a batch; freezes: the
+    trainer scores it before.
     """
 
     engines: int
@@ -99,6 +100,9 @@ class PoolLayout:
     fresh_from: int
     together: int
     transport: Transport
+    epochs: int = 1
+    steps: int = 1
+    freezes: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,8 @@ class Work:
     generate_s: of the rollout pool, its engines full as long as there is anything to do; batch_s: of one batch, from
     empty engines to empty engines; longest_s, fresh_s: of its longest response, alone, and of the longest in its fresh
     part; score_s, train_s: of the pools that do it; micro_s: scoring and training of the smallest micro-batch, which
-    nothing shortens for the last response; step_s: of the optimizer; send_s, load_s: of a weight update; offload_s: of
-    a device that is given back.
+    nothing shortens for the last response; step_s: of the optimizer's last step; send_s, load_s: of a weight update;
+    offload_s: of a device that is given back.
     """
 
     generate_s: float
@@ -160,6 +164,9 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> W
     generate_s = busy_s / pools.engines
     train = _train_s(cost, lengths, pools.rows, pools.ranks)
     score = _score_s(cost, lengths, pools.scored_rows, pools.scorers) * pools.stages
+    train_s = pools.epochs * _total(train) + (pools.steps - 1) * cost.train_step_s
+    if pools.freezes:
+        train_s += _total(_score_s(cost, lengths, pools.rows, pools.ranks))
     times = transfer_times(cost, pools.transport)
     return Work(
         generate_s=generate_s,
@@ -167,7 +174,7 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> W
         longest_s=longest_s,
         fresh_s=_alone_s(cost, lengths.prompt, lengths.longest(pools.fresh_from)),
         score_s=_total(score),
-        train_s=_total(train),
+        train_s=train_s,
         micro_s=float(train.min()) + (float(score.min()) if pools.stages else 0.0),
         step_s=cost.train_step_s,
         send_s=times.send_s,

@@ -76,6 +76,15 @@ def test_rates_leave_the_warm_up_out_and_the_whole_run_does_not(compared: Compar
     )
 
 
+def test_lags_are_told_in_optimizer_steps_as_well_where_a_version_takes_several(tmp_path: Path) -> None:
+    cell = make_cell(tmp_path, "stale", replace(SYNC, lag=1), range(2))
+    assert compare([cell]).measure("staleness/steps_mean") is None
+    for run in cell.runs:
+        run.config["algorithm"] |= {"mini_batches": 4, "epochs": 2}
+    compared = compare([cell])
+    assert value_of(compared, "staleness/steps_max") == 8 * value_of(compared, "staleness/max") > 0
+
+
 def test_what_learns_as_well_cannot_be_told_and_what_learns_worse_can(compared: Comparison) -> None:
     measure = compared.measure("reward/exact_match")
     assert measure is not None

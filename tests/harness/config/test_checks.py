@@ -68,6 +68,15 @@ def test_a_batch_that_does_not_divide_says_what_does() -> None:
         "algorithm.batch_groups=16 does not divide into micro-batches of 7 groups on 1 training rank; "
         "set algorithm.micro_batch_groups to one of 1, 2, 4, 8, 16"
     )
+    assert refused("algorithm.mini_batches=3") == (
+        "algorithm.mini_batches=3 does not cut algorithm.batch_groups=16 into equal parts of whole groups; "
+        "set it to one of 1, 2, 4, 8, 16"
+    )
+    assert refused("algorithm.mini_batches=4") == (
+        "algorithm.batch_groups=16 in algorithm.mini_batches=4 does not divide into micro-batches of 8 groups on 1 "
+        "training rank; set algorithm.micro_batch_groups to one of 1, 2, 4"
+    )
+    plan("algorithm.mini_batches=4", "algorithm.micro_batch_groups=4", "algorithm.epochs=2")
 
 
 def test_a_batch_is_divided_over_training_ranks_too() -> None:

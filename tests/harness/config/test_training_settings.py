@@ -46,7 +46,9 @@ def test_ranks_that_share_layers_count_once_where_the_batch_is_dealt_out() -> No
 
 def test_samples_are_reported_once_and_spans_by_every_rank() -> None:
     spans = [Span("actor", str(rank), "update_actor", 0.0, 1.0, 0, 0) for rank in range(4)]
-    reports = [TrainReport(trained=[], sums={"tokens": 5.0}, step={"grad_norm": 1.0}, spans=[span]) for span in spans]
+    reports = [
+        TrainReport(trained=[], sums={"tokens": 5.0}, steps=[{"grad_norm": 1.0}], spans=[span]) for span in spans
+    ]
     once = one_report_per_group(reports, tensor_parallel=2)
     assert np.sum([report.sums.get("tokens", 0.0) for report in once]) == 10.0
     assert [report.spans for report in once] == [[span] for span in spans]

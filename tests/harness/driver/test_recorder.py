@@ -92,8 +92,11 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
         mine = rows[rank * share : (rank + 1) * share]
         spans = [Span("actor", "0", "update_actor", start + 0.5, start + 0.9, iteration, iteration)] if not rank else []
         sums = {"tokens": 2.0 * share, "clipped": 1.0, "ratio_max": 1.0 + rank, "entropy": 4.0 * share}
-        step = {"grad_norm": 0.5, "learning_rate": 1e-3, "skipped": float(iteration == 0)}
-        reports.append(TrainReport([trained(mine, version)], sums, step, spans))
+        steps = [
+            {"grad_norm": 0.25, "learning_rate": 2e-3, "skipped": float(iteration == 0)},
+            {"grad_norm": 0.75, "learning_rate": 1e-3, "skipped": 0.0},
+        ]
+        reports.append(TrainReport([trained(mine, version)], sums, steps, spans))
     recorder.trained(iteration, reports)
     recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
     recorder.published(iteration + 1)({"queue/depth_samples": 3.0})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.cli import main as cli
-from harness.config import JobConfig, LengthsConfig
+from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
@@ -279,3 +279,40 @@ def test_memory_that_no_cost_counts_is_not_simulated(
         == 2
     )
     assert "no simulation counts that; give rollout devices of its own" in capsys.readouterr().err
+
+
+# -- several optimizer steps a batch
+
+
+STEPS = ("algorithm.mini_batches=2", "algorithm.epochs=3")
+
+
+def stepping(*settings: str) -> tuple[JobConfig, Recorder]:
+    config = compose_job([*SMALL, "backend=virtual", "schedule=fully_async", *settings])
+    return config, simulate(config, 0)
+
+
+def test_every_pass_and_every_step_costs_its_time_and_scoring_before_the_first_as_well() -> None:
+    once, steps = "algorithm.recompute_log_probs=false", (*STEPS, "algorithm.recompute_log_probs=false")
+    frozen = (*steps, "algorithm.correction=decoupled", "algorithm.proximal=trainer")
+    spent = {}
+    for settings in ((once,), steps, frozen):
+        config, recorder = stepping(*settings)
+        spans = [span for span in recorder.timeline.spans if span.role == "actor"]
+        kinds = {kind: [s.end - s.start for s in spans if s.kind == kind] for kind in ("update_actor", "old_log_prob")}
+        spent[settings] = (sum(kinds["update_actor"]), len(kinds["old_log_prob"]))
+    assert isinstance(config.cost, CostConfig)
+    step_s = config.cost.train_step_s * config.iterations
+    passes_s = spent[once,][0] - step_s
+    assert spent[steps][0] == pytest.approx(3 * passes_s + 6 * step_s)
+    assert spent[frozen][0] == pytest.approx(3 * passes_s + 6 * step_s)
+    assert (spent[steps][1], spent[frozen][1] > 0) == (0, True)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("proximal", ["trainer", "actor_fwd"])
+def test_every_schedule_keeps_its_promises_with_several_steps_a_batch(schedule: str, proximal: str) -> None:
+    loss = (*STEPS, "algorithm.correction=decoupled", f"algorithm.proximal={proximal}")
+    config = compose_job([*SMALL, "algorithm.batch_groups=8", "backend=virtual", f"schedule={schedule}", *loss])
+    recorder = simulate(config, 0)
+    check_run(Finished(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline))

@@ -102,9 +102,11 @@ def test_a_sample_that_was_not_trained_has_no_version_no_lag_and_no_reward() -> 
 
 def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> None:
     records = [trained_record([0, 0, 0, 2], 2), trained_record([1], 2), waiting()]
-    assert staleness_metrics(records) == {
+    assert staleness_metrics(records, steps_per_version=3) == {
         "staleness/mean": (1.5 + 1.0) / 2,
         "staleness/max": 2.0,
+        "staleness/steps_mean": 3 * (1.5 + 1.0) / 2,
+        "staleness/steps_max": 6.0,
         "staleness/in_flight_mean": 1.0,
         "staleness/in_queue_mean": 0.5,
         "staleness/span_max": 2.0,

@@ -103,9 +103,9 @@ def test_a_training_report_arrives_as_it_was(tokens: Ragged, spans: list[Span]) 
         **of_tokens,
         **of_rows,
     )
-    sent = TrainReport([rows], {"loss": np.float64(0.5), "scored": 1}, {"grad_norm": 2.0}, spans)
+    sent = TrainReport([rows], {"loss": np.float64(0.5), "scored": 1}, [{"grad_norm": 2.0}], spans)
     got = m.decode(m.encode(sent), TrainReport)
-    assert (got.sums, got.step, got.spans) == (sent.sums, sent.step, sent.spans)
+    assert (got.sums, got.steps, got.spans) == (sent.sums, sent.steps, sent.spans)
     (arrived,) = got.trained
     np.testing.assert_array_equal(arrived.rows, rows.rows)
     np.testing.assert_array_equal(arrived.responses.values, tokens.values)

@@ -2,14 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from harness.workers.actor import ActorRole, train_batch
+from harness.protocols import TrainBatch
+from harness.transfer_queue import Ragged
+from harness.workers.actor import ActorRole, Updates, train_batch
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
+from harness.workers.turns import DeviceTurns
 from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, settle
 from tests.support.trained_groups import NotingTrainer, columns, groups_of
 
@@ -74,7 +78,7 @@ async def test_groups_are_trained_as_they_complete_whatever_their_batch_until_th
         await setting.complete(group)
     report = await training
     assert groups_of(report) == order
-    assert report.step == {"grad_norm": 1.0}
+    assert report.steps == [{"grad_norm": 1.0}]
     await setting.complete(1, 3, 4, 6, 8)
     assert sorted(groups_of(await setting.actor.train(1))) == [1, 3, 4, 6, 8]
 
@@ -174,6 +178,118 @@ async def test_groups_read_as_they_were_admitted_know_no_other_turn() -> None:
     with pytest.raises(ValueError, match="needs completion order"):
         await role.train(0, first=[(2, 3)])
     assert groups_of(await role.train(0)) == list(range(GROUPS))
+
+
+# --- several steps a batch -------------------------------------------------------------------------------------------
+
+
+class CountingTrainer(NotingTrainer):
+    """Notes groups and steps in their order; its log-probs are the number of steps so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[Any] = []
+        self.proximal: list[float] = []
+
+    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+        self.done.append(len(batch.responses) // GROUP)
+        if batch.proximal_log_probs is not None:
+            self.proximal += batch.proximal_log_probs.values.tolist()
+        return await super().accumulate(batch)
+
+    async def step(self) -> dict[str, float]:
+        self.done.append("step")
+        return await super().step()
+
+    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        steps = float(self.done.count("step"))
+        return Ragged(np.full(len(responses.values), steps, np.float32), responses.lengths)
+
+
+def stepping(queue: CountingQueue, trainer: CountingTrainer, updates: Updates) -> ActorRole:
+    reader = FifoReader(queue, rank=0, rows=GROUP)
+    return ActorRole(trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=updates)
+
+
+async def test_a_step_follows_each_mini_batch_as_its_rows_arrive_and_epochs_repeat_them_in_order() -> None:
+    queue, trainer = CountingQueue(ROLES), CountingTrainer()
+    await queue.admit(0)
+    role = stepping(queue, trainer, Updates(rows=3 * GROUP, epochs=2))
+    training = asyncio.create_task(role.train(0))
+    first = range(4 * GROUP)
+    await queue.put(partition_name(0), first, columns(first))
+    await settle()
+    assert trainer.done == [1, 1, 1, "step", 1], "the first step waits for its own rows only"
+    assert role.version == 0
+    rest = range(4 * GROUP, ROWS)
+    await queue.put(partition_name(0), rest, columns(rest))
+    report = await training
+    assert trainer.done == 2 * [1, 1, 1, "step", 1, 1, 1, "step"]
+    assert (groups_of(report), len(report.steps), role.version) == (list(range(GROUPS)), 4, 1)
+
+
+async def test_the_proximal_policy_is_that_before_the_first_step_of_the_batch() -> None:
+    queue, trainer = CountingQueue(ROLES), CountingTrainer()
+    for iteration in (0, 1):
+        await queue.admit(iteration)
+        rows = range(iteration * ROWS, (iteration + 1) * ROWS)
+        await queue.put(partition_name(iteration), rows, columns(rows))
+    role = stepping(queue, trainer, Updates(rows=2 * GROUP, epochs=2, whole_batch=True, scorer=trainer))
+    await role.train(0)
+    assert trainer.done.count("step") == 6 and set(trainer.proximal) == {0.0}
+    trainer.proximal.clear()
+    await role.train(1)
+    assert trainer.done.count("step") == 12 and set(trainer.proximal) == {6.0}
+
+
+async def test_nobody_computes_on_the_device_between_two_steps_where_the_whole_batch_is_waited_for() -> None:
+    queue, trainer = CountingQueue(ROLES), CountingTrainer()
+    turns = DeviceTurns()
+    role = stepping(queue, trainer, Updates(rows=2 * GROUP, whole_batch=True))
+    role.turns = turns
+    await queue.admit(0)
+    first = range(ROWS - GROUP)
+    await queue.put(partition_name(0), first, columns(first))
+    training = asyncio.create_task(role.train(0))
+    await settle()
+    assert trainer.done == [], "the last group may still be scored by these weights"
+    trainer.free.clear()
+    last = range(ROWS - GROUP, ROWS)
+    await queue.put(partition_name(0), last, columns(last))
+    await settle()
+    seen: list[int] = []
+
+    async def other() -> None:
+        async with turns.turn("actor_fwd[0].work"):
+            seen.append(trainer.done.count("step"))
+
+    waiting = asyncio.create_task(other())
+    await settle()
+    trainer.free.set()
+    await asyncio.gather(training, waiting)
+    assert seen == [3]
+
+
+async def test_no_micro_batch_in_completion_order_goes_beyond_its_mini_batch() -> None:
+    queue, trainer = CountingQueue(ROLES, order="completion"), CountingTrainer()
+    await queue.admit(0)
+    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
+    reader = CompletionReader(queue, rows=MICRO_BATCH, group_size=GROUP, batch=GROUPS, mini_batches=2)
+    role = ActorRole(
+        trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=Updates(rows=3 * GROUP, epochs=1)
+    )
+    await role.train(0)
+    assert trainer.done == [2, 1, "step", 2, 1, "step"]
+
+
+async def test_a_micro_batch_that_goes_beyond_a_mini_batch_is_an_error() -> None:
+    queue, trainer = CountingQueue(ROLES), CountingTrainer()
+    await queue.admit(0)
+    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
+    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH)
+    role = ActorRole(trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=Updates(rows=3 * GROUP))
+    with pytest.raises(RuntimeError, match=f"{GROUP} rows beyond a mini-batch of {3 * GROUP}"):
+        await role.train(0)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ async def test_a_batch_passes_through_every_role_and_is_trained_whole_in_order()
     assert np.concatenate([part.rows for part in report.trained]).tolist() == rows
     assert [len(batch.responses) for batch in trainer.batches] == [MICRO_BATCH] * (ROWS // MICRO_BATCH)
     assert trainer.steps == [ROWS // MICRO_BATCH]
-    assert report.step == {"grad_norm": 2.5}
+    assert report.steps == [{"grad_norm": 2.5}]
     assert report.sums["tokens"] == sum(len(batch.responses.values) for batch in trainer.batches)
     assert report.sums["ratio_max"] == ROWS // MICRO_BATCH
     assert {span.kind for span in (*spans, *report.spans)} <= KINDS
