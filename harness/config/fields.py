@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, ValidationError
@@ -26,10 +28,13 @@ def _seeds(value: Any) -> int | tuple[int, ...]:
     return value if isinstance(value, int) else tuple(listed)
 
 
-def one_of(*names: str) -> AfterValidator:
-    """Allows these names, and code of the user's by its import path (harness/config/plugins.py)."""
+def one_of(*names: str, refused: Mapping[str, str] = MappingProxyType({})) -> AfterValidator:
+    """Allows these names, and code of the user's by its import path (harness/config/plugins.py). refused: other names
+    that users may expect, and why they are none."""
 
     def check(value: str) -> str:
+        if value in refused:
+            raise ValueError(f"is not there: {refused[value]}")
         if value not in names and ":" not in value:
             quoted = ", ".join(f"'{name}'" for name in names)
             raise PydanticCustomError("literal_error", "", {"expected": f"{quoted} or `package.module:name`"})

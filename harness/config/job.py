@@ -114,8 +114,19 @@ CORRECTIONS = (
 """Policy losses that are built in."""
 WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po")
 """Those that need all tokens of a batch at once."""
-ADVANTAGES = ("group", "rloo", "opo", "best_of_k", "max_rl")
-"""Ways to compare the rewards of a group that are built in."""
+ADVANTAGES = (
+    *("group", "dr_grpo", "rloo", "opo", "best_of_k", "max_rl"),
+    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg"),
+)
+"""Ways to compare rewards that are built in."""
+_NEEDS_MORE = {
+    "gae": "it needs a critic, and no role has one yet; choose one that compares rewards, such as group or rloo",
+    "remax": "it needs a greedy response to every prompt of a batch, which engines sample for evaluations only; choose "
+    "rloo, whose baseline is the other responses",
+    "optimal_token_baseline": "it needs the sum of squared probabilities at every token, which no scorer reports; "
+    "choose opo, the baseline of least variance by length",
+}
+"""Advantages that others have, and why they cannot be had here."""
 SHAPING = ("overlong", "length", "scale", "clip")
 """What can be done to rewards before they are compared, built in."""
 AGGREGATIONS = (
@@ -156,7 +167,7 @@ class AlgorithmConfig:
     kl: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"  # estimator of the KL to the reference that is part of the loss
     reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
-    advantage: Annotated[str, one_of(*ADVANTAGES)] = "group"  # how the rewards of a group are compared
+    advantage: Annotated[str, one_of(*ADVANTAGES, refused=_NEEDS_MORE)] = "group"  # how rewards are compared
     mini_batches: Count = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
     epochs: Count = 1  # passes over a batch
     shaping: list[Annotated[str, one_of(*SHAPING)]] = field(default_factory=list)  # of rewards, in this order

@@ -29,7 +29,7 @@ from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_roles
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
-from harness.rl.advantages import compares_lengths
+from harness.rl.advantages import needs_whole_batch
 from harness.runtime.runtime import Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import environment_of, extra_metrics
@@ -39,6 +39,7 @@ from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import queue_spec
 from harness.workers.rollout import RolloutRole
+from harness.workers.stages import columns_compared
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
 from schedules.capacity import Capacity
@@ -81,7 +82,8 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             order=schedule.order,
             score_extras=bool(extra_metrics(backend.engines.task)),
             environment=environment_of(backend.engines.task) is not None,
-            compares_lengths=bool(config.algorithm.shaping) or compares_lengths(config.algorithm),
+            advantages_read=columns_compared(config.algorithm),
+            batches_compared=needs_whole_batch(config.algorithm),
             beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         )
     )

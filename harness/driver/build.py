@@ -14,7 +14,7 @@ from typing import Any
 from harness.config import AlgorithmConfig, JobConfig
 from harness.driver.engine_factories import EngineFactory
 from harness.protocols import Clock
-from harness.rl.advantages import advantages_of
+from harness.rl.advantages import advantages_of, needs_whole_batch
 from harness.rl.shaping import shaping_of
 from harness.runtime.runtime import RoleName
 from harness.tasks import environment_of
@@ -140,7 +140,7 @@ def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage
         shaping=None if longest is None else shaping_of(algorithm, longest),  # nothing simulated has a reward
         name=str(number),
         rows=algorithm.batch_samples,
-        minimum=algorithm.group_size,
+        minimum=algorithm.batch_samples if needs_whole_batch(algorithm) else algorithm.group_size,
         **spec.stage,
     )
 

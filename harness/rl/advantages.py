@@ -16,6 +16,7 @@ import torch
 
 from harness.config import AlgorithmConfig
 from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
+from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
 
 Advantages = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
@@ -50,10 +51,16 @@ def group_advantages(rewards: torch.Tensor, *, divide_by_std: bool = True, unbia
     Without the division it is Dr. GRPO (arXiv 2503.20783), which leaves easy and hard groups their natural weight; and
     GPG's (arXiv 2504.02546) but for its factor of a batch.
     """
-    advantages = rewards - rewards.mean(dim=1, keepdim=True)
+    advantages = dr_grpo(rewards)
     if not divide_by_std:
         return advantages
     return advantages / (rewards.std(dim=1, keepdim=True, unbiased=unbiased) + _EPS)
+
+
+@_of_groups
+def dr_grpo(rewards: torch.Tensor) -> torch.Tensor:
+    """A_ij = r_ij - mean_j r_ij: Dr. GRPO (arXiv 2503.20783), section 3.2; `group` without its division."""
+    return rewards - rewards.mean(dim=1, keepdim=True)
 
 
 @_of_groups
@@ -99,12 +106,16 @@ def max_rl(rewards: torch.Tensor) -> torch.Tensor:
 
 ADVANTAGES: dict[str, Callable[..., torch.Tensor]] = {
     "group": group_advantages,
+    "dr_grpo": dr_grpo,
     "rloo": rloo,
     "opo": opo,
     "best_of_k": best_of_k,
     "max_rl": max_rl,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "gpg": gpg,
 }
-"""Every way to compare the rewards of a group, by name."""
+"""Every way to compare rewards, by name."""
 
 
 def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
@@ -125,6 +136,11 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
 def compares_lengths(algorithm: AlgorithmConfig) -> bool:
     """Whether what the settings name reads how long responses are."""
     return "lengths" in inspect.signature(comparison_of(algorithm.advantage)).parameters
+
+
+def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:
+    """Whether what the settings name compares the rewards of a batch, not of a group."""
+    return bool(getattr(comparison_of(algorithm.advantage), "whole_batch", False))
 
 
 def comparison_of(name: str) -> Callable[..., torch.Tensor]:

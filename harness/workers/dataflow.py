@@ -88,7 +88,8 @@ def queue_spec(
     score_extras: bool = False,
     beside_actor: Collection[str] = (),
     environment: bool = False,
-    compares_lengths: bool = False,
+    advantages_read: Sequence[str] = (),
+    batches_compared: bool = False,
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
 
@@ -100,7 +101,8 @@ def queue_spec(
     scores have extra values. beside_actor: roles (of "reference" and "actor_fwd") that share the training world: each
     of its ranks reads a share of every micro-batch. environment: whether rollout plays with one, which reads what
     rewards read.
-    compares_lengths: whether shaping or advantages depend on how long responses are.
+    advantages_read: what advantages are made of besides rewards. batches_compared: whether they take batches whole, and
+    in order.
     """
     if order != "fifo":
         training_ranks = 1
@@ -120,7 +122,7 @@ def queue_spec(
         ),
         "reward": TaskSpec(("prompt", "answer", *SCORED), policy="ready"),
         "advantages": TaskSpec(
-            ("reward", "loss_mask") if compares_lengths else ("reward",), policy="ready", whole_groups=True
+            ("reward", *advantages_read), policy="fifo" if batches_compared else "ready", whole_groups=True
         ),
     }
     if "reference" in roles:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.config import AlgorithmConfig
 from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
-from harness.rl.advantages import Advantages
+from harness.rl.advantages import Advantages, compares_lengths
 from harness.rl.shaping import Shaping
 from harness.runtime.runtime import open_ended
 from harness.tasks import Problem, Sample, Task, extra_metrics, extra_values, sample_of
@@ -168,7 +169,8 @@ class RewardStage(Stage):
 
 
 class AdvantageStage(Stage):
-    """Shapes rewards, and compares the samples of a group with each other; takes groups whole."""
+    """Shapes rewards, and compares the samples of a group with each other; takes groups whole, or
+    batches (`minimum`)."""
 
     role = kind = "advantages"
 
@@ -195,6 +197,11 @@ class AdvantageStage(Stage):
             return None
         tokens = [int(mask.sum()) for mask in batch.ragged("loss_mask").rows()]
         return torch.tensor(tokens, dtype=torch.int64).view(-1, self.group_size)
+
+
+def columns_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """Of the queue those that advantages are made of, besides rewards."""
+    return ("loss_mask",) if algorithm.shaping or compares_lengths(algorithm) else ()
 
 
 class ReferenceStage(Stage):

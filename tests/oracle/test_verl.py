@@ -22,6 +22,7 @@ from harness.rl.losses import policy_loss
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs verl: make test-oracle")
 actor_config = pytest.importorskip("verl.workers.config").ActorConfig
+algo_config = pytest.importorskip("verl.trainer.config").AlgoConfig
 policy_loss_config = pytest.importorskip("verl.workers.config").PolicyLossConfig
 
 pytestmark = pytest.mark.oracle
@@ -205,7 +206,7 @@ def _with_config(name: str, **settings: Any) -> Callable[[Groups], torch.Tensor]
             token_level_rewards=groups.token_rewards.clone(),
             response_mask=groups.mask,
             index=groups.index,
-            config={"norm_adv_by_std_in_grpo": settings.get("norm_adv_by_std_in_grpo", True)},
+            config=algo_config(norm_adv_by_std_in_grpo=settings.get("norm_adv_by_std_in_grpo", True)),
             **settings,
         )
         return advantages[:, 0]
@@ -215,11 +216,23 @@ def _with_config(name: str, **settings: Any) -> Callable[[Groups], torch.Tensor]
 
 ADVANTAGES: dict[str, tuple[dict[str, Any], Callable[[Groups], torch.Tensor]]] = {
     "grpo": ({}, _with_config("grpo")),
-    "dr_grpo": ({"normalise_std": False}, _with_config("grpo", norm_adv_by_std_in_grpo=False)),
+    "dr_grpo": ({"advantage": "dr_grpo"}, _with_config("grpo", norm_adv_by_std_in_grpo=False)),
     "rloo": ({"advantage": "rloo"}, _with_config("rloo")),
     "opo": ({"advantage": "opo"}, _with_config("opo")),
     "grpo_passk": ({"advantage": "best_of_k"}, _with_config("grpo_passk")),
+    "reinforce_plus_plus": ({"advantage": "reinforce_plus_plus"}, _with_config("reinforce_plus_plus")),
+    "reinforce_plus_plus_baseline": (
+        {"advantage": "reinforce_plus_plus_baseline"},
+        _with_config("reinforce_plus_plus_baseline"),
+    ),
+    "gpg": ({"advantage": "gpg"}, lambda groups: _with_config("gpg", f_norm=1.0)(groups) * _gpg_factor(groups)),
 }
+
+
+def _gpg_factor(groups: Groups) -> float:
+    """verl divides by the share of rewards that are not 0; the paper, and ours, by that of groups that differ."""
+    differ = float((~groups.equal).float().mean())
+    return float(groups.rewards.ne(0).float().mean()) / differ if differ else 0.0
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -229,8 +242,11 @@ def test_advantages_are_those_of_verl(name: str) -> None:
     for number in range(RANDOM + EXTREME):
         groups = Groups(number)
         found = advantages_of(algorithm(**settings))(groups.rewards, groups.lengths).flatten()
-        assert found[groups.equal].eq(0).all()
+        if not name.startswith("reinforce"):  # which compares batches, and cannot be held to a group
+            assert found[groups.equal].eq(0).all()
         scale = float(groups.rewards.abs().max())  # float32 sums of large rewards differ by their order
-        torch.testing.assert_close(
-            found[~groups.equal], expected(groups)[~groups.equal], rtol=1e-5, atol=1e-6 * max(1.0, scale)
-        )
+        compared = ~groups.equal if not name.startswith("reinforce") else torch.ones_like(groups.equal)
+        if bool(groups.rewards.amax() == groups.rewards.amin()):
+            assert found.eq(0).all()
+            continue
+        torch.testing.assert_close(found[compared], expected(groups)[compared], rtol=1e-5, atol=1e-6 * max(1.0, scale))

@@ -56,7 +56,7 @@ def check_plugins(config: JobConfig, schedule: Schedule) -> None:
     if is_path(config.task.name) or config.task.reward or config.task.reward_options or config.task.options:
         make_task(config)
     _check_order(schedule.order)
-    _check_algorithm(config)
+    _check_algorithm(config, schedule)
 
 
 def _check_engine(name: str) -> None:
@@ -79,16 +79,21 @@ def _check_order(order: str) -> None:
             )
 
 
-def _check_algorithm(config: JobConfig) -> None:
+def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
     """Also that each option is one of them: neither names those of the other."""
     algorithm = config.algorithm
-    named_paths = is_path(algorithm.correction) or is_path(algorithm.advantage)
-    if not (algorithm.options or algorithm.shaping or named_paths):
+    if not (algorithm.options or algorithm.shaping or algorithm.advantage != "group" or is_path(algorithm.correction)):
         return
     from harness.rl import advantages, losses, shaping
 
     losses.policy_loss(algorithm)
     advantages.advantages_of(algorithm)
+    if advantages.needs_whole_batch(algorithm) and schedule.order != "fifo":
+        raise ConfigError(
+            f"algorithm.advantage={algorithm.advantage} compares all rewards of a batch, and with "
+            f"schedule.order={schedule.order} a batch is not known before its last group is trained; set "
+            "schedule.order=fifo"
+        )
     shaping.shaping_of(algorithm, sys.maxsize)  # how long a response may be is asked of the task later
     named = losses.own_options(algorithm) | advantages.own_options(algorithm) | shaping.own_options(algorithm)
     for option in algorithm.options:

@@ -88,6 +88,19 @@ def test_a_batch_is_divided_over_training_ranks_too() -> None:
     plan(*pool, "cluster.devices=4", "algorithm.micro_batch_groups=3")
 
 
+def test_advantages_of_a_whole_batch_need_batches_that_are_known() -> None:
+    settings = ("schedule=fully_async", "algorithm.advantage=reinforce_plus_plus")
+    plan(*settings)
+    told = refused(*settings, "schedule.order=completion")
+    assert told.startswith("algorithm.advantage=reinforce_plus_plus compares all rewards of a batch, and with ")
+    assert told.endswith("set schedule.order=fifo")
+
+
+@pytest.mark.parametrize("name", ["gae", "remax", "optimal_token_baseline"])
+def test_advantages_that_need_what_no_role_gives_say_what(name: str) -> None:
+    assert refused(f"algorithm.advantage={name}").startswith(f"algorithm.advantage={name} is not there: it needs ")
+
+
 def test_more_devices_than_cores_are_refused_unless_shared() -> None:
     told = refused("schedule=colocate_sync", "cluster.devices=9")
     assert told == (

@@ -2,6 +2,9 @@ import pytest
 import torch
 
 from harness.rl.advantages import ADVANTAGES, group_advantages, max_rl, opo, rloo
+from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
+
+OF_GROUPS = [name for name, compare in ADVANTAGES.items() if not hasattr(compare, "whole_batch")]
 
 
 def test_advantages_have_mean_zero_and_deviation_one_in_every_group() -> None:
@@ -41,7 +44,7 @@ def test_rewards_that_are_not_groups_are_refused(shape: tuple[int, ...]) -> None
         group_advantages(torch.zeros(shape))
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", OF_GROUPS)
 def test_every_way_to_compare_says_nothing_of_a_group_of_equal_rewards(name: str) -> None:
     rewards = torch.tensor([0.1, 1 / 3, 0.0, -2.0]).repeat_interleave(7).view(4, 7)
     given = {"lengths": torch.arange(1, 29).view(4, 7)} if name == "opo" else {}
@@ -60,3 +63,27 @@ def test_a_long_response_weighs_more_in_the_baseline_by_length() -> None:
 def test_a_prompt_that_is_seldom_solved_weighs_more_by_its_mean() -> None:
     seldom, often = max_rl(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]))
     assert seldom.tolist() == [3.0, -1.0, -1.0, -1.0] and often[0] == pytest.approx(1 / 3)
+
+
+def test_rewards_of_a_batch_have_mean_zero_and_variance_one_over_its_tokens() -> None:
+    random = torch.Generator().manual_seed(0)
+    rewards, lengths = torch.rand(6, 4, generator=random), torch.randint(1, 30, (6, 4), generator=random)
+    for compare in (reinforce_plus_plus, reinforce_plus_plus_baseline):
+        tokens = compare(rewards, lengths=lengths).flatten().repeat_interleave(lengths.flatten())
+        torch.testing.assert_close(tokens.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
+        torch.testing.assert_close(tokens.var(), torch.tensor(1.0), atol=1e-5, rtol=0)
+
+
+def test_only_a_whole_batch_of_equal_rewards_teaches_nothing_where_batches_are_compared() -> None:
+    rewards, lengths = torch.tensor([[0.1, 0.1], [0.1, 0.1]]), torch.ones(2, 2, dtype=torch.int64)
+    assert reinforce_plus_plus(rewards, lengths=lengths).eq(0).all()
+    assert reinforce_plus_plus_baseline(rewards + torch.tensor([[0.0], [1.0]]), lengths=lengths).eq(0).all()
+    right, wrong = reinforce_plus_plus(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), lengths=lengths)
+    assert right.tolist() == [-value for value in wrong.tolist()] and right[0] > 0
+
+
+def test_groups_that_differ_get_the_share_of_those_that_do_not() -> None:
+    assert gpg(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])).tolist() == [
+        [2.0, -2.0],
+        *[[0.0, 0.0]] * 3,
+    ]

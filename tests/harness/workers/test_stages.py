@@ -257,7 +257,7 @@ async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> Non
 
 
 async def test_rewards_are_shaped_before_they_are_compared_and_reported_as_they_were() -> None:
-    queue = CountingQueue(roles=("rollout", "actor"), compares_lengths=True)
+    queue = CountingQueue(roles=("rollout", "actor"), advantages_read=("loss_mask",))
     await queue.respond(await queue.admit(0))
     await RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)).process(0)
 
@@ -271,6 +271,30 @@ async def test_rewards_are_shaped_before_they_are_compared_and_reported_as_they_
     shaped = (torch.from_numpy(batch.dense("reward")) + tokens).view(-1, GROUP)
     expected = group_advantages(shaped, divide_by_std=False).flatten()
     np.testing.assert_array_equal(batch.dense("advantage"), expected.numpy())
+
+
+async def test_batches_that_are_compared_whole_come_whole_and_in_order_to_a_stream() -> None:
+    queue = CountingQueue(roles=("rollout", "actor"), advantages_read=("loss_mask",), batches_compared=True)
+    compared = []
+
+    def noting(rewards: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        assert lengths is not None and lengths.shape == rewards.shape == (GROUPS, GROUP)
+        compared.append(rewards)
+        return rewards
+
+    stage = AdvantageStage(group_size=GROUP, advantages=noting, **stage_options(queue, ROWS, ROWS))
+    running = asyncio.create_task(stage.stream())
+    reward = asyncio.create_task(RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)).stream())
+    for iteration in (0, 1):
+        await queue.admit(iteration)
+    await queue.respond(range(ROWS, 2 * ROWS), 1)
+    await queue.respond(range(ROWS - 1))
+    await settle()
+    assert not compared, "the first batch lacks a sample, and the second has to wait for it"
+    await queue.respond([ROWS - 1])
+    await queue.close()
+    assert [span.iteration for span in await running] == [0, 1]
+    await reward
 
 
 async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_memory(tmp_path: Path) -> None:
