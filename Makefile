@@ -2,7 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-STAMP := $(VENV)/.installed
+# What is installed is for the machine: CUDA's builds where NVIDIA's driver is, else those for CPUs. WHEELS=cpu|cuda says otherwise.
+ifeq ($(origin WHEELS),undefined)
+WHEELS := $(if $(wildcard /proc/driver/nvidia/version),cuda,$(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu))
+endif
+ifeq ($(filter cpu cuda,$(WHEELS)),)
+$(error WHEELS=$(WHEELS) is neither cpu nor cuda)
+endif
+CUDA := $(if $(filter cuda,$(WHEELS)),-cuda)
+INSTALLED := .installed$(CUDA)
+STAMP := $(VENV)/$(INSTALLED)
 PEER := .venv-peer
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
@@ -48,47 +57,55 @@ help:
 	@echo "make test-schedule SCHEDULE=my_module:Mine   everything that is promised of schedules, for your own (docs/adding_a_schedule.md)"
 	@echo "make setup-vllm   an environment for ENGINE=vllm; test-vllm: the engine's tests, against vLLM itself"
 	@echo "make setup-sglang the server's environment for ENGINE=sglang; test-sglang: the engine's tests, against a server"
+	@echo "    all three: CUDA's builds where NVIDIA's driver is, else those for CPUs; WHEELS=cpu|cuda says otherwise (docs/gpu.md)"
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml .ci/constraints.txt
+# Other indexes than PyPI may have torch for CPUs under the same version, and pip prefers it.
+for_cuda = $(if $(CUDA),@$(1)/bin/python -c "import torch; raise SystemExit(0 if torch.version.cuda else 'torch ' + torch.__version__ + ' in $(1) \
+	is a build for CPUs: make clean, and make again where pip finds none (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), or WHEELS=cpu')")
+
+$(STAMP): pyproject.toml .ci/constraints.txt .ci/constraints$(CUDA).txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (about three minutes the first time)"
-	@PIP_CONSTRAINT=.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check torch
-	@PIP_CONSTRAINT=.ci/constraints.txt $(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@echo "installing into $(VENV), for $(WHEELS) (about three minutes the first time)"
+	@PIP_CONSTRAINT=.ci/constraints$(CUDA).txt $(PY) -m pip install --quiet --disable-pip-version-check torch
+	$(call for_cuda,$(VENV))
+	@PIP_CONSTRAINT=.ci/constraints$(CUDA).txt $(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
 # torch.compile, which both engines use, hands the environment's path to a C++ compiler as it is.
 without_spaces = @case "$(CURDIR)" in *" "*) echo "$(1) compiles code and cannot do so in a folder with a space in its name: move $(CURDIR)"; exit 1;; esac
 
 # Versions are exact and complete, so nothing is resolved; only torch brings what its build for this machine needs.
-setup-vllm: $(VLLM)/.installed
+setup-vllm: $(VLLM)/$(INSTALLED)
 
-$(VLLM)/.installed: pyproject.toml .ci/constraints-vllm.txt
+$(VLLM)/$(INSTALLED): pyproject.toml .ci/constraints-vllm$(CUDA).txt
 	$(call without_spaces,vLLM)
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	@echo "installing into $(VLLM) (about five minutes the first time)"
-	@PIP_CONSTRAINT=.ci/constraints-vllm.txt $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch
-	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-vllm.txt -e .
+	@echo "installing into $(VLLM), for $(WHEELS) (about five minutes the first time)"
+	@PIP_CONSTRAINT=.ci/constraints-vllm$(CUDA).txt $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	$(call for_cuda,$(VLLM))
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-vllm$(CUDA).txt -e .
 	@$(VLLM)/bin/python -m compileall -q -j 2 -x py312 $(VLLM)/lib
 	@touch $@
 
 # The server only: it and the harness want different versions of the same packages.
-setup-sglang: $(SGLANG)/.installed
+setup-sglang: $(SGLANG)/$(INSTALLED)
 
-$(SGLANG)/.installed: .ci/constraints-sglang.txt
+$(SGLANG)/$(INSTALLED): .ci/constraints-sglang$(CUDA).txt
 	$(call without_spaces,SGLang)
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
-	@echo "installing into $(SGLANG) (about five minutes the first time)"
-	@PIP_CONSTRAINT=.ci/constraints-sglang.txt $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check torch
-	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-sglang.txt
+	@echo "installing into $(SGLANG), for $(WHEELS) (about five minutes the first time)"
+	@PIP_CONSTRAINT=.ci/constraints-sglang$(CUDA).txt $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	$(call for_cuda,$(SGLANG))
+	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-sglang$(CUDA).txt
 	@$(SGLANG)/bin/python -m compileall -q -j 2 -x py312 $(SGLANG)/lib
 	@touch $@
 
-bench: $(BENCH)/.installed $(if $(filter sglang,$(ENGINE)),$(SGLANG)/.installed)
+bench: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
 	@$(BENCH)/bin/python -m harness bench $(SETTINGS)
 
-compare sweep: $(BENCH)/.installed $(if $(filter sglang,$(ENGINE)),$(SGLANG)/.installed)
+compare sweep: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
 	@$(BENCH)/bin/python -m harness $@ $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(DRY),dry=true) $(SETTINGS)
 
 matrix: $(STAMP)
@@ -158,7 +175,7 @@ tests: $(STAMP)
 test-slow: $(STAMP)
 	$(PYTEST) -m slow $(ARGS)
 
-test-engine: $(BENCH)/.installed
+test-engine: $(BENCH)/$(INSTALLED)
 	@test -n "$(ENGINE)" || { echo "which engine? make test-engine ENGINE=my_module:MyEngine"; exit 1; }
 	$(BENCH)/bin/python -m pytest tests/contract --engine $(ENGINE) $(ARGS)
 
@@ -166,10 +183,10 @@ test-schedule: $(STAMP)
 	@test -n "$(SCHEDULE)" || { echo "which schedule? make test-schedule SCHEDULE=my_module:Mine"; exit 1; }
 	$(PY) -m pytest tests/schedules/test_every_schedule.py --schedule $(SCHEDULE) $(ARGS)
 
-test-vllm: $(VLLM)/.installed
+test-vllm: $(VLLM)/$(INSTALLED)
 	$(VLLM)/bin/python -m pytest -m vllm tests/contract tests/integration tests/gpu
 
-test-sglang: $(STAMP) $(SGLANG)/.installed
+test-sglang: $(STAMP) $(SGLANG)/$(INSTALLED)
 	$(PY) -m pytest -m sglang tests/contract tests/integration
 
 # Beside the environment, not in it: it asks for other versions of the same packages, and only imports them.

@@ -19,7 +19,7 @@ _LIMIT_S = 280.0
 def run(setting: Setting) -> Iterator[Check]:
     """`make bench ENGINE=` for each whose environment `make setup-<engine>` has made."""
     others = [name for name in ENGINES if name != EMBEDDED]
-    installed = [name for name in others if Path(f".venv-{name}/.installed").exists()]
+    installed = [name for name in others if any(Path(f".venv-{name}").glob(".installed*"))]  # for CPUs, or CUDA
     if not installed or shutil.which("make") is None:
         missing = ", ".join(f"make setup-{name}" for name in others)
         raise LeftOut(f"no other engine is installed in this folder: {missing}")

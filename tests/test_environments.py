@@ -1,0 +1,103 @@
+"""What `make setup`, `setup-vllm` and `setup-sglang` install: exact versions, for the machine that they run on."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.project import ROOT
+
+FILES = {path.name: path for path in (ROOT / ".ci").glob("constraints*.txt")}
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def pinned(name: str) -> dict[str, str]:
+    """Version by package, of the file and of those that it names."""
+    found: dict[str, str] = {}
+    for line in FILES[name].read_text().splitlines():
+        if line.startswith("-c "):
+            found |= pinned(line.removeprefix("-c "))
+        elif not line.startswith("#"):
+            exact = re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
+            assert exact is not None, f"{name}: {line} is no exact version"
+            package = canonicalize_name(exact[1])
+            assert package not in found, f"{name}: {package} stands there twice"
+            found[package] = exact[2]
+    return found
+
+
+def required(*extras: str) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = project["dependencies"] + [one for extra in extras for one in project["optional-dependencies"][extra]]
+    return {canonicalize_name(Requirement(one).name) for one in listed}
+
+
+def installs(*settings: str, path: str = os.environ["PATH"]) -> str:
+    command = ["make", "-n", "-B", "setup", "setup-vllm", "setup-sglang", *settings]
+    own = ("WHEELS", "MAKEFLAGS", "MAKEOVERRIDES")  # the tests may be run by make
+    environment = {name: value for name, value in os.environ.items() if name not in own} | {"PATH": path}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def with_nvidia_smi(folder: Path, *, exit_code: int) -> str:
+    """A PATH on which it is, and ends with `exit_code`."""
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\nexit {exit_code}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_version_is_exact_and_says_nothing_of_where_it_comes_from(name: str) -> None:
+    assert pinned(name)
+    assert "://" not in FILES[name].read_text()
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-cuda.txt"])
+def test_whatever_pyproject_asks_for_is_pinned(name: str) -> None:
+    assert required("redis", "gym", "mooncake", "dev") <= pinned(name).keys()
+
+
+@pytest.mark.parametrize("name", ["constraints-vllm.txt", "constraints-vllm-cuda.txt"])
+def test_vllms_environment_has_what_the_harness_imports(name: str) -> None:
+    assert required() <= pinned(name).keys()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "cuda", "package"),
+    [
+        ("constraints.txt", "constraints-cuda.txt", "torch"),
+        ("constraints-vllm.txt", "constraints-vllm-cuda.txt", "vllm"),
+        ("constraints-sglang.txt", "constraints-sglang-cuda.txt", "sglang"),
+    ],
+)
+def test_a_machine_with_gpus_has_the_same_versions_and_cuda(cpu: str, cuda: str, package: str) -> None:
+    without, with_cuda = pinned(cpu), pinned(cuda)
+    assert with_cuda[package] == without.get(f"{package}-cpu", without.get(package))
+    for shared in ("torch", "transformers", "tokenizers", "safetensors"):
+        assert with_cuda.get(shared) == without.get(shared)
+    assert {"nvidia-nccl-cu13", "nvidia-cublas", "triton"} <= with_cuda.keys()
+
+
+def test_wheels_says_which_file_is_installed_from() -> None:
+    cpu, cuda = installs("WHEELS=cpu"), installs("WHEELS=cuda")
+    for kind in ("", "-vllm", "-sglang"):
+        assert f".ci/constraints{kind}.txt" in cpu and f".ci/constraints{kind}-cuda.txt" in cuda
+    assert "-cuda" not in cpu and "torch.version.cuda" in cuda
+    assert "WHEELS=gpu is neither cpu nor cuda" in installs("WHEELS=gpu")
+
+
+def test_a_machine_with_nvidias_driver_gets_cuda(tmp_path: Path) -> None:
+    assert ".ci/constraints-vllm-cuda.txt" in installs(path=with_nvidia_smi(tmp_path, exit_code=0))
+
+
+@pytest.mark.skipif(DRIVER.exists(), reason="this machine has NVIDIA's driver")
+def test_nvidia_smi_without_a_driver_is_no_gpu(tmp_path: Path) -> None:
+    assert "-cuda" not in installs(path=with_nvidia_smi(tmp_path, exit_code=9))
