@@ -19,11 +19,9 @@ from typing import Literal
 from harness.config import ConfigError
 from harness.config.placement import Placement
 
-WEIGHTS = "weights"
-"""The name of the transfer group."""
-
 _LOCAL = "local"  # the transport of colocated schedules: trainer and engine of a device hand weights over
 _OVER_HOST = ("ipc", "host_staged")
+_FROM_ALL_RANKS = ("collective", "host_staged")  # each training rank sends a share, over a group of its own
 
 
 @dataclass(frozen=True, order=True)
@@ -78,8 +76,19 @@ def communicators(
     found += [Communicator(f"engine {k}", engine, "device") for k, engine in enumerate(engines)]
     if transport != _LOCAL:
         receivers = [engine[0] for engine in engines] + list(_scorers(placement))
-        found.append(Communicator(WEIGHTS, (world[0], *receivers), "host" if transport in _OVER_HOST else "device"))
+        over: Literal["device", "host"] = "host" if transport in _OVER_HOST else "device"
+        senders = world[: sending_ranks(transport, len(world))]
+        found += [Communicator(f"weights of {sender}", (sender, *receivers), over) for sender in senders]
     return [communicator for communicator in found if len(communicator.members) > 1]
+
+
+def sending_ranks(transport: str, ranks: int, buckets: int | None = None) -> int:
+    """How many training ranks, the first ones, send weights to the engines: all of them, unless there are fewer buckets
+    to send (None: there are enough). By "ipc" the first sends for all, through one memory; by "local" nothing is sent.
+    """
+    if transport not in _FROM_ALL_RANKS:
+        return 1
+    return ranks if buckets is None else max(1, min(ranks, buckets))
 
 
 def check_communicators(found: Iterable[Communicator], placement: Placement, transport: str) -> None:

@@ -1,21 +1,30 @@
-"""Weights by broadcast: NCCL between GPUs, Gloo between CPUs. Training rank 0 is the source, engines receive.
+"""Weights by broadcast: NCCL between GPUs, Gloo between CPUs. Every training rank sends the buckets that are dealt to
+it, over a group of its own with all receivers.
 
-Two buckets are under way on each side: while one travels, the sender fills the next, and the receiver hands out the one
-before. A large tensor that is not sharded is sent from where it lies.
+Two buckets are under way at every end: while one travels, a sender fills its next one, and the receiver hands out the
+one before. All receivers expect buckets in the same order, no more than two at once, as NCCL asks of those that are
+members of several communicators. A large tensor that is not sharded is sent from where it lies.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, outgoing, pack, pieces
-from harness.weight_sync.process_group import BucketEnd, BucketReceiver, BucketSender, Rendezvous, TransferGroup, Work
+from harness.weight_sync.process_group import (
+    BucketEnd,
+    BucketInFlight,
+    BucketReceiver,
+    BucketSender,
+    Rendezvous,
+    Sources,
+    TransferGroup,
+)
 
 
 class CollectiveOffer(msgspec.Struct, frozen=True, tag=True):
@@ -25,20 +34,26 @@ class CollectiveOffer(msgspec.Struct, frozen=True, tag=True):
     rendezvous: Rendezvous
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> CollectiveReceiver:
-        return CollectiveReceiver(self.plan, self.rendezvous.receiver_group(number, device))
+        return CollectiveReceiver(self.plan, Sources(self.plan, self.rendezvous.receiver_groups(number, device)))
 
-    def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> CollectiveSender:
-        """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined."""
-        return CollectiveSender(self.plan, self.rendezvous.sender_group(store, device))
+    def sender(
+        self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0
+    ) -> CollectiveSender:
+        """The other end; `store` is the rendezvous's. Returns when all receivers have joined."""
+        group = self.rendezvous.sender_group(store, device, number)
+        return CollectiveSender(self.plan, group, self.rendezvous.senders, number)
 
 
 class _CollectiveEnd(BucketEnd):
     """Two buffers that it keeps, and the buckets that travel."""
 
-    def __init__(self, plan: TransferPlan, group: TransferGroup) -> None:
-        super().__init__(plan, group)
-        self._buffers = [torch.empty(plan.largest, dtype=torch.uint8, device=group.device) for _ in range(2)]
-        self._in_flight: deque[BucketInFlight] = deque()
+    _buffers: list[torch.Tensor]
+    _in_flight: deque[BucketInFlight]
+
+    def _make_buffers(self) -> None:
+        device = self._group.device
+        self._buffers = [torch.empty(self.plan.largest, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._in_flight = deque()
 
     def _finish(self) -> None:
         while self._in_flight:
@@ -51,15 +66,21 @@ class _CollectiveEnd(BucketEnd):
 class CollectiveSender(_CollectiveEnd, BucketSender):
     """Broadcasts bucket after bucket, from two buffers in turn."""
 
-    def _wait_for_buffer(self, number: int) -> None:
+    _group: TransferGroup
+
+    def __init__(self, plan: TransferPlan, group: TransferGroup, senders: int = 1, number: int = 0) -> None:
+        super().__init__(plan, group, senders, number)
+        self._make_buffers()
+
+    def _wait_for_buffer(self) -> None:
         if len(self._in_flight) == 2:
             self._in_flight.popleft().wait()
 
-    def _fill(self, number: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        buffer = self._buffers[number % 2]
+    def _fill(self, turn: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        buffer = self._buffers[turn]
         if not self.plan.checked:
-            return outgoing(bucket, parameters, buffer)
-        pack(bucket, parameters, buffer)  # the digest is taken of what is sent
+            return outgoing(bucket, parameters, buffer, self.number)
+        pack(bucket, parameters, buffer, self.number)  # the digest is taken of what is sent
         return [*pieces(bucket, buffer), digests(bucket, buffer)]
 
     def _hand_over(self, filled: list[torch.Tensor]) -> None:
@@ -68,6 +89,12 @@ class CollectiveSender(_CollectiveEnd, BucketSender):
 
 class CollectiveReceiver(_CollectiveEnd, BucketReceiver):
     """Receives bucket after bucket, into two buffers in turn."""
+
+    _group: Sources
+
+    def __init__(self, plan: TransferPlan, sources: Sources) -> None:
+        super().__init__(plan, sources)
+        self._make_buffers()
 
     def _next(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         while len(self._in_flight) < min(2, len(self.plan.buckets) - number):
@@ -80,23 +107,4 @@ class CollectiveReceiver(_CollectiveEnd, BucketReceiver):
         into = pieces(bucket, self._buffers[number % 2])
         if self.plan.checked:
             into.append(torch.empty(len(bucket.tensors), dtype=torch.int64, device=self._group.device))
-        return BucketInFlight.start(self._group, into)
-
-
-@dataclass
-class BucketInFlight:
-    """A bucket that travels, in pieces. Holds the tensors that it is sent from, or received into."""
-
-    group: TransferGroup
-    tensors: list[torch.Tensor]
-    works: list[Work]
-
-    @classmethod
-    def start(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:
-        return cls(group, tensors, [group.broadcast(tensor) for tensor in tensors if tensor.numel()])
-
-    def wait(self) -> list[torch.Tensor]:
-        for work in self.works:
-            self.group.wait(work)
-        self.group.synchronise()
-        return self.tensors
+        return self._group.expect(number, into)

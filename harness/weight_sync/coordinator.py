@@ -181,11 +181,13 @@ class Coordinator:
         self._received(engines, version)
 
     async def _resend(self, version: int) -> TransferOutcome:
-        return await ask_each(self.trainers[:1], lambda actor: actor.resend(version), f"resend version {version}")
+        senders = self._transport.sending(self.trainers)
+        return await ask_each(senders, lambda actor: actor.resend(version), f"resend version {version}")
 
     async def _sent(self, version: int) -> TransferOutcome:
+        senders = self._transport.sending(self.trainers)
         what, on_death = f"send version {version}", self._transport.abort
-        return await ask_each(self.trainers[:1], lambda actor: actor.wait_arrived(version), what, on_death=on_death)
+        return await ask_each(senders, lambda actor: actor.wait_arrived(version), what, on_death=on_death)
 
     async def _to_engines(self, engines: Sequence[Receiver], version: int, *, all_of_them: bool) -> TransferOutcome:
         staged = await self._stage(engines, version)
@@ -308,7 +310,7 @@ class RetryingTransfer:
             causes = list(_causes(failure))
             if any(not isinstance(cause, TransferError | WorkerDied) for cause in causes):
                 raise
-            if await self.trainers[0].death():
+            if any(await asyncio.gather(*(trainer.death() for trainer in self.transport.sending(self.trainers)))):
                 raise
             return TransferError(str(causes[0]))
         return None

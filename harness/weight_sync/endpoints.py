@@ -69,11 +69,13 @@ class HostSender(WeightSender, Protocol):
 
 
 class WeightSource(Protocol):
-    """What makes the sender."""
+    """What makes the senders."""
 
-    def sender(self, store: dist.Store, device: torch.device, previous: WeightSender | None = None) -> WeightSender:
-        """Join; `store` comes from `open_rendezvous`. Blocks until all receivers have joined. `previous`: the sender
-        that this one replaces, after receivers changed or a transfer failed."""
+    def sender(
+        self, store: dist.Store, device: torch.device, previous: WeightSender | None = None, number: int = 0
+    ) -> WeightSender:
+        """Join as sender `number`, which is a training rank; `store` is the rendezvous's. Blocks until all receivers
+        have joined. `previous`: the sender that this one replaces, after receivers changed or a transfer failed."""
 
 
 class WeightOffer(Protocol):
@@ -101,6 +103,8 @@ class GroupOffer(WeightOffer, Protocol):
 SentOffer = Annotated[WeightOffer, Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)]
 """An offer on its way from the trainer to a receiver."""
 SentGroupOffer = Annotated[GroupOffer, Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)]
+OfferOfAll = CollectiveOffer | HostStagedOffer
+"""An offer by which other ranks than the one that made it send, too."""
 _OFFERS: Mapping[str, Callable[[TransferPlan, Rendezvous], CollectiveOffer | SharedOffer | HostStagedOffer]] = {
     "collective": CollectiveOffer,
     "ipc": share_slots,
@@ -109,14 +113,14 @@ _OFFERS: Mapping[str, Callable[[TransferPlan, Rendezvous], CollectiveOffer | Sha
 
 
 class GatherOnlySender:
-    """The sender of training ranks other than 0: takes part in gathering shards, and keeps nothing."""
+    """Of a training rank that sends nothing: takes part in gathering shards for so many senders, and keeps nothing."""
 
-    def __init__(self, plan: TransferPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: TransferPlan, senders: int = 1) -> None:
+        self.plan, self._owners = plan, plan.owners(senders)
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        for bucket in self.plan.buckets:
-            pack(bucket, parameters, None)
+        for bucket, owner in zip(self.plan.buckets, self._owners, strict=True):
+            pack(bucket, parameters, None, owner)
 
 
 class LocalSender:
@@ -158,19 +162,20 @@ class SendingWorker:
         """The transfer plan of this model's weights."""
         return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
 
-    async def gather_only(self, plan: TransferPlan) -> None:
-        """For ranks other than 0: help to gather, send nothing."""
-        await self.use(GatherOnlySender(plan))
+    async def gather_only(self, plan: TransferPlan, senders: int) -> None:
+        """For ranks that are none of the first `senders`: help to gather, send nothing."""
+        await self.use(GatherOnlySender(plan, senders))
 
     async def open(
-        self, transport: Transport, plan: TransferPlan, host: str, receivers: int, timeout_s: float
+        self, transport: Transport, plan: TransferPlan, host: str, receivers: int, timeout_s: float, senders: int = 1
     ) -> SentGroupOffer:
-        """For rank 0: offer weights by this transport. `meet_receivers` must follow while the receivers join.
+        """For rank 0: offer the weights of the first `senders` ranks by this transport. `meet_receivers` must follow,
+        and `send_beside` of the other senders, while the receivers join.
 
         "ipc" is the memory of the device that sender and receivers share or, where the training world has more devices,
         that of the host.
         """
-        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s)
+        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s, senders)
         if transport == "ipc" and self.device.type == "cuda" and _alone():
             slots = CudaSlots(plan, rendezvous, self.device)
             self._source = slots
@@ -182,6 +187,11 @@ class SendingWorker:
     async def meet_receivers(self) -> None:
         """For rank 0: the other half of `open`. What the previous sender had under way can be sent again."""
         self.joined = self._source.sender(self._store, self.device, self.joined)
+        await self.use(self.joined)
+
+    async def send_beside(self, offer: OfferOfAll, number: int) -> None:
+        """For rank `number`, one of the other senders: join the group of its own, while all receivers do."""
+        self.joined = offer.sender(offer.rendezvous.connect(), self.device, self.joined, number)
         await self.use(self.joined)
 
     async def use(self, sender: WeightSender) -> None:
@@ -213,7 +223,7 @@ class SendingWorker:
                 await self.sender.wait_arrived(version)
 
     async def resend(self, version: int) -> None:
-        """Send `version`, the last one published, once more in the background."""
+        """Send `version`, the last one published, once more in the background. For ranks that send."""
         assert isinstance(self.sender, HostSender), "only what is kept in host memory can be sent again"
         await self.sender.resend(version)
 

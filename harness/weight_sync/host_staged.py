@@ -1,24 +1,27 @@
 """Weights to host memory in the background: both sides compute while a full copy travels, by Gloo and in threads.
 
-A process group carries one transfer at a time: the sender waits for the one before, a receiver takes them in turn. A
-wait inside Gloo ends after the rendezvous's timeout, and releases the GIL to the thread that computes. What travels is
-the copy itself, bucket by bucket; the memory of a version that was loaded takes in a later one.
+Every training rank copies the buckets that are dealt to it to its host, and sends them over a group of its own with all
+receivers: so each moves its share through its own link. A group carries one transfer at a time: the sender waits for
+the one before, a receiver takes them in turn. A wait inside Gloo ends after the rendezvous's timeout, and releases the
+GIL to the thread that computes. What travels is the copy itself, bucket by bucket; the memory of a version that was
+loaded takes in a later one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from harness.weight_sync.plan import TransferError, TransferPlan, digests, pack, unpack, verify
-from harness.weight_sync.process_group import HOST, Rendezvous, TransferGroup
+from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, digests, pack, unpack, verify
+from harness.weight_sync.process_group import HOST, BucketInFlight, Rendezvous, Sources, TransferGroup
 
 Copy = list[torch.Tensor]
-"""All weights in host memory: uint8, a tensor for each bucket."""
+"""Weights in host memory: uint8, a tensor for each bucket."""
 
 
 class HostStagedOffer(msgspec.Struct, frozen=True, tag=True):
@@ -29,32 +32,48 @@ class HostStagedOffer(msgspec.Struct, frozen=True, tag=True):
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> HostStagedReceiver:
         """One that goes on with what the `previous` receiver had staged."""
-        group = self.rendezvous.receiver_group(number, HOST)
+        sources = Sources(self.plan, self.rendezvous.receiver_groups(number, HOST))
         staged = previous._staged if isinstance(previous, HostStagedReceiver) else {}
-        return HostStagedReceiver(self.plan, group, pinned=device.type == "cuda", staged=staged)
+        return HostStagedReceiver(self.plan, sources, pinned=device.type == "cuda", staged=staged)
 
-    def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> HostStagedSender:
-        """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined. It can send what
-        the `previous` sender had copied."""
-        group = self.rendezvous.sender_group(store, HOST)
-        if isinstance(previous, HostStagedSender):
-            return HostStagedSender(self.plan, group, copy=previous._copy, version=previous._version)
-        return HostStagedSender(self.plan, group, copy=_host_copy(self.plan, device.type == "cuda"), version=0)
+    def sender(
+        self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0
+    ) -> HostStagedSender:
+        """The other end; `store` is the rendezvous's. Returns when all receivers have joined. It can send what the
+        `previous` sender had copied."""
+        group, owners = self.rendezvous.sender_group(store, HOST, number), self.plan.owners(self.rendezvous.senders)
+        if isinstance(previous, HostStagedSender) and previous._owners == owners:
+            copy, version = previous._copy, previous._version
+        else:
+            own = [bucket for bucket, owner in zip(self.plan.buckets, owners, strict=True) if owner == number]
+            copy, version = _host_copy(own, device.type == "cuda"), 0
+        return HostStagedSender(self.plan, group, owners, number, copy=copy, version=version)
 
 
 class HostStagedSender:
-    """Copies the weights to host memory, then broadcasts the copy in the background. It keeps that one copy."""
+    """Copies its buckets to host memory, then broadcasts the copy in the background. It keeps that one copy, and helps
+    to gather the buckets of others."""
 
-    def __init__(self, plan: TransferPlan, group: TransferGroup, *, copy: Copy, version: int) -> None:
-        self.plan, self._group = plan, group
+    def __init__(
+        self,
+        plan: TransferPlan,
+        group: TransferGroup,
+        owners: tuple[int, ...],
+        number: int,
+        *,
+        copy: Copy,
+        version: int,
+    ) -> None:
+        self.plan, self.number, self._group, self._owners = plan, number, group, owners
         self._copy, self._version = copy, version
         self._sending: asyncio.Task[None] | None = None
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Returns when the copy is complete. Waits for the transfer before it, and raises its error."""
         await self.ready()
-        for bucket, buffer in zip(self.plan.buckets, self._copy, strict=True):
-            pack(bucket, parameters, buffer)
+        own = iter(self._copy)
+        for bucket, owner in zip(self.plan.buckets, self._owners, strict=True):
+            pack(bucket, parameters, next(own) if owner == self.number else None, owner)
         if self._copy[0].is_pinned():
             torch.cuda.synchronize()  # into pinned memory it is copied in the background
         self._version = version
@@ -78,18 +97,18 @@ class HostStagedSender:
             raise TransferError(f"version {version} did not get to all receivers: {error}") from error
 
     def _broadcast(self) -> None:
+        own = (bucket for bucket, owner in zip(self.plan.buckets, self._owners, strict=True) if owner == self.number)
         with self._group.guard(self._version):
-            for bucket, data in zip(self.plan.buckets, self._copy, strict=True):
-                self._group.wait(self._group.broadcast(data))
-                if self.plan.checked:
-                    self._group.wait(self._group.broadcast(digests(bucket, data)))
+            for bucket, data in zip(own, self._copy, strict=True):
+                outgoing = [data, digests(bucket, data)] if self.plan.checked else [data]
+                BucketInFlight.start(self._group, outgoing).wait()
 
 
 class HostStagedReceiver:
     """Keeps the newest complete version and the one that arrives, no third: staging one forgets all but the newest."""
 
-    def __init__(self, plan: TransferPlan, group: TransferGroup, *, pinned: bool, staged: dict[int, Copy]) -> None:
-        self.plan, self._group, self._pinned = plan, group, pinned
+    def __init__(self, plan: TransferPlan, sources: Sources, *, pinned: bool, staged: dict[int, Copy]) -> None:
+        self.plan, self._group, self._pinned = plan, sources, pinned
         self._arriving = asyncio.Lock()
         self._staged = dict(staged)
         self._reading: set[int] = set()
@@ -99,7 +118,7 @@ class HostStagedReceiver:
         """Raises TransferError, naming the version, where it did not arrive whole; then it is not kept."""
         async with self._arriving:
             self._forget(max(self._staged, default=0) - 1)
-            copy = self._free.pop() if self._free else _host_copy(self.plan, self._pinned)
+            copy = self._free.pop() if self._free else _host_copy(self.plan.buckets, self._pinned)
             try:
                 await asyncio.to_thread(self._receive, version, copy)
             except TransferError as error:
@@ -126,17 +145,29 @@ class HostStagedReceiver:
         """Receives to the end even where a tensor is damaged, so that no other end is held up."""
         damage: TransferError | None = None
         with self._group.guard(version):
-            for bucket, data in zip(self.plan.buckets, copy, strict=True):
-                self._group.wait(self._group.broadcast(data))
-                if self.plan.checked:
-                    expected = torch.empty(len(bucket.tensors), dtype=torch.int64)
-                    self._group.wait(self._group.broadcast(expected))
-                    try:
-                        verify(bucket, data, expected, version)
-                    except TransferError as error:
-                        damage = damage or error
+            for bucket, (data, *expected) in zip(self.plan.buckets, self._arriving_buckets(copy), strict=True):
+                try:
+                    for taken in expected:
+                        verify(bucket, data, taken, version)
+                except TransferError as error:
+                    damage = damage or error
         if damage is not None:
             raise damage
+
+    def _arriving_buckets(self, copy: Copy) -> Iterator[list[torch.Tensor]]:
+        """Bucket after bucket and, where the plan is checked, its digests. As many are under way as there are senders,
+        so that all of them send."""
+        under_way: deque[BucketInFlight] = deque()
+        try:
+            for number, (bucket, data) in enumerate(zip(self.plan.buckets, copy, strict=True)):
+                if len(under_way) > self._group.senders:
+                    yield under_way.popleft().wait()
+                into = [data, torch.empty(len(bucket.tensors), dtype=torch.int64)] if self.plan.checked else [data]
+                under_way.append(self._group.expect(number, into))
+            while under_way:
+                yield under_way.popleft().wait()
+        finally:
+            under_way.clear()  # a group that is in use does not close, and an error may keep this frame
 
     def _forget(self, newest: int) -> None:
         """Drop `newest` and all older versions; their memory is free for later ones, unless it is being read."""
@@ -159,6 +190,6 @@ def require_staged(version: int, staged: Collection[int]) -> None:
         raise ValueError(f"version {version} is not in host memory; there: {there}")
 
 
-def _host_copy(plan: TransferPlan, pinned: bool) -> Copy:
+def _host_copy(buckets: Sequence[Bucket], pinned: bool) -> Copy:
     """Pinned memory is what a GPU reads and writes fastest."""
-    return [torch.empty(bucket.bytes, dtype=torch.uint8, pin_memory=pinned) for bucket in plan.buckets]
+    return [torch.empty(bucket.bytes, dtype=torch.uint8, pin_memory=pinned) for bucket in buckets]

@@ -19,7 +19,15 @@ import torch
 import torch.distributed as dist
 
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, pack
-from harness.weight_sync.process_group import HOST, BucketEnd, BucketReceiver, BucketSender, Rendezvous, TransferGroup
+from harness.weight_sync.process_group import (
+    HOST,
+    BucketEnd,
+    BucketReceiver,
+    BucketSender,
+    Rendezvous,
+    Sources,
+    TransferGroup,
+)
 
 _ALIGNMENT = 64  # bytes; where a slot begins, and its digests
 
@@ -77,10 +85,11 @@ class SharedOffer(msgspec.Struct, frozen=True, tag=True):
     path: Path
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> SlotReceiver:
-        return SlotReceiver(self.plan, self._slots(), self.rendezvous.receiver_group(number, HOST), HOST)
+        slots = self._slots()
+        return SlotReceiver(self.plan, slots, Sources(self.plan, self.rendezvous.receiver_groups(number, HOST)), HOST)
 
-    def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> SlotSender:
-        """The other end; `store` comes from `open_rendezvous`. Returns when all receivers have joined."""
+    def sender(self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0) -> SlotSender:
+        """The other end; `store` is the rendezvous's. Returns when all receivers have joined."""
         return SlotSender(self.plan, self._slots(), self.rendezvous.sender_group(store, HOST), device)
 
     def _slots(self) -> list[torch.Tensor]:
@@ -105,7 +114,8 @@ class CudaOffer(msgspec.Struct, frozen=True, tag=True):
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> SlotReceiver:
         slots = [handle.map() for handle in self.handles]
-        return SlotReceiver(self.plan, slots, self.rendezvous.receiver_group(number, HOST), device)
+        sources = Sources(self.plan, self.rendezvous.receiver_groups(number, HOST))
+        return SlotReceiver(self.plan, slots, sources, device)
 
 
 class CudaSlots:
@@ -117,7 +127,7 @@ class CudaSlots:
         first, second = map(CudaHandle.of, self.slots)
         self.offer = CudaOffer(plan, rendezvous, (first, second))
 
-    def sender(self, store: dist.Store, device: torch.device, previous: object = None) -> SlotSender:
+    def sender(self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0) -> SlotSender:
         """Returns when all receivers have joined."""
         return SlotSender(self.plan, self.slots, self.rendezvous.sender_group(store, HOST), device)
 
@@ -149,19 +159,12 @@ def slot_bytes(plan: TransferPlan) -> int:
 class _SlotEnd(BucketEnd):
     """What both ends share: the slots (uint8 [slot_bytes] each), and how they switch between them."""
 
-    def __init__(
-        self, plan: TransferPlan, slots: Sequence[torch.Tensor], group: TransferGroup, device: torch.device
-    ) -> None:
-        super().__init__(plan, group)
-        self._slots, self._device = slots, device
+    _slots: Sequence[torch.Tensor]
+    _device: torch.device
 
-    def _slot(self, number: int) -> torch.Tensor:
-        """The slot of this bucket."""
-        return self._slots[number % 2]
-
-    def _digests(self, number: int) -> torch.Tensor:
+    def _digests(self, turn: int, bucket: Bucket) -> torch.Tensor:
         start = _digests_at(self.plan)
-        return self._slot(number)[start : start + 8 * len(self.plan.buckets[number].tensors)].view(torch.int64)
+        return self._slots[turn][start : start + 8 * len(bucket.tensors)].view(torch.int64)
 
     def _switch(self) -> None:
         """Wait until every end is done with the slot that it worked on."""
@@ -176,10 +179,16 @@ class _SlotEnd(BucketEnd):
 class SlotSender(_SlotEnd, BucketSender):
     """Packs bucket after bucket; returns when the last one was read."""
 
-    def _fill(self, number: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> None:
-        pack(bucket, parameters, self._slot(number))
+    def __init__(
+        self, plan: TransferPlan, slots: Sequence[torch.Tensor], group: TransferGroup, device: torch.device
+    ) -> None:
+        super().__init__(plan, group)
+        self._slots, self._device = slots, device
+
+    def _fill(self, turn: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> None:
+        pack(bucket, parameters, self._slots[turn])
         if self.plan.checked:
-            self._digests(number).copy_(digests(bucket, self._slot(number)))
+            self._digests(turn, bucket).copy_(digests(bucket, self._slots[turn]))
 
     def _hand_over(self, filled: None) -> None:
         self._switch()
@@ -188,9 +197,16 @@ class SlotSender(_SlotEnd, BucketSender):
 class SlotReceiver(_SlotEnd, BucketReceiver):
     """Reads bucket after bucket from where the sender put it."""
 
+    def __init__(
+        self, plan: TransferPlan, slots: Sequence[torch.Tensor], sources: Sources, device: torch.device
+    ) -> None:
+        super().__init__(plan, sources)
+        self._slots, self._device = slots, device
+
     def _next(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         self._switch()
-        return self._slot(number), self._digests(number) if self.plan.checked else None
+        turn, bucket = number % 2, self.plan.buckets[number]
+        return self._slots[turn], self._digests(turn, bucket) if self.plan.checked else None
 
 
 def _digests_at(plan: TransferPlan) -> int:

@@ -71,6 +71,16 @@ class TransferPlan:
         """Of any bucket."""
         return max(len(bucket.tensors) for bucket in self.buckets)
 
+    def owners(self, senders: int) -> tuple[int, ...]:
+        """Which of so many senders has each bucket: in their order, each goes to the one with the fewest bytes so far,
+        so that all send as much, and any few buckets in a row are of different ones."""
+        bytes_of, owners = [0] * senders, []
+        for bucket in self.buckets:
+            owner = bytes_of.index(min(bytes_of))
+            bytes_of[owner] += bucket.bytes
+            owners.append(owner)
+        return tuple(owners)
+
 
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
 _LARGE = 1 << 20  # bytes from which a tensor is a piece by itself: then it needs no copy to be sent
@@ -101,14 +111,14 @@ def plan_transfer(
 # -- into buckets and out of them
 
 
-def pack(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.Tensor | None) -> None:
-    """Bring each parameter of the bucket into `buffer` (uint8 [>= bucket.bytes]).
+def pack(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.Tensor | None, owner: int = 0) -> None:
+    """Bring each parameter of the bucket into `buffer` (uint8 [>= bucket.bytes]) of training rank `owner`.
 
-    Gathering a DTensor is a collective of the training world, so every rank calls this; those that do not send pass
-    None and keep nothing.
+    Gathering a DTensor is a collective of the training world, so every rank calls this; those that do not send this
+    bucket pass None and keep nothing. Into pinned memory it may still be copied when this returns.
     """
     for spec in bucket.tensors:
-        _place(spec, parameters[spec.name], buffer)
+        _place(spec, parameters[spec.name], buffer, owner)
 
 
 def unpack(bucket: Bucket, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -123,9 +133,11 @@ def pieces(bucket: Bucket, buffer: torch.Tensor) -> list[torch.Tensor]:
     return [buffer[part[0].offset : part[-1].offset + part[-1].bytes] for part in _parts(bucket)]
 
 
-def outgoing(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.Tensor) -> list[torch.Tensor]:
-    """The `pieces` with the parameters in them, on the device of `buffer`: a large tensor that is there already is sent
-    from where it lies, everything else is brought into `buffer`."""
+def outgoing(
+    bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.Tensor, owner: int = 0
+) -> list[torch.Tensor]:
+    """The `pieces` with the parameters in them, on the device of `buffer`, which is of training rank `owner`: a large
+    tensor that is there already is sent from where it lies, everything else is brought into `buffer`."""
     ready = []
     for part, piece in zip(_parts(bucket), pieces(bucket, buffer), strict=True):
         alone = _unsharded(parameters[part[0].name]) if part[0].bytes >= _LARGE else None
@@ -133,7 +145,7 @@ def outgoing(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: tor
             ready.append(alone.view(-1).view(torch.uint8))
             continue
         for spec in part:
-            _place(spec, parameters[spec.name], buffer)
+            _place(spec, parameters[spec.name], buffer, owner)
         ready.append(piece)
     return ready
 
@@ -152,11 +164,11 @@ def _view(buffer: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return buffer[spec.offset : spec.offset + spec.bytes].view(spec.dtype).view(spec.shape)
 
 
-def _place(spec: TensorSpec, parameter: torch.Tensor, buffer: torch.Tensor | None) -> None:
+def _place(spec: TensorSpec, parameter: torch.Tensor, buffer: torch.Tensor | None, owner: int) -> None:
     place = None if buffer is None else _view(buffer, spec)
     full = _unsharded(parameter)
     if full is None:
-        _gather_into(parameter, place)
+        _gather_into(parameter, place, owner)
     elif place is not None:
         place.copy_(full, non_blocking=place.is_pinned())
 
@@ -182,11 +194,11 @@ def _unsharded(parameter: torch.Tensor) -> torch.Tensor | None:
     return data.to_local() if data.device_mesh.size() == 1 else None
 
 
-def _gather_into(parameter: torch.Tensor, place: torch.Tensor | None) -> None:
-    """Bring a DTensor into `place` (its full shape) on the first rank; the others give None, and keep nothing.
+def _gather_into(parameter: torch.Tensor, place: torch.Tensor | None, owner: int) -> None:
+    """Bring a DTensor into `place` (its full shape) on rank `owner`; the others give None, and keep nothing.
 
     A collective of the training world. Rows sharded over one mesh dimension go straight from their shards to their
-    place. Any other layout is gathered by torch: then every rank holds this one tensor for a moment, and the first one
+    place. Any other layout is gathered by torch: then every rank holds this one tensor for a moment, and the owner
     does so too where its place is on another device.
     """
     from torch.distributed.tensor import DTensor, Shard
@@ -194,27 +206,33 @@ def _gather_into(parameter: torch.Tensor, place: torch.Tensor | None) -> None:
     data = parameter.detach()
     assert isinstance(data, DTensor), "only a sharded parameter is gathered"
     if data.device_mesh.ndim == 1 and data.placements == (Shard(0),):
-        _gather_rows_into(data, place)
+        _gather_rows_into(data, place, owner)
         return
     full = data.full_tensor()
     if place is not None:
-        place.copy_(full)
+        place.copy_(full, non_blocking=place.is_pinned())
 
 
-def _gather_rows_into(data: DTensor, place: torch.Tensor | None) -> None:
+def _gather_rows_into(data: DTensor, place: torch.Tensor | None, owner: int) -> None:
+    """The owner takes shards in turn, from the rank after it on: ranks that have given theirs go on to the next bucket,
+    so those of several owners are gathered at once, each a step behind the one before."""
     local, group = data.to_local(), data.device_mesh.get_group()
     if place is None:
-        _exchange(dist.P2POp(dist.isend, local.contiguous(), dist.get_global_rank(group, 0), group), local.numel())
+        _exchange(dist.P2POp(dist.isend, local.contiguous(), owner, group), local.numel())
         return
     full = place if place.device == local.device else torch.empty(data.shape, dtype=data.dtype, device=local.device)
-    rows, ranks = data.shape[0], dist.get_world_size(group)
+    rows, ranks, here = data.shape[0], dist.get_world_size(group), dist.get_group_rank(group, owner)
     most = -(-rows // ranks)  # as torch.chunk splits them: the last ranks may have fewer, or none
-    full[: local.shape[0]].copy_(local)
-    for rank in range(1, ranks):
-        part = full[min(rows, rank * most) : (rank + 1) * most]
-        _exchange(dist.P2POp(dist.irecv, part, dist.get_global_rank(group, rank), group), part.numel())
+
+    def part(rank: int) -> torch.Tensor:
+        return full[min(rows, rank * most) : (rank + 1) * most]
+
+    part(here).copy_(local)
+    for rank in (*range(here + 1, ranks), *range(here)):
+        shard = part(rank)
+        _exchange(dist.P2POp(dist.irecv, shard, dist.get_global_rank(group, rank), group), shard.numel())
     if full is not place:
-        place.copy_(full)
+        place.copy_(full, non_blocking=place.is_pinned())
 
 
 def _exchange(operation: dist.P2POp, numbers: int) -> None:

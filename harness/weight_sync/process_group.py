@@ -1,8 +1,8 @@
-"""The process group of one transfer, from the trainer's rank 0 to its receivers.
+"""The process groups of one transfer: one from each training rank that sends to all receivers.
 
-It is built on a store, beside whatever default group its members have: so an engine needs nothing of the trainer's, and
-the trainer nothing of the engine's. `BucketSender` and `BucketReceiver` are the two ends of transports that move bucket
-after bucket through it.
+They are built on a store, beside whatever default group their members have: so an engine needs nothing of the
+trainer's, and the trainer nothing of the engine's. `BucketSender` and `BucketReceiver` are the two ends of transports
+that move bucket after bucket through them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, cast
@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, unpack, verify
+from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, pack, unpack, verify
 
 SOURCE = 0
 HOST = torch.device("cpu")
@@ -113,43 +113,116 @@ class TransferGroup:
         threading.Thread(target=groups.clear, daemon=True).start()
 
 
+@dataclass
+class BucketInFlight:
+    """A bucket that travels, in pieces. Holds the tensors that it is sent from, or received into."""
+
+    group: TransferGroup
+    tensors: list[torch.Tensor]
+    works: list[Work]
+
+    @classmethod
+    def start(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:
+        return cls(group, tensors, [group.broadcast(tensor) for tensor in tensors if tensor.numel()])
+
+    def wait(self) -> list[torch.Tensor]:
+        for work in self.works:
+            self.group.wait(work)
+        self.group.synchronise()
+        return self.tensors
+
+
+class Sources:
+    """A receiver's end of the groups of all senders. The first failure closes all of them, so that every sender fails
+    at once, and none sends a version that this receiver will not have."""
+
+    def __init__(self, plan: TransferPlan, groups: Sequence[TransferGroup]) -> None:
+        self._groups, self._owners = groups, plan.owners(len(groups))
+
+    @property
+    def device(self) -> torch.device:
+        return self._groups[0].device
+
+    @property
+    def senders(self) -> int:
+        return len(self._groups)
+
+    @contextmanager
+    def guard(self, version: int) -> Iterator[None]:
+        """As `TransferGroup.guard`, around every use of any of them."""
+        try:
+            with ExitStack() as guards:
+                for group in self._groups:
+                    guards.enter_context(group.guard(version))
+                yield
+        except TransferError:
+            self.close()
+            raise
+
+    def expect(self, number: int, into: list[torch.Tensor]) -> BucketInFlight:
+        """Begin to receive this bucket from the sender that has it. Each sender's buckets are expected in order."""
+        return BucketInFlight.start(self._groups[self._owners[number]], into)
+
+    def barrier(self) -> None:
+        """Wait for all senders and all receivers to come here."""
+        for group in self._groups:
+            group.barrier()
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.close()
+
+
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where a process group comes together: a store at host:port, `size` members, waits that end after timeout_s."""
+    """Where process groups come together: a store at host:port, a group for each of `senders`, with `size` members: the
+    sender and all receivers. Waits end after timeout_s."""
 
     host: str
     port: int
     size: int
     timeout_s: float
+    senders: int = 1
 
-    def sender_group(self, store: dist.Store, device: torch.device) -> TransferGroup:
-        """The group as its sender, which holds the store. Returns when all members have joined."""
-        return self._join(store, SOURCE, device)
-
-    def receiver_group(self, number: int, device: torch.device) -> TransferGroup:
-        """The group as receiver `number` (from 0)."""
+    def connect(self) -> dist.Store:
+        """The store, for those that do not hold it."""
         with _connecting():
-            store = dist.TCPStore(
+            return dist.TCPStore(
                 self.host, self.port, self.size, False, _seconds(self.timeout_s), wait_for_workers=False
             )
-        return self._join(store, number + 1, device)
+
+    def sender_group(self, store: dist.Store, device: torch.device, number: int = 0) -> TransferGroup:
+        """The group of sender `number`, as itself. Returns when all its members have joined."""
+        return self._join(store, number, SOURCE, device)
+
+    def receiver_groups(self, number: int, device: torch.device) -> list[TransferGroup]:
+        """The groups of all senders, as receiver `number` (from 0)."""
+        groups: list[TransferGroup] = []
+        try:
+            for sender in range(self.senders):
+                groups.append(self._join(self.connect(), sender, number + 1, device))
+        except BaseException:
+            for group in groups:
+                group.close()
+            raise
+        return groups
 
     def abort(self) -> None:
-        """No member of this group is to wait for the others any longer."""
+        """No member of these groups is to wait for the others any longer."""
         with suppress(RuntimeError):  # the store is gone, and so is the group
             store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(_CHECK_S), wait_for_workers=False)
             store.set(_ABORTED, "")
 
-    def _join(self, store: dist.Store, rank: int, device: torch.device) -> TransferGroup:
+    def _join(self, store: dist.Store, sender: int, rank: int, device: torch.device) -> TransferGroup:
         def aborted() -> bool:
             try:
                 return store.check([_ABORTED])
             except RuntimeError:  # its process is gone
                 return True
 
-        prefixed, seconds = dist.PrefixStore("weight_sync", store), _seconds(self.timeout_s)
+        prefixed, seconds = dist.PrefixStore(f"weights of {sender}", store), _seconds(self.timeout_s)
         with _connecting():
-            self._wait_for_all(store, rank, aborted)
+            self._wait_for_all(prefixed, rank, aborted)
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = seconds
@@ -174,10 +247,10 @@ class Rendezvous:
             pause = min(2 * pause, _CHECK_S / 10)
 
 
-def open_rendezvous(host: str, receivers: int, timeout_s: float) -> tuple[Rendezvous, dist.Store]:
+def open_rendezvous(host: str, receivers: int, timeout_s: float, senders: int = 1) -> tuple[Rendezvous, dist.Store]:
     """A store on a free port of `host` and the way to it. The store lives as long as it is held."""
     store = dist.TCPStore(host, 0, receivers + 1, True, _seconds(timeout_s), wait_for_workers=False)
-    return Rendezvous(host, store.port, receivers + 1, timeout_s), store
+    return Rendezvous(host, store.port, receivers + 1, timeout_s, senders), store
 
 
 @contextmanager
@@ -197,8 +270,8 @@ def _seconds(seconds: float) -> timedelta:
 class BucketEnd(ABC):
     """One end of a transport that moves bucket after bucket."""
 
-    def __init__(self, plan: TransferPlan, group: TransferGroup) -> None:
-        self.plan, self._group = plan, group
+    plan: TransferPlan
+    _group: TransferGroup | Sources
 
     @abstractmethod
     def _finish(self) -> None:
@@ -209,7 +282,12 @@ class BucketEnd(ABC):
 
 
 class BucketSender(BucketEnd):
-    """What a bucket travels in, and when its buffer is free again, is the transport's."""
+    """Sends the buckets that are dealt to it, and helps to gather those of the other senders. What a bucket travels in,
+    and when its buffer is free again, is the transport's. number: of this sender, which is its training rank."""
+
+    def __init__(self, plan: TransferPlan, group: TransferGroup, senders: int = 1, number: int = 0) -> None:
+        self.plan, self._group, self.number = plan, group, number
+        self._owners = plan.owners(senders)
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Gathering goes on to the end even where the group broke: the other ranks take part in it, and must not hang.
@@ -225,11 +303,16 @@ class BucketSender(BucketEnd):
                 except TransferError as error:
                     failure = error
 
+        turn = 0  # of two buffers; those of its own buckets only
         try:
-            for number, bucket in enumerate(self.plan.buckets):
-                attempt(self._wait_for_buffer, number)
-                filled = self._fill(number, bucket, parameters)
+            for bucket, owner in zip(self.plan.buckets, self._owners, strict=True):
+                if owner != self.number:
+                    pack(bucket, parameters, None, owner)
+                    continue
+                attempt(self._wait_for_buffer)
+                filled = self._fill(turn, bucket, parameters)
                 attempt(self._hand_over, filled)
+                turn = 1 - turn
             attempt(self._finish)
         except BaseException:  # the weights could not be gathered: receivers wait for what will never come
             self._release()
@@ -239,12 +322,12 @@ class BucketSender(BucketEnd):
             self._release()
             raise failure
 
-    def _wait_for_buffer(self, number: int) -> None:
-        """Until the buffer of this bucket may be filled."""
+    def _wait_for_buffer(self) -> None:
+        """Until the buffer of the next bucket may be filled."""
 
     @abstractmethod
-    def _fill(self, number: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> Any:
-        """Gather the bucket into its buffer."""
+    def _fill(self, turn: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> Any:
+        """Gather the bucket into its buffer, the first or the second."""
 
     @abstractmethod
     def _hand_over(self, filled: Any) -> None:
@@ -252,7 +335,10 @@ class BucketSender(BucketEnd):
 
 
 class BucketReceiver(BucketEnd):
-    """How a bucket arrives is the transport's."""
+    """Takes buckets in the order of the plan, each from the sender that has it. How one arrives is the transport's."""
+
+    def __init__(self, plan: TransferPlan, sources: Sources) -> None:
+        self.plan, self._group = plan, sources
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, full tensor) of every parameter; a tensor is valid until the next one is asked for.

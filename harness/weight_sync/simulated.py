@@ -43,6 +43,10 @@ class SimulatedTransport:
     async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
         return await _PUBLISH[self.name](trainers, receivers, version)
 
+    def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
+        """One stands for all ranks."""
+        return trainers[:1]
+
     async def abort(self) -> None:
         """Nothing waits."""
 

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from harness.config.communicators import sending_ranks
 from harness.protocols import Span
 from harness.runtime.runtime import Handle, WorkerDied, ask_all
-from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker, WeightOffer
+from harness.weight_sync.endpoints import OfferOfAll, ReceivingWorker, SendingWorker, WeightOffer
 from harness.weight_sync.ipc import SharedOffer
 from harness.weight_sync.plan import TransferError, TransferPlan
 from harness.weight_sync.process_group import Rendezvous
@@ -55,6 +56,9 @@ class WeightTransport(Protocol):
     async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
         """Bring the trained weights to every receiver, and load them there."""
 
+    def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
+        """Those of the training ranks that send, as they are connected; the others help to gather."""
+
     async def abort(self) -> None:
         """One end died: the others are not to wait for it. They have to be connected again."""
 
@@ -67,15 +71,20 @@ class GroupTransport:
     host: str
     timeout_s: float
     _rendezvous: Rendezvous | None = field(default=None, init=False, compare=False)
+    _senders: int = field(default=1, init=False, compare=False)
 
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
-        source, *others = trainers
-        await ask_all(others, lambda actor: actor.gather_only(plan))
-        offer = await source.role.open(self.name, plan, self.host, len(receivers), self.timeout_s)
+        senders = self._senders = sending_ranks(self.name, len(trainers), len(plan.buckets))
+        await ask_all(trainers[senders:], lambda actor: actor.gather_only(plan, senders))
+        first, *beside = trainers[:senders]
+        offer = await first.role.open(self.name, plan, self.host, len(receivers), self.timeout_s, senders)
         self._rendezvous = offer.rendezvous
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(source.role.meet_receivers())
+                tasks.create_task(first.role.meet_receivers())
+                for number, sender in enumerate(beside, start=1):
+                    assert isinstance(offer, OfferOfAll), "by other transports one rank sends"
+                    tasks.create_task(sender.role.send_beside(offer, number))
                 tasks.create_task(join_all(receivers, offer))
         except Exception:
             await self.abort()
@@ -87,6 +96,9 @@ class GroupTransport:
     async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
         publish = stage_then_swap if self.name == "host_staged" else send_and_receive
         return await publish(trainers, receivers, version, self.timeout_s, self.abort)
+
+    def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
+        return trainers[: self._senders]
 
     async def abort(self) -> None:
         if self._rendezvous is not None:
@@ -105,6 +117,9 @@ class LocalTransport:
     async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
         """Nothing travels: the weights are there since the step, so both sides are asked at once."""
         return await send_and_receive(trainers, receivers, version)
+
+    def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
+        return trainers
 
     async def abort(self) -> None:
         """Whatever dies takes its worker with it."""

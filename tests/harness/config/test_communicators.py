@@ -11,7 +11,7 @@ import pytest
 
 from harness.config import ConfigError, JobConfig
 from harness.config.checks.job import device_roles, plan_job
-from harness.config.communicators import Communicator, check_communicators, communicators
+from harness.config.communicators import Communicator, check_communicators, communicators, sending_ranks
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split
@@ -47,20 +47,39 @@ def test_the_first_rank_deals_to_all_what_is_trained_as_it_completes() -> None:
     assert [(one.name, len(one.members), one.over) for one in dealt] == [("micro-batches", 4, "host")]
 
 
-def test_weights_go_from_the_first_rank_to_engines_and_to_scorers_with_devices_of_their_own() -> None:
+def test_weights_go_from_every_training_rank_to_engines_and_to_scorers_with_devices_of_their_own() -> None:
     apart = Placement({"rollout": (0, 1), "actor": (2, 3), "actor_fwd": (4,), "reference": (5,)})
     found = of(apart)
-    assert set(found) == {"training world", "weights"} and found["weights"].over == "device"
+    assert set(found) == {"training world", "weights of actor[0]", "weights of actor[1]"}
     assert names(found["training world"]) == ["actor[0]@2", "actor[1]@3"]
-    assert names(found["weights"]) == ["actor[0]@2", "rollout[0]@0", "rollout[1]@1", "actor_fwd[0]@4"]
+    assert names(found["weights of actor[0]"]) == ["actor[0]@2", "rollout[0]@0", "rollout[1]@1", "actor_fwd[0]@4"]
+    assert names(found["weights of actor[1]"]) == ["actor[1]@3", "rollout[0]@0", "rollout[1]@1", "actor_fwd[0]@4"]
+    assert found["weights of actor[1]"].over == "device"
 
     beside = Placement({"rollout": (0, 1), "actor": (2, 3), "actor_fwd": (2, 3), "reference": (2, 3)})
-    assert names(of(beside)["weights"]) == ["actor[0]@2", "rollout[0]@0", "rollout[1]@1"]
+    assert names(of(beside)["weights of actor[1]"]) == ["actor[1]@3", "rollout[0]@0", "rollout[1]@1"]
+
+
+def test_through_one_shared_memory_the_first_rank_sends_alone() -> None:
+    found = of(Placement({"rollout": (0,), "actor": (1, 2)}), "ipc")
+    assert set(found) == {"training world", "weights of actor[0]"}
+
+
+def test_no_more_ranks_send_than_there_are_buckets() -> None:
+    assert sending_ranks("host_staged", 8) == sending_ranks("collective", 8, 20) == 8
+    assert sending_ranks("host_staged", 8, 3) == 3 and sending_ranks("host_staged", 8, 0) == 1
+    assert sending_ranks("ipc", 8, 20) == 1
+
+
+def test_a_training_rank_that_shares_a_device_with_an_engine_is_found_whichever_rank_it_is() -> None:
+    placement = Placement({"rollout": (0, 2), "actor": (1, 2)})
+    with pytest.raises(ConfigError, match=r"actor\[1\] and rollout\[1\] on device 2.*'weights of actor\[1\]'"):
+        check_communicators(of(placement).values(), placement, "collective")
 
 
 def test_weights_through_host_memory_go_over_the_host_and_those_of_colocated_roles_over_nothing() -> None:
     apart = Placement({"rollout": (0,), "actor": (1,)})
-    assert of(apart, "host_staged")["weights"].over == of(apart, "ipc")["weights"].over == "host"
+    assert {of(apart, transport)["weights of actor[0]"].over for transport in ("host_staged", "ipc")} == {"host"}
     shared = Placement({"rollout": (0, 1), "actor": (0, 1), "actor_fwd": (0, 1)})
     assert set(of(shared, "local")) == {"training world"}
     assert of(Placement({"rollout": (0,), "actor": (0,)}), "local") == {}, "one rank sends nothing"
@@ -78,7 +97,7 @@ def test_ranks_that_share_layers_and_engines_of_several_devices_have_communicato
         "micro-batches of group 1": ["actor[2]@6", "actor[3]@7"],
         "engine 0": ["rollout[0]@0", "rollout[0]@1"],
         "engine 1": ["rollout[1]@2", "rollout[1]@3"],
-        "weights": ["actor[0]@4", "rollout[0]@0", "rollout[1]@2"],
+        **{f"weights of actor[{k}]": [f"actor[{k}]@{4 + k}", "rollout[0]@0", "rollout[1]@2"] for k in range(4)},
     }
     assert {name for name, communicator in found.items() if communicator.over == "host"} == {
         "micro-batches of group 0",
@@ -148,7 +167,8 @@ def test_every_job_that_is_accepted_has_one_rank_of_a_communicator_on_a_device(s
         found = of(placement, transport, training, engine)
         twice = [name for name, each in found.items() if len({m.device for m in each.members}) < len(each.members)]
         if twice:
-            assert twice == ["weights"] and "are ranks of the communicator 'weights'" in refusal, (split, refusal)
+            assert all(name.startswith("weights of actor[") for name in twice), twice
+            assert f"are ranks of the communicator {twice[0]!r}" in refusal, (split, refusal)
             continue
         assert "communicator" not in refusal
         if refusal:
@@ -159,7 +179,7 @@ def test_every_job_that_is_accepted_has_one_rank_of_a_communicator_on_a_device(s
             for per_node in (8, 16):
                 assert len({divmod(m.device, per_node) for m in each.members}) == len(each.members) > 1
             assert all(m.device in placement.devices[m.role] for m in each.members)
-            assert each.name == "weights" or len({m.role for m in each.members}) == 1
+            assert each.name.startswith("weights of") or len({m.role for m in each.members}) == 1
     assert accepted or devices <= SCHEDULES[schedule](**{}).least_engines
 
 
@@ -169,6 +189,6 @@ def test_two_ranks_on_a_device_are_named_with_the_way_out() -> None:
         check_communicators(of(placement).values(), placement, "collective")
     assert str(caught.value) == (
         "schedule.split puts rollout[0] and actor_fwd[0] on device 0, and both are ranks of the communicator "
-        "'weights', which can have one on a device; set schedule.split.actor_fwd=actor, or give it a number of devices "
-        "of its own"
+        "'weights of actor[0]', which can have one on a device; set schedule.split.actor_fwd=actor, or give it a "
+        "number of devices of its own"
     )

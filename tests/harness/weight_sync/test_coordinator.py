@@ -169,8 +169,34 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: T
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     meet.set()
     await connecting
-    assert setting.trainers[0].arguments["open"] == (transport, PLAN, "127.0.0.1", 3, 5.0)
+    assert setting.trainers[0].arguments["open"] == (transport, PLAN, "127.0.0.1", 3, 5.0, 1)
     assert setting.engines[1].arguments["join"] == (OFFER, 1)
+
+
+@pytest.mark.parametrize("transport", ["collective", "host_staged"])
+async def test_every_training_rank_sends_where_there_are_buckets_for_all(
+    transport: Transport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = plan_transfer({"one": torch.zeros(3), "other": torch.zeros(3)}.items(), 16)
+    monkeypatch.setattr("tests.harness.weight_sync.test_coordinator.PLAN", two)
+    setting = Setting(transport)
+    await setting.coordinator.connect()
+    assert setting.trainers[0].arguments["open"] == (transport, two, "127.0.0.1", 3, 5.0, 2)
+    assert setting.trainers[1].arguments["send_beside"] == (OFFER, 1)
+    assert not any("gather_only" in call for call in setting.log)
+
+
+async def test_what_did_not_arrive_is_sent_again_by_every_rank_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = plan_transfer({"one": torch.zeros(3), "other": torch.zeros(3)}.items(), 16)
+    monkeypatch.setattr("tests.harness.weight_sync.test_coordinator.PLAN", two)
+    setting = Setting("host_staged", trainer1={"wait_arrived": [BROKEN]}, engine0={"stage": [BROKEN]})
+    await setting.coordinator.connect()
+    await setting.coordinator.start_transfer(1)
+    await setting.coordinator.finish()
+    for trainer in ("trainer0", "trainer1"):
+        assert setting.count(f"{trainer}.publish") == setting.count(f"{trainer}.resend") == 1
+        assert setting.count(f"{trainer}.wait_arrived") == 2
+    assert setting.count("trainer1.send_beside") == 2
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------

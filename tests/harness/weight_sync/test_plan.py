@@ -90,6 +90,17 @@ def test_tensors_share_a_bucket_up_to_its_last_byte() -> None:
     assert [len(bucket.tensors) for bucket in plan.buckets] == [2, 2, 1]
 
 
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40), st.integers(1, 8))
+def test_senders_have_equal_shares_up_to_a_bucket(sizes: list[int], senders: int) -> None:
+    parameters = {str(number): torch.zeros(size) for number, size in enumerate(sizes)}
+    plan = plan_transfer(parameters.items(), bucket_bytes=256)
+    shares = [0] * senders
+    for bucket, owner in zip(plan.buckets, plan.owners(senders), strict=True):
+        shares[owner] += bucket.bytes
+    assert sum(shares) == plan.bytes and max(shares) - min(shares) <= plan.largest
+    assert sorted(set(plan.owners(senders))) == list(range(min(senders, len(plan.buckets))))
+
+
 def test_dtypes_mix_in_a_bucket_without_a_tensor_at_an_odd_place() -> None:
     parameters = {"byte": torch.ones(3, dtype=torch.uint8), "long": torch.arange(3), "half": torch.ones(1).bfloat16()}
     (bucket,) = plan_transfer(parameters.items(), bucket_bytes=1 << 20).buckets
@@ -216,8 +227,8 @@ def world(rank: int, port: int) -> Iterator[Any]:
     destroy_process_group()
 
 
-def gather(rank: int, port: int, dimension: int) -> tuple[bool, int]:
-    """Whether all that arrived is right (on rank 0), and the most bytes held beyond shards and bucket."""
+def gather(rank: int, port: int, dimension: int, senders: int) -> tuple[bool, int, int]:
+    """Whether all that arrived here is right, the most bytes held beyond shards and bucket, and how many buckets."""
     with world(rank, port) as mesh:
         full = sharded_weights()
         shards: Mapping[str, torch.Tensor] = {
@@ -227,33 +238,38 @@ def gather(rank: int, port: int, dimension: int) -> tuple[bool, int]:
             for name, tensor in full.items()
         }
         plan = plan_transfer(shards.items(), GATHERED_BUCKET)
-        buffer = torch.empty(plan.largest, dtype=torch.uint8) if rank == 0 else None
+        buffer, buckets = torch.empty(plan.largest, dtype=torch.uint8), 0
         fine, probe = True, Probe()
         gc.collect()
-        for bucket in plan.buckets:
+        for bucket, owner in zip(plan.buckets, plan.owners(senders), strict=True):
             with probe:
-                pack(bucket, shards, buffer)
-            if buffer is not None:
+                pack(bucket, shards, buffer if rank == owner else None, owner)
+            if rank == owner:
+                buckets += 1
                 fine = fine and all(torch.equal(tensor, full[name]) for name, tensor in unpack(bucket, buffer))
-        assert plan.largest == 40_000
-        return fine, probe.most
+        assert plan.largest == 40_000 and len(plan.buckets) >= WORLD
+        return fine, probe.most, buckets
 
 
 @pytest.fixture(scope="module")
-def gathered() -> Callable[[int], list[tuple[bool, int]]]:
-    def run(dimension: int) -> list[tuple[bool, int]]:
+def gathered() -> Callable[[int, int], list[tuple[bool, int, int]]]:
+    def run(dimension: int, senders: int) -> list[tuple[bool, int, int]]:
         store = TCPStore(HOST, 0, WORLD, True, timedelta(seconds=120), wait_for_workers=False)
-        return run_in_processes(gather, [(rank, store.port, dimension) for rank in range(WORLD)], timeout_s=200)
+        arguments = [(rank, store.port, dimension, senders) for rank in range(WORLD)]
+        return run_in_processes(gather, arguments, timeout_s=200)
 
     return run
 
 
-def test_rows_go_straight_from_their_shards_to_their_place(gathered: Any) -> None:
-    for fine, most in gathered(0):
+@pytest.mark.parametrize("senders", [1, WORLD])
+def test_rows_go_straight_from_their_shards_to_their_place(gathered: Any, senders: int) -> None:
+    ranks = gathered(0, senders)
+    for fine, most, _ in ranks:
         assert fine and most <= SLACK, "a rank held more than its shards and the bucket"
+    assert [buckets > 0 for *_, buckets in ranks] == [rank < senders for rank in range(WORLD)]
 
 
 def test_any_other_layout_is_gathered_one_tensor_at_a_time(gathered: Any) -> None:
-    ranks = gathered(1)
-    assert all(fine for fine, _ in ranks)
-    assert all(most >= 40_000 for _, most in ranks), "the probe saw nothing"
+    ranks = gathered(1, WORLD)
+    assert all(fine for fine, *_ in ranks)
+    assert all(most >= 40_000 for _, most, _ in ranks), "the probe saw nothing"
