@@ -158,7 +158,7 @@ class FSDPEngine:
         rows = self._there(lengths)
         losses = self._policy_loss(log_probs, behaviour, advantages, mask, lengths=rows, **proximal)
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
-        if algorithm.kl_coef > 0 and reference is not None:
+        if algorithm.has_loss_kl and reference is not None:
             losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, mask)
         if algorithm.entropy_coef > 0:
             losses = losses - algorithm.entropy_coef * entropies.masked_fill(~mask, 0.0)

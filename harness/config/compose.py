@@ -42,7 +42,7 @@ _PLUGINS = ("schedule", "engine", "task")
 _SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
 _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
 """Splits of a schedule that has no file."""
-_SHAPED = ("shaping", "mask_truncated", "entropy_coef")
+_SHAPED = ("kl_in", "kl_target", "kl_horizon", "shaping", "mask_truncated", "entropy_coef")
 _WRITTEN_IF_SET = {
     "task": COMMON_TO_TASKS,
     "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to", "aggregation", "kl", *_SHAPED),

@@ -164,7 +164,12 @@ class AlgorithmConfig:
     mis_low: Below1 = 0.5  # tokens whose ratio is outside of [mis_low, mis_high] are left out
     mis_high: Above1 = 5.0
     kl_coef: NotNegative = 0.0
-    kl: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"  # estimator of the KL to the reference that is part of the loss
+    kl: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"  # estimator of the KL to the reference
+    kl_in: Literal["loss", "reward"] = "loss"  # what kl_coef times the KL is part of
+    kl_target: Positive | None = (
+        None  # nats a token, in the reward: kl_coef follows it from batch to batch; None: fixed
+    )
+    kl_horizon: Count = 10_000  # samples over which it does
     reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
     advantage: Annotated[str, one_of(*ADVANTAGES, refused=_NEEDS_MORE)] = "group"  # how rewards are compared
@@ -189,6 +194,16 @@ class AlgorithmConfig:
     def has_reference(self) -> bool:
         """Whether the reference model runs: the loss reads it, or somebody asked for policy/kl_ref."""
         return self.reference or self.kl_coef > 0
+
+    @property
+    def has_loss_kl(self) -> bool:
+        """Whether the loss has a term for the KL to the reference."""
+        return self.kl_in == "loss" and self.kl_coef > 0
+
+    @property
+    def has_reward_kl(self) -> bool:
+        """Whether rewards are less the KL to the reference before they are compared."""
+        return self.kl_in == "reward" and self.kl_coef > 0
 
     @property
     def train_on_old_log_probs(self) -> bool:

@@ -15,6 +15,7 @@ from harness.config import AlgorithmConfig, JobConfig
 from harness.driver.engine_factories import EngineFactory
 from harness.protocols import Clock
 from harness.rl.advantages import advantages_of, needs_whole_batch
+from harness.rl.reward_kl import reward_kl_of
 from harness.rl.shaping import shaping_of
 from harness.runtime.runtime import RoleName
 from harness.tasks import environment_of
@@ -137,6 +138,7 @@ def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage
     return AdvantageStage(
         group_size=algorithm.group_size,
         advantages=advantages_of(algorithm),
+        reward_kl=reward_kl_of(algorithm),
         shaping=None if longest is None else shaping_of(algorithm, longest),  # nothing simulated has a reward
         name=str(number),
         rows=algorithm.batch_samples,

@@ -139,8 +139,9 @@ def compares_lengths(algorithm: AlgorithmConfig) -> bool:
 
 
 def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:
-    """Whether what the settings name compares the rewards of a batch, not of a group."""
-    return bool(getattr(comparison_of(algorithm.advantage), "whole_batch", False))
+    """Whether advantages are made batch by batch, in order, not group by group: rewards of a batch are compared, or the
+    coefficient of the KL in the reward goes from batch to batch."""
+    return algorithm.kl_target is not None or bool(getattr(comparison_of(algorithm.advantage), "whole_batch", False))
 
 
 def comparison_of(name: str) -> Callable[..., torch.Tensor]:

@@ -16,6 +16,7 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages, compares_lengths
+from harness.rl.reward_kl import RewardKL
 from harness.rl.shaping import Shaping
 from harness.runtime.runtime import open_ended
 from harness.tasks import Problem, Sample, Task, extra_metrics, extra_values, sample_of
@@ -175,10 +176,17 @@ class AdvantageStage(Stage):
     role = kind = "advantages"
 
     def __init__(
-        self, *, group_size: int, advantages: Advantages, shaping: Shaping | None = None, **stage: Any
+        self,
+        *,
+        group_size: int,
+        advantages: Advantages,
+        shaping: Shaping | None = None,
+        reward_kl: RewardKL | None = None,
+        **stage: Any,
     ) -> None:
         super().__init__(**stage)
-        self.group_size, self.advantages, self.shaping = group_size, advantages, shaping
+        self.group_size, self.advantages = group_size, advantages
+        self.shaping, self.reward_kl = shaping, reward_kl
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
@@ -186,6 +194,11 @@ class AdvantageStage(Stage):
         if self.shaping is not None:
             assert lengths is not None, "the queue's task asks for them where rewards are shaped"
             rewards = self.shaping(rewards, lengths)
+        if self.reward_kl is not None:
+            columns = (batch.ragged(name) for name in ("log_probs", "ref_log_probs", "loss_mask"))
+            log_probs, reference, mask = (torch.from_numpy(column.values) for column in columns)
+            tokens = torch.from_numpy(batch.ragged("loss_mask").lengths)
+            rewards = self.reward_kl(rewards, log_probs, reference, mask, tokens)
         advantages = self.advantages(rewards, lengths)
         if advantages.shape != rewards.shape:
             raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
@@ -201,6 +214,8 @@ class AdvantageStage(Stage):
 
 def columns_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """Of the queue those that advantages are made of, besides rewards."""
+    if algorithm.has_reward_kl:
+        return "loss_mask", "log_probs", "ref_log_probs"
     return ("loss_mask",) if algorithm.shaping or compares_lengths(algorithm) else ()
 
 

@@ -19,6 +19,7 @@ from harness.rl.advantages import advantages_of
 from harness.rl.aggregation import divisor, token_weights
 from harness.rl.kl import KL
 from harness.rl.losses import policy_loss
+from harness.rl.reward_kl import RewardKL
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs verl: make test-oracle")
 actor_config = pytest.importorskip("verl.workers.config").ActorConfig
@@ -250,3 +251,21 @@ def test_advantages_are_those_of_verl(name: str) -> None:
             assert found.eq(0).all()
             continue
         torch.testing.assert_close(found[compared], expected(groups)[compared], rtol=1e-5, atol=1e-6 * max(1.0, scale))
+
+
+@pytest.mark.parametrize("kind", KL)
+def test_a_kl_in_the_reward_and_its_coefficient_are_those_of_verl(kind: str) -> None:
+    """Batch after batch, so that each coefficient follows from all KLs before it."""
+    settings = {"kl": kind, "kl_in": "reward", "kl_coef": 0.05, "kl_target": 0.1, "kl_horizon": 500}
+    found = RewardKL(algorithm(**settings))
+    expected = core_algos.AdaptiveKLController(0.05, 0.1, 500)
+    for number in range(RANDOM):
+        case = Case(number)
+        rewards = torch.from_numpy(np.random.default_rng(number).random((1, len(case.lengths)))).float()
+        shown = found(rewards, case.behaviour, case.log_probs, case.mask, case.lengths)
+        mask = case.padded(case.mask.float())
+        kl = core_algos.kl_penalty(case.padded(case.behaviour), case.padded(case.log_probs), kind) * mask
+        torch.testing.assert_close(shown[0], rewards[0] - expected.value * kl.sum(1), rtol=1e-5, atol=1e-5)
+        expected.update(float((kl.sum(1) / (mask.sum(1) + 1e-8)).mean()), len(case.lengths))
+        assert found.coefficient == pytest.approx(expected.value, rel=1e-5)
+    assert found.coefficient != 0.05

@@ -9,7 +9,7 @@ from inspect import isfunction
 from typing import Any
 
 from engines import ENGINES, OPTIONS
-from harness.config import ConfigError, JobConfig
+from harness.config import AlgorithmConfig, ConfigError, JobConfig
 from harness.config.plugins import is_path, load, make
 from harness.protocols import RolloutEngine
 from harness.tasks import make_task
@@ -82,17 +82,21 @@ def _check_order(order: str) -> None:
 def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
     """Also that each option is one of them: neither names those of the other."""
     algorithm = config.algorithm
-    if not (algorithm.options or algorithm.shaping or algorithm.advantage != "group" or is_path(algorithm.correction)):
+    _check_kl(algorithm)
+    own = algorithm.options or algorithm.shaping or is_path(algorithm.correction)
+    if not (own or algorithm.advantage != "group" or algorithm.kl_target is not None):
         return
     from harness.rl import advantages, losses, shaping
 
     losses.policy_loss(algorithm)
     advantages.advantages_of(algorithm)
     if advantages.needs_whole_batch(algorithm) and schedule.order != "fifo":
+        what = f"algorithm.advantage={algorithm.advantage} compares all rewards of a batch"
+        if algorithm.kl_target is not None:
+            what = f"algorithm.kl_target={algorithm.kl_target} is followed from batch to batch"
         raise ConfigError(
-            f"algorithm.advantage={algorithm.advantage} compares all rewards of a batch, and with "
-            f"schedule.order={schedule.order} a batch is not known before its last group is trained; set "
-            "schedule.order=fifo"
+            f"{what}, and with schedule.order={schedule.order} a batch is not known before its last group is trained; "
+            "set schedule.order=fifo"
         )
     shaping.shaping_of(algorithm, sys.maxsize)  # how long a response may be is asked of the task later
     named = losses.own_options(algorithm) | advantages.own_options(algorithm) | shaping.own_options(algorithm)
@@ -100,3 +104,11 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
         if option not in named:
             names = " or ".join((algorithm.correction, algorithm.advantage, *algorithm.shaping))
             raise ConfigError(f"algorithm.options.{option} is no option of {names}; leave it out")
+
+
+def _check_kl(algorithm: AlgorithmConfig) -> None:
+    if algorithm.kl_target is not None and not algorithm.has_reward_kl:
+        raise ConfigError(
+            f"algorithm.kl_target={algorithm.kl_target} is followed by the coefficient of a KL in the reward, and "
+            "there is none; set algorithm.kl_in=reward and algorithm.kl_coef above 0, such as 0.05"
+        )

@@ -90,6 +90,13 @@ def test_an_aggregation_does_not_depend_on_how_a_batch_is_cut(world: World, kind
         assert_close(gradients(engine), expected, rtol=1e-5)
 
 
+def test_a_kl_that_is_in_the_reward_is_not_in_the_loss(world: World) -> None:
+    norms = []
+    for settings in ({"kl_in": "reward"}, {"kl_coef": 0.0}, {}):
+        norms.append(train(world.engine(replace(FREE, **settings)), [ALL]))
+    assert norms[0] == norms[1] != norms[2]
+
+
 def test_a_mask_that_is_true_throughout_changes_no_bit(world: World) -> None:
     batch = batch_of(ALL)
     every = Ragged(np.ones(len(batch.responses.values), np.bool_), batch.responses.lengths)

@@ -96,6 +96,15 @@ def test_advantages_of_a_whole_batch_need_batches_that_are_known() -> None:
     assert told.endswith("set schedule.order=fifo")
 
 
+def test_a_kl_that_follows_a_target_is_in_the_reward_and_sees_batches_in_order() -> None:
+    followed = ("algorithm.kl_target=0.1", "algorithm.kl_coef=0.05")
+    assert "set algorithm.kl_in=reward and algorithm.kl_coef above 0" in refused(*followed)
+    settings = ("schedule=fully_async", "algorithm.kl_in=reward", *followed)
+    assert "reference" in plan(*settings).placement.devices
+    told = refused(*settings, "schedule.order=completion")
+    assert told.startswith("algorithm.kl_target=0.1 is followed from batch to batch, and with ")
+
+
 @pytest.mark.parametrize("name", ["gae", "remax", "optimal_token_baseline"])
 def test_advantages_that_need_what_no_role_gives_say_what(name: str) -> None:
     assert refused(f"algorithm.advantage={name}").startswith(f"algorithm.advantage={name} is not there: it needs ")

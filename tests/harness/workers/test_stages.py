@@ -17,7 +17,8 @@ from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
-from harness.rl.advantages import advantages_of, group_advantages
+from harness.rl.advantages import advantages_of, group_advantages, needs_whole_batch
+from harness.rl.reward_kl import reward_kl_of
 from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Sample, Score, Task, sample_of, score_of
 from harness.tasks.characters import Reverse
@@ -34,6 +35,7 @@ from harness.workers.stages import (
     RewardStage,
     Stage,
     TrainersLogProbStage,
+    columns_compared,
 )
 from tests.support.role_setting import (
     CPU,
@@ -295,6 +297,36 @@ async def test_batches_that_are_compared_whole_come_whole_and_in_order_to_a_stre
     await queue.close()
     assert [span.iteration for span in await running] == [0, 1]
     await reward
+
+
+async def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_to_the_reference_and_follows_its_target() -> None:
+    """Two batches: of the second, the coefficient is what the KL of the first made of it."""
+    algorithm = AlgorithmConfig(
+        "test", 4, 4, 1, learning_rate=1e-3, kl="k2", kl_in="reward", kl_coef=0.5, kl_target=1e-3, kl_horizon=4 * ROWS
+    )
+    queue = CountingQueue(advantages_read=columns_compared(algorithm), batches_compared=needs_whole_batch(algorithm))
+    coefficients = []
+
+    def as_they_are(rewards: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+        return rewards
+
+    advantages = AdvantageStage(
+        group_size=GROUP, advantages=as_they_are, reward_kl=reward_kl_of(algorithm), **stage_options(queue, ROWS, ROWS)
+    )
+    assert advantages.reward_kl is not None
+    reward = RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1))
+    reference = ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH))
+    old = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
+    for iteration in (0, 1):
+        coefficients.append(advantages.reward_kl.coefficient)
+        await queue.respond(await queue.admit(iteration), iteration)
+        await asyncio.gather(*(stage.process(iteration) for stage in (reward, reference, old, advantages)))
+        batch = await queue.read("actor", iteration)
+        sampled, reference_ = batch.ragged("log_probs").rows(), batch.ragged("ref_log_probs").rows()
+        costs = [0.5 * float(((one - other) ** 2).sum()) for one, other in zip(sampled, reference_, strict=True)]
+        expected = batch.dense("reward") - coefficients[-1] * np.array(costs)
+        np.testing.assert_allclose(batch.dense("advantage"), expected, rtol=1e-5, atol=1e-6)
+    assert coefficients == [0.5, pytest.approx(0.5 * (1 + 0.2 / 4))]
 
 
 async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_memory(tmp_path: Path) -> None:
