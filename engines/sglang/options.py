@@ -9,11 +9,12 @@ SGLang, where it is not the one that `make setup-sglang` made.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.config.fields import Count, Fraction, Positive, Switch
+from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
+from harness.cost_model.engine_share import EngineShare
 
 URL, TOKEN, PYTHON = "CADENCE_SGLANG_URL", "CADENCE_SGLANG_TOKEN", "CADENCE_SGLANG_PYTHON"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +25,8 @@ class Options:
     """`engine.<option>`. None leaves the choice to the adapter on a CPU, and to SGLang on a GPU."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of weights and cache; None: the model's
-    mem_fraction_static: Fraction | None = None  # of the GPU's memory, for weights and KV cache
-    max_total_tokens: Count | None = None  # that the KV cache holds
+    mem_fraction_static: Fraction | None = None  # of a GPU, for weights and KV cache; None: by the memory plan
+    max_total_tokens: Count | None = None  # that the KV cache holds at most; never more than every slot at full length
     chunked_prefill_size: Count | None = None  # tokens of a prompt that are prefilled at once
     attention_backend: str | None = None
     sampling_backend: str | None = None
@@ -41,6 +42,23 @@ class Options:
 
 
 DEFAULTS = Options()
+
+
+def within(options: Options, share: EngineShare) -> Options:
+    """What the memory plan decides where the user did not. Raises ConfigError where a share that the user gave does not
+    hold the weights."""
+    given = options.mem_fraction_static
+    cache = share.cache if given is None else share.cache_within(given, work=False)
+    if cache < share.token:
+        least = share.weights / share.device
+        raise ConfigError(
+            f"engine.mem_fraction_static={given} leaves no room for a KV cache; use more than {least:.3f}"
+        )
+    return replace(
+        options,
+        mem_fraction_static=share.static if given is None and share.gpu else given,
+        max_total_tokens=options.max_total_tokens or int(cache / share.token),
+    )
 
 
 def servers() -> list[str]:

@@ -34,6 +34,7 @@ _SPARE_TOKENS = 8
 
 
 _CPU_CACHE_TOKENS = 1 << 16
+"""At most, where no plan of memory says more."""
 
 
 def open_server(
@@ -167,12 +168,13 @@ def _flags(
         flags |= {
             "--attention-backend": "torch_native",
             "--sampling-backend": "pytorch",
-            "--max-total-tokens": max(longest, min(slots * longest, _CPU_CACHE_TOKENS)),
         }
+    if cpu or options.max_total_tokens is not None:
+        limit = options.max_total_tokens or _CPU_CACHE_TOKENS
+        flags["--max-total-tokens"] = max(longest, min(slots * longest, limit))
     chosen = {
         "--attention-backend": options.attention_backend,
         "--sampling-backend": options.sampling_backend,
-        "--max-total-tokens": options.max_total_tokens,
         "--mem-fraction-static": options.mem_fraction_static,
         "--chunked-prefill-size": options.chunked_prefill_size,
     }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal
 
-from harness.config.fields import Count, Fraction, Positive, Switch
+from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
+from harness.cost_model.engine_share import EngineShare
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,8 @@ class Options:
     """`engine.<option>`. None leaves the choice to vLLM, unless a comment says otherwise."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of weights and cache; None: the model's
-    gpu_memory_share: Fraction = 0.8  # of what is free on the GPU: for the KV cache and two sets of weights at most
-    kv_cache_bytes: Count | None = None  # None: room for every slot at full length, within gpu_memory_share
+    gpu_memory_share: Fraction | None = None  # of a GPU, for weights, KV cache and a step; None: by the memory plan
+    kv_cache_bytes: Count | None = None  # at most; never more than every slot at full length; None: by the plan
     block_size: Count = 32  # tokens of a block of the KV cache; CPU kernels want multiples of 32
     max_num_batched_tokens: Count | None = None  # of one step, over all samples
     enforce_eager: Switch | None = None  # no CUDA graphs; None: on a CPU
@@ -29,6 +30,21 @@ class Options:
 
 
 DEFAULTS = Options()
+
+
+def within(options: Options, share: EngineShare) -> Options:
+    """What the memory plan decides where the user did not. Raises ConfigError where a share that the user gave does not
+    hold the weights."""
+    given = options.gpu_memory_share
+    cache = share.cache if given is None else share.cache_within(given, work=True)
+    if options.kv_cache_bytes is None and cache < 1:
+        least = (share.weights + share.work) / share.device
+        raise ConfigError(f"engine.gpu_memory_share={given} leaves no room for a KV cache; use more than {least:.3f}")
+    return replace(
+        options,
+        gpu_memory_share=share.whole if given is None else given,
+        kv_cache_bytes=options.kv_cache_bytes or int(cache),
+    )
 
 
 def check_environment() -> None:

@@ -222,29 +222,26 @@ def _arguments(model: PreTrainedModel, slots: int, device: torch.device, options
 
 
 def _memory(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> dict[str, Any]:
-    """Room for all slots at full length, so that no sample is ever preempted; on a GPU, at most what it has left beside
-    the weights and a new set of them. Raises ValueError where that is nothing.
+    """Room for all slots at full length, so that no sample is ever preempted, where options allow as much.
 
-    At its start vLLM refuses a GPU of which less is free than gpu_memory_utilization, whatever the cache takes: so that
-    says what will be taken, and not vLLM's own .92, which a GPU never has free that others work on.
+    With the bytes of the cache given, vLLM neither measures what is free nor heeds gpu_memory_utilization for it; but
+    at its start it refuses a GPU of which less is free than that (vllm/v1/worker/utils.py, request_memory). A job's
+    options say both (`engines.vllm.options.within`); without a job it is what will be taken, with a second set of
+    weights.
     """
     shape = model_shape(model)
     head = -(-shape["head_dim"] // 32) * 32  # the CPU's kernels widen small heads
     dtype = model.dtype if options.dtype is None else getattr(torch, options.dtype)
     token = 2 * shape["layers"] * shape["kv_heads"] * head * dtype.itemsize
     wanted = (slots + 1) * -(-shape["max_length"] // options.block_size) * options.block_size * token
+    cache = min(wanted, options.kv_cache_bytes or wanted)
     if device.type != "cuda":
-        return {"kv_cache_memory_bytes": options.kv_cache_bytes or wanted}
-    free, total = torch.cuda.mem_get_info(device)
-    weights = 2 * sum(parameter.numel() * dtype.itemsize for parameter in model.parameters())
-    left = int(options.gpu_memory_share * free) - weights
-    cache = options.kv_cache_bytes or min(wanted, left)
-    if cache <= 0:
-        raise ValueError(
-            f"two sets of weights take {weights / 1e9:.1f} GB, and of this GPU {free / 1e9:.1f} GB are free, of which "
-            f"engine.gpu_memory_share={options.gpu_memory_share} may be used; give the engine devices of its own"
-        )
-    return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": min(1.0, (cache + weights) / total)}
+        return {"kv_cache_memory_bytes": cache}
+    share = options.gpu_memory_share
+    if share is None:
+        weights = 2 * sum(parameter.numel() * dtype.itemsize for parameter in model.parameters())
+        share = min(1.0, (cache + weights) / torch.cuda.mem_get_info(device)[1])
+    return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": share}
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:

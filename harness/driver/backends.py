@@ -76,7 +76,8 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
     world = len(run.plan.placement.devices["actor"])
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
     store = TCPStore(runtime.host, 0, world, True, timedelta(seconds=timeout_s), wait_for_workers=False)
-    engines = RealEngines(run.config, run.model, run.seed, run.plan.gpu, world, (runtime.host, store.port))
+    plan, place = run.plan, (runtime.host, store.port)
+    engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.share)
     return Backend(clock, runtime, engines, carry, kept=store)
 
 

@@ -15,9 +15,10 @@ from torch.distributed import TCPStore
 from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, JobConfig, ModelConfig
-from harness.config.checks.plugins import engine_class, engine_options
+from harness.config.checks.plugins import engine_class, planned_options
 from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
+from harness.cost_model.engine_share import EngineShare
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
 from harness.tasks import Task, make_task, max_tokens
@@ -118,7 +119,7 @@ class EngineFactory(Protocol):
 @dataclass(frozen=True)
 class RealEngines:
     """Engines that compute. model: with the checkpoint of the initial weights; store: its host and port, where the
-    training world meets."""
+    training world meets; share: of a device's memory, that a rollout engine may take."""
 
     config: JobConfig
     model: ModelConfig
@@ -126,6 +127,7 @@ class RealEngines:
     gpu: bool
     training_world: int
     store: tuple[str, int]
+    share: EngineShare | None
     transfer_pace = None
     generate_s = 0.0
     reward_s_per_sample = 0.0
@@ -161,7 +163,7 @@ class RealEngines:
 
     def rollout(self, number: int, clock: Clock) -> RolloutEngine:
         task = self.task
-        options, longest = engine_options(self.config), max_tokens(self.config, task)
+        options, longest = planned_options(self.config, self.share), max_tokens(self.config, task)
         engine: RolloutEngine = engine_class(self.config.engine.name)(
             self._initial_model("cpu", task.max_prompt_tokens + longest),
             sampling=sampling_of(self.config, task),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from harness.config import ConfigError, ModelConfig
 from harness.config.checks.plugins import check_environment, engine_options
 from harness.config.compose import EXPERIMENTS, compose_job, plain, read_settings
 from harness.config.job import COMMON_TO_ENGINES
+from harness.cost_model.engine_share import EngineShare
 
+SHARE = EngineShare(weights=10_000, cache=40_000, work=5_000, token=100, device=100_000, gpu=True)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MODEL = ModelConfig("small", 32, 1, 2, 2, 16, 32, vocabulary=32, tied_embeddings=True, max_length=64)
 
@@ -78,7 +81,7 @@ def test_an_engine_without_its_packages_is_refused_with_the_fix(
 def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 << 30, 80 << 30))
     model = build_model(MODEL)
-    on_cpu, on_gpu = (_arguments(model, 4, device, vllm.Options(kv_cache_bytes=1 << 20)) for device in (CPU, GPU))
+    on_cpu, on_gpu = (_arguments(model, 4, device, vllm.Options(kv_cache_bytes=1 << 14)) for device in (CPU, GPU))
     assert (on_cpu["enforce_eager"], on_cpu["enable_chunked_prefill"], on_cpu["enable_sleep_mode"]) == (
         True,
         False,
@@ -89,7 +92,7 @@ def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -
         True,
         True,
     )
-    assert (on_cpu["dtype"], on_cpu["block_size"], on_cpu["kv_cache_memory_bytes"]) == ("float32", 32, 1 << 20)
+    assert (on_cpu["dtype"], on_cpu["block_size"], on_cpu["kv_cache_memory_bytes"]) == ("float32", 32, 1 << 14)
     assert "max_num_batched_tokens" not in on_cpu, "left to vLLM"
     chosen = vllm.Options(dtype="bfloat16", max_num_batched_tokens=64, enforce_eager=True, block_size=64)
     narrow = _arguments(model, 4, CPU, chosen)
@@ -98,18 +101,35 @@ def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -
     assert narrow["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 2
 
 
-def test_vllm_asks_for_what_it_will_take_of_a_gpu_that_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_asks_for_what_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(MODEL)
+    planned = vllm.within(vllm.Options(), SHARE)
+    asked = _arguments(model, 1 << 20, GPU, planned)
+    assert (asked["kv_cache_memory_bytes"], asked["gpu_memory_utilization"]) == (40_000, 0.55)
+    assert _arguments(model, 4, CPU, planned)["kv_cache_memory_bytes"] == 40_000
+    assert _arguments(model, 4, CPU, vllm.Options())["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 4
     weights = 2 * sum(parameter.nbytes for parameter in model.parameters())
-    free, total = 10 * weights, 40 * weights
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
-    asked = _arguments(model, 1 << 20, GPU, vllm.Options())
-    assert asked["kv_cache_memory_bytes"] == 7 * weights, ".8 of what is free, less two sets of weights"
-    assert asked["gpu_memory_utilization"] * total == pytest.approx(8 * weights) and 8 * weights <= free
-    assert "gpu_memory_utilization" not in _arguments(model, 4, CPU, vllm.Options())
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (weights, total))
-    with pytest.raises(ValueError, match="engine.gpu_memory_share=0.8 may be used; give the engine devices of its own"):
-        _arguments(model, 4, GPU, vllm.Options())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 40 * weights))
+    alone = _arguments(model, 4, GPU, vllm.Options())
+    assert alone["gpu_memory_utilization"] * 40 * weights == pytest.approx(alone["kv_cache_memory_bytes"] + weights)
+
+
+def test_what_the_user_gives_of_an_engines_memory_stays() -> None:
+    given = vllm.within(vllm.Options(gpu_memory_share=0.25), SHARE)
+    assert (given.gpu_memory_share, given.kv_cache_bytes) == (0.25, 10_000), "a quarter, less weights and a step"
+    assert vllm.within(vllm.Options(kv_cache_bytes=7), SHARE).kv_cache_bytes == 7
+    given = sglang.within(sglang.Options(mem_fraction_static=0.25), SHARE)
+    assert (given.mem_fraction_static, given.max_total_tokens) == (0.25, 150)
+    assert sglang.within(sglang.Options(max_total_tokens=7), SHARE).max_total_tokens == 7
+    planned = sglang.within(sglang.Options(), SHARE)
+    assert (planned.mem_fraction_static, planned.max_total_tokens) == (0.5, 400)
+    assert sglang.within(sglang.Options(), replace(SHARE, gpu=False)).mem_fraction_static is None, "of a GPU"
+    for refused, of in (
+        (vllm.Options(gpu_memory_share=0.15), vllm.within),
+        (sglang.Options(mem_fraction_static=0.1), sglang.within),
+    ):
+        with pytest.raises(ConfigError, match=r"leaves no room for a KV cache; use more than 0.1"):
+            of(refused, SHARE)  # type: ignore[operator]
 
 
 def test_options_of_sglang_become_flags_of_its_server() -> None:
@@ -129,3 +149,5 @@ def test_options_of_sglang_become_flags_of_its_server() -> None:
     assert {"--mem-fraction-static=0.5", "--chunked-prefill-size=8"} <= flags(
         GPU, mem_fraction_static=0.5, chunked_prefill_size=8
     )
+    assert "--max-total-tokens=100" in flags(CPU, max_total_tokens=100) & flags(GPU, max_total_tokens=100)
+    assert "--max-total-tokens=288" in flags(GPU, max_total_tokens=1000), "every slot at full length"

@@ -11,13 +11,15 @@ import psutil
 from engines import ENGINES
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.changes import as_arguments, changed
-from harness.config.checks.plugins import check_environment, check_plugins, engine_options
+from harness.config.checks.plugins import check_environment, check_plugins, engine_options, planned_options
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.config.model_folder import DRAWN, HUB, local_folder, read_config, require_shape
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 from harness.config.plugins import is_path
+from harness.cost_model.engine_memory import EngineMemory
+from harness.cost_model.engine_share import EngineShare, engine_share
 from harness.cost_model.job_cost import check_memory, too_much
 from harness.cost_model.memory_plan import USABLE, Lengths, Setting, plan_memory
 from harness.tasks import TASKS, Task, make_task, max_tokens
@@ -38,6 +40,8 @@ class JobPlan:
     gpu: bool
     backend: Backend = "real"
     why: str = ""
+    share: EngineShare | None = None
+    """Of a device's memory, that a rollout engine may take; of a real job."""
 
 
 def device_roles(config: JobConfig) -> tuple[str, ...]:
@@ -81,7 +85,9 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     _check_lengths(config)
     _check_top_p(config.algorithm.top_p)
     _check_batch(config, training_ranks(config, placement))
-    return JobPlan(placement, gpu)
+    share = share_of_engines(config, schedule, placement, machine, gpu)
+    planned_options(config, share)
+    return JobPlan(placement, gpu, share=share)
 
 
 def _simulated(
@@ -350,6 +356,15 @@ def _check_memory(
         f"the copies of its weights, and there is no GPU and {setting.device_bytes / _GIB:.1f} GiB of memory here; "
         "use more or larger GPUs, BACKEND=virtual to simulate it, or MODEL=tiny"
     )
+
+
+def share_of_engines(
+    config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool
+) -> EngineShare:
+    """Of a job that this machine holds."""
+    setting = real_setting(config, schedule, machine, lengths_of(config), gpu=gpu)
+    token = EngineMemory(config.model, config.engine, setting.lengths.sample).token
+    return engine_share(plan_memory(config, placement, setting), setting, token)
 
 
 def real_setting(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths, *, gpu: bool) -> Setting:

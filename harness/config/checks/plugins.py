@@ -11,6 +11,7 @@ from typing import Any
 from engines import ENGINES, OPTIONS
 from harness.config import AlgorithmConfig, ConfigError, JobConfig
 from harness.config.plugins import is_path, load, make
+from harness.cost_model.engine_share import EngineShare
 from harness.protocols import RolloutEngine
 from harness.tasks import make_task
 from harness.transfer_queue.control.policies import Policy
@@ -30,6 +31,13 @@ def engine_options(config: JobConfig) -> Any | None:
     if options is None and given:
         raise ConfigError(f"engine.{next(iter(given))} is no option of {name}; it has none")
     return None if options is None else make(options, given, "engine", name)
+
+
+def planned_options(config: JobConfig, share: EngineShare | None) -> Any | None:
+    """The same, with what a plan of memory decides where the user did not, for engines that have a say in it. Raises
+    ConfigError where what the user gave leaves no room."""
+    options, within = engine_options(config), getattr(_described(config.engine.name), "within", None)
+    return options if within is None or share is None else within(options, share)
 
 
 def check_environment(config: JobConfig) -> None:
