@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engines.experts import apart
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -91,5 +93,10 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     config.architectures = [type(model).__name__]
     config.eos_token_id = None
     config.save_pretrained(folder)
-    weights = {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+    whole = ((name, parameter.detach().cpu().contiguous()) for name, parameter in model.named_parameters())
+    # In a file no two tensors share memory, as experts do.
+    weights = {
+        name: tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+        for name, tensor in apart(whole)
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

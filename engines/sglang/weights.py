@@ -18,6 +18,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
+from engines.experts import apart
 from engines.loading import ExpectedWeights
 from engines.sglang.client import SGLangClient, both
 
@@ -65,7 +66,7 @@ class WeightSender:
     def _collected(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Bucket]:
         buckets: list[Bucket] = [[]]
         size = 0
-        for name, tensor in self._expected.checked(version, weights):
+        for name, tensor in apart(self._expected.checked(version, weights)):
             if buckets[-1] and size + tensor.nbytes > self._bucket_bytes:
                 buckets.append([])
                 size = 0

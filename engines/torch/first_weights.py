@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engines.experts import Piece, pieces, together
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -73,21 +75,52 @@ class WholeWeights:
 
 
 class SavedWeights:
-    """Of safetensors files: nothing is read but the parts. files: by names of tensors."""
+    """Of safetensors files: nothing is read but the parts. files: by names of tensors, experts each by itself."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = files
 
     def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
         """As the protocol says."""
-        with _opened({self._files[name] for name in wanted}) as handles:
+        shapes = self.shapes()
+        of_experts = {name: _overlapping(pieces(name, shapes[name]), part) for name, part in wanted.items()}
+        needed = [piece.name for found in of_experts.values() for piece in found]
+        needed += [name for name in wanted if name in self._files]
+        with _opened({self._files[name] for name in needed}) as handles:
             for name, part in wanted.items():
-                yield name, handles[self._files[name]].get_slice(name)[part]
+                if name in self._files:
+                    yield name, handles[self._files[name]].get_slice(name)[part]
+                else:
+                    experts, rows, columns = part
+                    read = [
+                        handles[self._files[piece.name]].get_slice(piece.name)[_rows(piece, rows), columns]
+                        for piece in of_experts[name]
+                    ]
+                    yield name, torch.cat(read).view(experts.stop - experts.start, rows.stop - rows.start, -1)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every tensor in the files."""
+        """Of every parameter in the files."""
         with _opened(set(self._files.values())) as handles:
-            return {name: tuple(handles[file].get_slice(name).get_shape()) for name, file in self._files.items()}
+            return together(
+                {name: tuple(handles[file].get_slice(name).get_shape()) for name, file in self._files.items()}
+            )
+
+
+def _overlapping(of_experts: Sequence[Piece], part: Part) -> list[Piece]:
+    """Those with something of the part."""
+    if not of_experts:
+        return []
+    experts, rows, _ = part
+    return [
+        piece
+        for piece in of_experts
+        if experts.start <= piece.expert < experts.stop and piece.start < rows.stop and rows.start < piece.stop
+    ]
+
+
+def _rows(piece: Piece, wanted: slice) -> slice:
+    """Of those wanted, counted from the piece's first."""
+    return slice(max(wanted.start, piece.start) - piece.start, min(wanted.stop, piece.stop) - piece.start)
 
 
 @contextmanager

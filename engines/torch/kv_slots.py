@@ -29,6 +29,7 @@ import torch.nn.functional as F
 
 from engines.torch.model import float32_head, model_shape
 from engines.torch.packing import refuse_changed_scores, window_mask
+from engines.torch.padded_experts import use_padded_experts
 from harness.rl.log_probs import logits_in_float32
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class SlotModel:
         self._by_block = config.model_type in BLOCKS and not shape["sliding_layers"]
         if not self._by_block:
             _use_slot_attention(model)
+        if shape["experts"] and self.head.weight.device.type == "cpu":
+            use_padded_experts(model, ROWS)
         self.allocate()
 
     @torch.inference_mode()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
+from engines.experts import apart
 from engines.loading import ExpectedWeights
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class WeightSender:
 
     async def _send_all(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         link = self._link = self._link or await self._connected()
-        travelling = buckets(self._expected.checked(version, weights), self._device, self._options.weight_bucket_bytes)
+        travelling = buckets(
+            apart(self._expected.checked(version, weights)), self._device, self._options.weight_bucket_bytes
+        )
         while (bucket := await _next(travelling)) is not None:
             await self._send(link, bucket)
 

@@ -48,7 +48,7 @@ class ModelConfig:
     max_length: Count  # tokens, prompt and response together
     dtype: Literal["float32", "bfloat16"] = "float32"
     checkpoint: str | None = None
-    experts: CountFromZero = 0  # feed-forward networks of each layer to choose from; 0: one for all. Simulated only
+    experts: CountFromZero = 0  # feed-forward networks of each layer to choose from; 0: one for all
     active_experts: CountFromZero = 0  # chosen for each token; each is `ff` wide
     warm_start: Switch = False  # train it on noisy demonstrations first, so that RL has something to sharpen
     architecture: str = "qwen3"  # transformers' model_type

@@ -26,6 +26,9 @@ SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 DRAWN = ("qwen2", "qwen3", "llama")
 """Architectures whose weights can be drawn from settings alone, and whose layers can be shared by ranks."""
 
+WITH_EXPERTS = ("qwen3_moe", "olmoe")
+"""Architectures with experts that real runs can have: those whose files name them as `engines.experts` does."""
+
 _ATTENTION = {"full_attention", "sliding_attention"}
 _ROTARY = {"default", "linear", "yarn", "llama3", "proportional"}
 """Position embeddings that depend on a token's position alone, not on how long its neighbours are."""

@@ -19,7 +19,12 @@ from harness.transfer_queue import Ragged
 from tests.support.random_models import random_folder
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench
 
-ARCHITECTURES = ("qwen2", "qwen3", "llama")
+ARCHITECTURES = {
+    "qwen2": {},
+    "qwen3": {},
+    "llama": {},
+    "qwen3_moe": {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+}
 SHORT = (
     "iterations=2 warmup_iterations=0 algorithm.batch_groups=4 algorithm.micro_batch_groups=2 "
     "algorithm.learning_rate=0.01"
@@ -28,7 +33,7 @@ SHORT = (
 
 def trained(folder: Path, architecture: str, *settings: str) -> Path:
     """The final folder of a run that began from a random model of this architecture."""
-    start = random_folder(folder / "start", architecture)
+    start = random_folder(folder / "start", architecture, **ARCHITECTURES[architecture])
     run = bench(folder / "results", "x", f"model={start}", *SMALL.split(), *SHORT.split(), *settings)
     moved = build_model(ModelConfig(**model_settings(str(run / MODEL)))).state_dict()
     before = build_model(ModelConfig(**model_settings(str(start)))).state_dict()

@@ -126,6 +126,14 @@ def test_several_optimizer_steps_a_batch_change_nothing_of_that(
         invariants.check_run(invariants.read_run(run))
 
 
+@pytest.mark.slow
+def test_a_model_with_experts_changes_nothing_of_that(results: Path, tmp_path: Path) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    settings = f"{SMALL} iterations=4 model={random_folder(tmp_path / 'experts', 'qwen3_moe', **sizes)}"
+    runs = bench_all(results / "experts", {name: f"{settings} {RUNS[name]}" for name in ("colocated", "async_0")})
+    assert not differences(runs["colocated"], runs["async_0"])
+
+
 @pytest.mark.parametrize("other", ["separated", "separated_streaming", "async_0", "async_0_2_ranks"])
 def test_without_staleness_every_schedule_is_bitwise_equal_to_colocate_sync(runs: dict[str, Path], other: str) -> None:
     same_world = "colocated_2_ranks" if other.endswith("2_ranks") else "colocated"

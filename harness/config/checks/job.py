@@ -15,7 +15,7 @@ from harness.config.checks.plugins import check_environment, check_plugins, engi
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
-from harness.config.model_folder import DRAWN, HUB, local_folder, read_config, require_shape
+from harness.config.model_folder import DRAWN, HUB, WITH_EXPERTS, local_folder, read_config, require_shape
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 from harness.config.plugins import is_path
 from harness.cost_model.engine_memory import EngineMemory
@@ -442,7 +442,6 @@ def only_simulated(config: JobConfig) -> str | None:
         "engine.tensor_parallel": (config.engine.tensor_parallel, 1),
         "training.pipeline_parallel": (config.training.pipeline_parallel, 1),
         "training.expert_parallel": (config.training.expert_parallel, 1),
-        "model.experts": (config.model.experts, 0),
     }
     architecture = config.model.architecture
     if config.training.tensor_parallel > 1 and architecture not in DRAWN:
@@ -450,6 +449,11 @@ def only_simulated(config: JobConfig) -> str | None:
             f"training.tensor_parallel={config.training.tensor_parallel}: layers of model.architecture={architecture} "
             f"can be shared in simulation only, real ones are those of {', '.join(DRAWN)}; set it to 1, or "
             "BACKEND=virtual"
+        )
+    if config.model.experts and architecture not in WITH_EXPERTS:
+        return (
+            f"model.experts={config.model.experts}: experts of model.architecture={architecture} can be simulated "
+            f"only, real ones are those of {', '.join(WITH_EXPERTS)}; use such a model, or BACKEND=virtual"
         )
     for setting, (value, most) in settings.items():
         if value > most:

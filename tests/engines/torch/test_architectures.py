@@ -31,6 +31,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 COMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
@@ -49,6 +50,8 @@ COMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {}),
     "gemma": ("gemma", {}),
     "gemma3_text": ("gemma3_text", {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}),
     "gpt_neox": ("gpt_neox", {"num_key_value_heads": 4}),
     "starcoder2": ("starcoder2", {"sliding_window": None, "residual_dropout": 0.3, "attention_dropout": 0.3}),
 }

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
+from engines.torch.first_weights import SavedWeights
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model, outline_model, transformers_config
 from harness.config import ModelConfig, TrainingConfig
@@ -56,6 +57,26 @@ def test_weights_read_from_files_are_those_that_were_saved(
         assert torch.equal(after.state_dict()[name], tensor), name
 
 
+def with_experts(folder: Path) -> ModelConfig:
+    sizes = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return ModelConfig(**model_settings(str(random_folder(folder, "qwen3_moe", **sizes))))
+
+
+def test_experts_that_files_have_apart_are_read_as_the_model_has_them(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    config = with_experts(tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    outline = outline_model(config)
+    assert isinstance(outline.weights, SavedWeights)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    for part in ((slice(2, 4), slice(0, 48), slice(0, 32)), (slice(5, 6), slice(20, 30), slice(3, 9))):
+        ((_, read),) = outline.weights.parts({name: part})
+        assert torch.equal(read, theirs[name][part])
+    ours = outline.fill("cpu").state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
 def test_a_folder_whose_embeddings_have_a_row_for_padding_is_read(tmp_path: Path) -> None:
     """Such rows are set to zero by themselves, which no draw of a whole tensor is."""
     folder = random_folder(tmp_path, "qwen2", pad_token_id=3)
@@ -86,6 +107,7 @@ def test_shards_that_each_rank_reads_for_itself_are_those_of_the_whole_model(
     build_model(ODD, seed=5).save_pretrained(tmp_path / "tied")
     build_model(UNTIED, seed=6).save_pretrained(tmp_path / "untied", max_shard_size="10KB")
     saved = [replace(ODD, checkpoint=str(tmp_path / "tied")), replace(UNTIED, checkpoint=str(tmp_path / "untied"))]
+    saved.append(with_experts(tmp_path / "experts"))
     configs = [SMALL, ODD, UNTIED, *saved, *(replace(config, dtype="bfloat16") for config in saved)]
     if tensor_parallel > 1:
         configs = [config for config in configs if config.ff == SMALL.ff]  # ranks share layers evenly

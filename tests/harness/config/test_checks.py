@@ -372,7 +372,10 @@ def test_what_no_device_can_do_is_refused(settings: list[str], told: str) -> Non
             "engine.tensor_parallel=2 can be simulated only; set it to 1, or BACKEND=virtual",
         ),
         (["training.pipeline_parallel=2"], "training.pipeline_parallel=2 can be simulated only"),
-        (["model=qwen3-30b-a3b", "cluster.memory_gib=9999"], "model.experts=128 can be simulated only; set it to 0"),
+        (
+            ["model=qwen3-30b-a3b", "model.architecture=mixtral", "cluster.memory_gib=9999"],
+            "model.experts=128: experts of model.architecture=mixtral can be simulated only",
+        ),
     ],
 )
 def test_what_can_be_simulated_only_is_refused_on_real_devices_and_simulated_otherwise(
