@@ -44,7 +44,7 @@ from harness.rl.aggregation import divisor, token_weights
 from harness.rl.diagnostics import add_diagnostics, diagnostics
 from harness.rl.kl import KL
 from harness.rl.learning_rate import learning_rate, peak_rate
-from harness.rl.losses import policy_loss
+from harness.rl.losses import policy_loss, token_gradients, unbounded_weights
 from harness.rl.micro_batches import part_of, passes_over
 from harness.transfer_queue import Ragged
 
@@ -180,6 +180,10 @@ class FSDPEngine:
             reference_log_probs=reference,
             old_log_probs=old,
             same_version=same_version,
+            gradients=token_gradients(
+                self._policy_loss, log_probs, behaviour, advantages, mask, lengths=rows, **proximal
+            ),
+            unbounded=unbounded_weights(algorithm, log_probs, behaviour, mask, rows),
         )
 
     async def step(self) -> dict[str, float]:

@@ -209,6 +209,11 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
         _neutral("staleness/max", "largest lag of a token", "iterations", _lag_worst),
         *_in_steps(runs),
         _neutral("response_length/mean", "response length", "tokens", _mean("response_length/mean")),
+        *(
+            _neutral(key, title, unit, _mean(key))
+            for key, (title, unit) in OF_TRAINING.items()
+            if in_every_iteration(runs, key)
+        ),
     ]
     sync = "time/weight_sync_exposed_s"
     if in_every_iteration(runs, sync):
@@ -224,6 +229,17 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
         MetricDefinition(key, f"{key.removeprefix(CUSTOM)} at the end", "", None, "difference", at_end(key), _ANY)
         for key in custom_metrics(runs)
     ]
+
+
+OF_TRAINING = {
+    "policy/kl_behaviour": ("KL to the policy in training from the one that sampled", "nats per token"),
+    "policy/effective_samples": ("effective share of tokens, by importance weights", ""),
+    "policy/left_out": ("tokens left out by the correction", ""),
+    "policy/cut": ("tokens whose weight the correction cuts", ""),
+    "response_length/truncated": ("truncated responses", ""),
+    "reward/same_in_group": ("groups with one reward", ""),
+}
+"""Means over all iterations: title and unit."""
 
 
 def _in_steps(runs: Sequence[Run]) -> list[MetricDefinition]:

@@ -6,6 +6,10 @@ import torch
 
 from harness.rl.kl import k3
 from harness.rl.losses.ratios import policy_ratio
+from harness.rl.off_policy import off_policy_metrics, off_policy_sums
+
+_EPS = 1e-4
+"""Weights that are closer than this, relatively, are the same."""
 
 
 @torch.no_grad()
@@ -21,12 +25,16 @@ def diagnostics(
     reference_log_probs: torch.Tensor | None = None,
     old_log_probs: torch.Tensor | None = None,
     same_version: torch.Tensor | None = None,
+    gradients: torch.Tensor | None = None,
+    unbounded: torch.Tensor | None = None,
 ) -> dict[str, float]:
     """Sums, counts and maxima of one micro-batch: inputs [B, T] (mask and same_version bool), outputs numbers.
 
     `clipped` counts the tokens at which PPO's clip cuts the gradient off, whichever correction is in use. `mismatch`
     is k3 between the engine that sampled (behaviour) and the trainer's recomputation (old_log_probs), over the tokens
-    where same_version says that both used the same weights: what remains is arithmetic. Absent inputs leave their
+    where same_version says that both used the same weights: what remains is arithmetic. gradients: of the policy loss
+    by each log-prob; `left_out` counts the tokens with an advantage that have none. unbounded: the weights that the
+    correction bounds; `cut` counts the tokens whose gradient has another weight, and has one. Absent inputs leave their
     keys out. A rank without tokens reports zeros.
     """
     ratio = policy_ratio(log_probs, behaviour_log_probs, mask)
@@ -40,7 +48,13 @@ def diagnostics(
         comparable = mask & same_version
         sums["mismatch"] = k3(behaviour_log_probs, old_log_probs, comparable).sum(dtype=torch.float64)
         sums["mismatch_tokens"] = comparable.sum()
-    return {key: float(value) for key, value in sums.items()}
+    if gradients is not None:
+        learning = mask & (advantages != 0)
+        sums["left_out"] = (learning & (gradients == 0)).sum()
+        if unbounded is not None:
+            off = (gradients + unbounded * advantages).abs() > _EPS * (unbounded * advantages).abs()
+            sums["cut"] = (learning & (gradients != 0) & off).sum()
+    return {key: float(value) for key, value in sums.items()} | off_policy_sums(log_probs, behaviour_log_probs, mask)
 
 
 def add_diagnostics(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
@@ -69,7 +83,8 @@ def policy_metrics(sums: dict[str, float]) -> dict[str, float]:
         "policy/clip_fraction": sums["clipped"] / max(1.0, sums["tokens"]),
         "policy/ratio_max": sums["ratio_max"],
     }
-    for key in ("entropy", "kl_ref"):
+    metrics |= {f"policy/{name}": value for name, value in off_policy_metrics(sums, sums["tokens"]).items()}
+    for key in ("entropy", "kl_ref", "left_out", "cut"):
         if key in sums:
             metrics[f"policy/{key}"] = sums[key] / max(1.0, sums["tokens"])
     if sums.get("mismatch_tokens"):

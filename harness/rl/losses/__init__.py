@@ -22,11 +22,15 @@ from harness.config import AlgorithmConfig
 from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
 from harness.rl.losses.clipped import clip, decoupled, dual_clip, off_policy_sequence_mask
 from harness.rl.losses.importance import cispo, masked_importance, no_correction, truncated_importance
+from harness.rl.losses.ratios import Level, ratio_at
 from harness.rl.losses.sequences import geo_mean, gspo
 from harness.rl.losses.trust_regions import dppo_kl, dppo_tv, sapo
 from harness.rl.losses.whole_batch import clip_cov, kl_cov, second_moment
 
 PolicyLoss = Callable[..., torch.Tensor]
+
+TRUNCATING = ("tis", "cispo", "dppo_tv", "dppo_kl")
+"""Those that bound the weights of tokens that they keep."""
 
 CORRECTIONS: dict[str, PolicyLoss] = {
     "none": no_correction,
@@ -80,6 +84,28 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
         return per_token.masked_fill(~mask, 0.0) if is_path(name) else per_token
 
     return called
+
+
+def token_gradients(loss: PolicyLoss, log_probs: torch.Tensor, *others: torch.Tensor, **given: Any) -> torch.Tensor:
+    """Of the sum of this loss by each log-prob: what the correction makes of a token. float32, of that shape."""
+    leaf = log_probs.detach().requires_grad_()
+    with torch.enable_grad():
+        (gradients,) = torch.autograd.grad(loss(leaf, *others, **given).sum(), leaf)
+    return gradients
+
+
+def unbounded_weights(
+    algorithm: AlgorithmConfig,
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    mask: torch.Tensor,
+    lengths: torch.Tensor,
+) -> torch.Tensor | None:
+    """What a correction that truncates weights would weigh each token by without its bounds; None for another one."""
+    if algorithm.correction not in TRUNCATING:
+        return None
+    level: Level = algorithm.options.get("level", "token") if algorithm.correction == "tis" else "token"
+    return ratio_at(level, log_probs.detach(), behaviour_log_probs, mask, lengths)
 
 
 def correction_of(name: str) -> PolicyLoss:

@@ -160,7 +160,7 @@ def test_the_kl_term_needs_a_coefficient_and_a_reference(world: World) -> None:
 def test_diagnostics_count_the_response_tokens(world: World) -> None:
     told = computed(world.engine(FREE).accumulate(batch_of(ALL)))
     assert told["tokens"] == token_count(ALL)
-    assert {"entropy", "kl_ref", "clipped", "ratio_max"} <= told.keys()
+    assert {"entropy", "kl_ref", "clipped", "ratio_max", "left_out", "ratio_squares"} <= told.keys()
     assert "mismatch" not in told
 
 

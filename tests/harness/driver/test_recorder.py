@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from harness.config.placement import HOST_ROLES, Placement
@@ -22,6 +24,7 @@ from harness.metrics.ledger import LedgerError
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
+from harness.rl.diagnostics import diagnostics
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 from harness.workers.actor import TrainedRows, TrainReport
@@ -81,6 +84,13 @@ def trained(rows: list[int], version: int) -> TrainedRows:
     )
 
 
+def sums_of(tokens: int, off: float = 0.0) -> dict[str, float]:
+    """Of tokens that are all as far from the policy that sampled: e^off. One is clipped."""
+    zeros = torch.zeros(tokens)
+    sums = diagnostics(zeros + off, zeros, zeros, zeros == 0, entropies=zeros + 2, gradients=zeros, unbounded=zeros)
+    return sums | {"clipped": 1.0}
+
+
 def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) -> None:
     """One iteration of a second: its rows shared out over ranks, then published."""
     first = iteration * BATCH * N
@@ -91,7 +101,7 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
     for rank in range(ranks):
         mine = rows[rank * share : (rank + 1) * share]
         spans = [Span("actor", "0", "update_actor", start + 0.5, start + 0.9, iteration, iteration)] if not rank else []
-        sums = {"tokens": 2.0 * share, "clipped": 1.0, "ratio_max": 1.0 + rank, "entropy": 4.0 * share}
+        sums = sums_of(2 * share, off=math.log(1 + rank))
         steps = [
             {"grad_norm": 0.25, "learning_rate": 2e-3, "skipped": float(iteration == 0)},
             {"grad_norm": 0.75, "learning_rate": 1e-3, "skipped": 0.0},
@@ -168,7 +178,7 @@ def test_extra_values_of_scores_are_custom_metrics_and_columns(recorder: Recorde
     rows = trained(list(range(BATCH * N)), 0)
     values = np.array([[row, np.nan if row else 0.5] for row in range(BATCH * N)])
     rows.score_extras = Ragged.from_rows(list(values))
-    recorder.trained(0, [TrainReport([rows], {"tokens": 12.0, "clipped": 0.0, "ratio_max": 1.0})])
+    recorder.trained(0, [TrainReport([rows], sums_of(12))])
     recorder.clock.time = 1.0  # type: ignore[attr-defined]
     recorder.published(1)({})
     (metrics,) = load_metrics(run.path)
