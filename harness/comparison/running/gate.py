@@ -20,7 +20,9 @@ from engines import EMBEDDED
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
 from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
 from harness.comparison.running.execution import RunOutcomes, Runs, StartRun, run_cells
+from harness.config import AlgorithmConfig
 from harness.config.compose import compose_job, plugins_of
+from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import load_samples
@@ -42,15 +44,25 @@ _SMALL = (
     "smoke=true",
     "save_weights=true",
     f"iterations={ITERATIONS}",
-    "algorithm.batch_groups=8",
     "algorithm.group_size=4",
-    "algorithm.micro_batch_groups=4",
-    "algorithm.recompute_log_probs=false",
     "algorithm.kl_coef=0",
 )
 _OF_THE_JOB = ("model", "task", "max_tokens", "algorithm")
 _SOURCES = ("harness", "schedules", "engines", "experiments")
 _ROOT = Path(__file__).resolve().parents[3]
+
+
+def _batch(algorithm: AlgorithmConfig | None) -> tuple[str, ...]:
+    """A small batch: in two micro-batches, or four groups a mini-batch; those that score for the loss alone."""
+    parts = 1 if algorithm is None else algorithm.mini_batches
+    groups = 4 * max(2, parts)
+    whole = algorithm is not None and algorithm.correction in WHOLE_BATCH
+    recompute = algorithm is not None and algorithm.train_on_old_log_probs
+    return (
+        f"algorithm.batch_groups={groups}",
+        f"algorithm.micro_batch_groups={groups // parts if whole else 4}",
+        f"algorithm.recompute_log_probs={str(recompute).lower()}",
+    )
 
 
 @dataclass(frozen=True)
@@ -83,9 +95,9 @@ def gate_job(cell: ResolvedCell, given: Sequence[str]) -> GateJob:
     if cell.plan.backend == "real" and not cell.plan.gpu:
         own = tuple(setting for setting in given if setting.partition("=")[0].split(".")[0] in _OF_THE_JOB)
         other = f"the gate ran with engine {EMBEDDED}: what {engine} computes depends on the batch"
-        return GateJob(experiment, (*own, *_SMALL), "" if engine == EMBEDDED else other)
+        return GateJob(experiment, (*own, *_SMALL, *_batch(cell.config.algorithm)), "" if engine == EMBEDDED else other)
     why = "the comparison runs on GPUs" if cell.plan.backend == "real" else "the comparison is simulated"
-    return GateJob(experiment, ("model=tiny", *_SMALL), f"{why}; the gate ran tiny on the CPU, for real")
+    return GateJob(experiment, ("model=tiny", *_SMALL, *_batch(None)), f"{why}; the gate ran tiny on the CPU, for real")
 
 
 def passed_before(job: GateJob, results: Path) -> Gate | None:

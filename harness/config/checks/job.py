@@ -84,7 +84,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     _check_weights(config.model)
     _check_lengths(config)
     _check_top_p(config.algorithm.top_p)
-    _check_batch(config, training_ranks(config, placement))
+    _check_batch(config, schedule, training_ranks(config, placement))
     share = share_of_engines(config, schedule, placement, machine, gpu)
     planned_options(config, share)
     return JobPlan(placement, gpu, share=share)
@@ -94,7 +94,7 @@ def _simulated(
     config: JobConfig, schedule: Schedule, placement: Placement, backend: Literal["virtual", "paced"], why: str = ""
 ) -> JobPlan:
     """Nothing is asked of the machine."""
-    _check_batch(config, training_ranks(config, placement))
+    _check_batch(config, schedule, training_ranks(config, placement))
     _check_pools(schedule, placement)
     check_memory(config, placement)
     return JobPlan(placement, gpu=False, backend=backend, why=why)
@@ -198,7 +198,7 @@ def _check_top_p(top_p: float) -> None:
         )
 
 
-def _check_batch(config: JobConfig, world: int) -> None:
+def _check_batch(config: JobConfig, schedule: Schedule, world: int) -> None:
     algorithm = config.algorithm
     if algorithm.batch_groups % algorithm.mini_batches:
         fits = [parts for parts in range(1, algorithm.batch_groups + 1) if algorithm.batch_groups % parts == 0]
@@ -220,7 +220,7 @@ def _check_batch(config: JobConfig, world: int) -> None:
             f"{algorithm.micro_batch_groups} groups on {world} training rank{'s' if world > 1 else ''}; {fix}"
         )
     if algorithm.correction in WHOLE_BATCH:
-        _check_whole_batch(config, world)
+        _check_whole_batch(config, schedule, world)
     if config.engine.slots < algorithm.group_size:
         raise ConfigError(
             f"engine.slots={config.engine.slots} is less than algorithm.group_size={algorithm.group_size}; "
@@ -228,7 +228,7 @@ def _check_batch(config: JobConfig, world: int) -> None:
         )
 
 
-def _check_whole_batch(config: JobConfig, world: int) -> None:
+def _check_whole_batch(config: JobConfig, schedule: Schedule, world: int) -> None:
     """For a loss that compares all tokens of a batch with each other."""
     algorithm = config.algorithm
     groups = algorithm.batch_groups // algorithm.mini_batches
@@ -236,6 +236,10 @@ def _check_whole_batch(config: JobConfig, world: int) -> None:
     where = f"algorithm.correction={algorithm.correction} looks at {what}"
     if world > 1:
         raise ConfigError(f"{where}, which {world} training ranks share; train on one device, or choose another")
+    if schedule.order != "fifo":
+        raise ConfigError(
+            f"{where}, and schedule.order={schedule.order} trains what is complete; set it to fifo, or choose another"
+        )
     if algorithm.micro_batch_groups < groups:
         raise ConfigError(
             f"{where}, and micro-batches have algorithm.micro_batch_groups={algorithm.micro_batch_groups} groups of "

@@ -79,6 +79,18 @@ def test_a_batch_that_does_not_divide_says_what_does() -> None:
     plan("algorithm.mini_batches=4", "algorithm.micro_batch_groups=4", "algorithm.epochs=2")
 
 
+def test_a_loss_of_whole_batches_gets_whole_mini_batches_or_is_refused() -> None:
+    loss = ("algorithm.correction=m2po", "algorithm.mini_batches=4")
+    assert refused(*loss, "algorithm.micro_batch_groups=2") == (
+        "algorithm.correction=m2po looks at a whole mini-batch, and micro-batches have algorithm.micro_batch_groups=2 "
+        "groups of 4; set it to 4"
+    )
+    plan(*loss, "algorithm.micro_batch_groups=4")
+    assert refused(*loss, "algorithm.micro_batch_groups=4", "schedule.order=completion").startswith(
+        "algorithm.correction=m2po looks at a whole mini-batch, and schedule.order=completion trains what is"
+    )
+
+
 def test_a_batch_is_divided_over_training_ranks_too() -> None:
     pool = ("schedule=colocate_sync", "algorithm.batch_groups=12")
     assert refused(*pool, "cluster.devices=4").endswith(
