@@ -46,6 +46,7 @@ from harness.rl.kl import KL
 from harness.rl.learning_rate import learning_rate, peak_rate
 from harness.rl.losses import policy_loss, token_gradients, unbounded_weights
 from harness.rl.micro_batches import part_of, passes_over
+from harness.rl.rejection import rejection_of
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class FSDPEngine:
         if outline is not None:
             fill_shards(scorer, outline, device)
         self._scorer, self._device, self._algorithm = scorer, device, algorithm
-        self._policy_loss = policy_loss(algorithm)
+        self._policy_loss, self._rejection = policy_loss(algorithm), rejection_of(algorithm)
         self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._parameters = sum(parameter.numel() for parameter in self.masters.values())  # DTensors count whole
         self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
@@ -156,20 +157,22 @@ class FSDPEngine:
         frozen = None if batch.proximal_log_probs is None else self._there(batch.proximal_log_probs.values)
         proximal = {"proximal_log_probs": old if algorithm.train_on_old_log_probs else frozen}
         rows = self._there(lengths)
-        losses = self._policy_loss(log_probs, behaviour, advantages, mask, lengths=rows, **proximal)
+        kept = mask if self._rejection is None else self._rejection(log_probs.detach(), behaviour, mask, rows)
+        losses = self._policy_loss(log_probs, behaviour, advantages, kept, lengths=rows, **proximal)
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
         if algorithm.has_loss_kl and reference is not None:
-            losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, mask)
+            losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, kept)
         if algorithm.entropy_coef > 0:
-            losses = losses - algorithm.entropy_coef * entropies.masked_fill(~mask, 0.0)
-        weights = token_weights(algorithm.aggregation, mask, rows, self._horizon)
+            losses = losses - algorithm.entropy_coef * entropies.masked_fill(~kept, 0.0)
+        weights = token_weights(algorithm.aggregation, kept, rows, self._horizon)
         (losses if weights is None else losses * weights).sum().backward()
-        self._divisor += divisor(algorithm.aggregation, mask, rows)
+        self._divisor += divisor(algorithm.aggregation, kept, rows)
         self._unfinished = True
         same_version = None
         if batch.old_versions is not None:
             same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
-        return diagnostics(
+        rejected = {} if self._rejection is None else {"rejected": float((mask & ~kept).sum())}
+        return rejected | diagnostics(
             log_probs.detach(),
             behaviour,
             advantages,
@@ -181,7 +184,7 @@ class FSDPEngine:
             old_log_probs=old,
             same_version=same_version,
             gradients=token_gradients(
-                self._policy_loss, log_probs, behaviour, advantages, mask, lengths=rows, **proximal
+                self._policy_loss, log_probs, behaviour, advantages, kept, lengths=rows, **proximal
             ),
             unbounded=unbounded_weights(algorithm, log_probs, behaviour, mask, rows),
         )

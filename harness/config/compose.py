@@ -31,7 +31,13 @@ GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "clust
 _FILE = ".yaml"
 """The end of a choice that is a file instead of a name."""
 _FREE = (
-    *("algorithm.options.", "task.reward_options.", *(f"task.{name}=" for name in COMMON_TO_TASKS)),
+    *(
+        "algorithm.options.",
+        "algorithm.rejection.",
+        "algorithm.rejection=",
+        "task.reward_options.",
+        *(f"task.{name}=" for name in COMMON_TO_TASKS),
+    ),
     *(f"task.{name}{at}" for name in ("settings", "chat_options") for at in "=."),
 )
 """Options of code of the user's or of others', and settings of every task: what they are is not in the files."""
@@ -42,7 +48,7 @@ _PLUGINS = ("schedule", "engine", "task")
 _SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
 _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
 """Splits of a schedule that has no file."""
-_SHAPED = ("kl_in", "kl_target", "kl_horizon", "shaping", "mask_truncated", "entropy_coef")
+_SHAPED = ("rejection", "kl_in", "kl_target", "kl_horizon", "shaping", "mask_truncated", "entropy_coef")
 _WRITTEN_IF_SET = {
     "task": COMMON_TO_TASKS,
     "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to", "aggregation", "kl", *_SHAPED),
@@ -198,6 +204,7 @@ def plugins_of(config: JobConfig) -> list[Plugin]:
         "algorithm.advantage": config.algorithm.advantage,
     }
     several = [*named.items(), *(("algorithm.shaping", step) for step in config.algorithm.shaping)]
+    several += [("algorithm.rejection", measure) for measure in config.algorithm.rejection]
     return [plugin(setting, path) for setting, path in several if is_path(path)]
 
 

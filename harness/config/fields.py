@@ -66,6 +66,8 @@ COST_KINDS = ("given", "roofline")
 """Of settings of costs, distinguished by their `kind`. No setting has such a name."""
 
 
+_KEY = "[key]"
+"""What pydantic adds where a name is off, not its value."""
 _NUMBER = "constrained-float"
 """What pydantic calls the number in a setting that is a number or a word."""
 
@@ -77,7 +79,7 @@ class ConfigError(ValueError):
 def first_line(error: ValidationError, prefix: str = "") -> str:
     """The first problem of a validation error as one line: setting, value, and what to use instead."""
     problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"] if part not in (*COST_KINDS, _NUMBER))
+    where = ".".join(str(part) for part in problem["loc"] if part not in (*COST_KINDS, _NUMBER, _KEY))
     context = problem.get("ctx", {})
     if problem["type"].startswith("union_tag"):
         return f"{prefix}{where}.kind={context.get('tag', 'null')} is unknown; choose {' or '.join(COST_KINDS)}"
@@ -107,6 +109,7 @@ _ADVICE = {
     "greater_than_equal": "is too small; use at least {ge}",
     "less_than": "is too large; use a number below {lt}",
     "less_than_equal": "is too large; use at most {le}",
+    "tuple_type": "is no list of values; write one such as [0.5,2.0]",
     "too_long": "has too many values; use {max_length}",
     "value_error": "{error}",
     "model_attributes_type": "is no set of settings; change single ones, as in model.layers=2",

@@ -133,6 +133,11 @@ AGGREGATIONS = (
     *("token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"),
     "sequence_mean_token_sum_norm",
 )
+REJECTIONS = (
+    *("token_ratio", "token_k1", "token_k2", "token_k3", "sequence_ratio", "sequence_k1", "sequence_k2", "sequence_k3"),
+    *("geometric_ratio", "geometric_k1", "geometric_k2", "geometric_k3", "max_k2", "max_k3"),
+)
+"""Measures of how far a token, or its sequence, is from the policy, by which it can be left out."""
 KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
 
 
@@ -176,6 +181,9 @@ class AlgorithmConfig:
     mini_batches: Count = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
     epochs: Count = 1  # passes over a batch
     shaping: list[Annotated[str, one_of(*SHAPING)]] = field(default_factory=list)  # of rewards, in this order
+    rejection: dict[Annotated[str, one_of(*REJECTIONS)], tuple[float | None, float | None]] = field(
+        default_factory=dict
+    )  # for each measure the bounds of what is not left out
     mask_truncated: Switch = False  # responses cut off at max_tokens have no loss
     entropy_coef: NotNegative = 0.0  # of the entropy of each token's distribution, which the loss is less
     options: dict[str, Any] = field(default_factory=dict)  # of the correction, the advantage and the shaping

@@ -65,6 +65,7 @@ METRIC_NAMES = frozenset(
         "policy/ratio_p99",
         "policy/left_out",
         "policy/cut",
+        "policy/rejected",
         "policy/mismatch_kl",
         "policy/proximal_lag",
         "queue/depth_samples",

@@ -84,7 +84,7 @@ def policy_metrics(sums: dict[str, float]) -> dict[str, float]:
         "policy/ratio_max": sums["ratio_max"],
     }
     metrics |= {f"policy/{name}": value for name, value in off_policy_metrics(sums, sums["tokens"]).items()}
-    for key in ("entropy", "kl_ref", "left_out", "cut"):
+    for key in ("entropy", "kl_ref", "left_out", "cut", "rejected"):
         if key in sums:
             metrics[f"policy/{key}"] = sums[key] / max(1.0, sums["tokens"])
     if sums.get("mismatch_tokens"):

@@ -14,17 +14,21 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.job import AGGREGATIONS
+from harness.config.job import AGGREGATIONS, REJECTIONS
 from harness.rl.advantages import advantages_of
 from harness.rl.aggregation import divisor, token_weights
 from harness.rl.kl import KL
 from harness.rl.losses import policy_loss
+from harness.rl.rejection import rejection_of
 from harness.rl.reward_kl import RewardKL
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs verl: make test-oracle")
 actor_config = pytest.importorskip("verl.workers.config").ActorConfig
 algo_config = pytest.importorskip("verl.trainer.config").AlgoConfig
 policy_loss_config = pytest.importorskip("verl.workers.config").PolicyLossConfig
+compute_rollout_rejection_mask = pytest.importorskip(
+    "verl.trainer.ppo.rollout_corr_helper"
+).compute_rollout_rejection_mask
 
 pytestmark = pytest.mark.oracle
 
@@ -269,3 +273,30 @@ def test_a_kl_in_the_reward_and_its_coefficient_are_those_of_verl(kind: str) -> 
         expected.update(float((kl.sum(1) / (mask.sum(1) + 1e-8)).mean()), len(case.lengths))
         assert found.coefficient == pytest.approx(expected.value, rel=1e-5)
     assert found.coefficient != 0.05
+
+
+def _bounds_of(measure: str) -> tuple[tuple[float | None, float | None], str, str]:
+    """Here; there: name and bounds. verl's k1 is bounded by ratios of mu over pi, the others by a largest value."""
+    level, _, estimator = measure.partition("_")
+    theirs = {"token": "token", "sequence": "seq_sum", "geometric": "seq_mean", "max": "seq_max"}[level]
+    if estimator == "ratio":
+        return (0.8, 2.0), f"{theirs}_k1", "0.5_1.25"
+    if estimator == "k1":
+        return (float(np.log(0.8)), float(np.log(1.25))), f"{theirs}_k1", "0.8_1.25"
+    return (None, 0.05), f"{theirs}_{estimator}", "0.05"
+
+
+@pytest.mark.parametrize("measure", REJECTIONS)
+def test_what_is_left_out_by_a_measure_is_what_verl_leaves_out(measure: str) -> None:
+    bounds, name, there = _bounds_of(measure)
+    left = rejection_of(algorithm(rejection={measure: bounds}))
+    assert left is not None
+    kept = sampled = 0
+    for number in range(RANDOM + EXTREME):
+        case = Case(number)
+        found = left(case.log_probs, case.behaviour, case.mask, case.lengths)
+        away = case.padded((case.log_probs - case.behaviour).masked_fill(~case.mask, 0.0))
+        expected, _ = compute_rollout_rejection_mask(away, case.padded(case.mask.float()), name, there)
+        assert torch.equal(case.padded(found).float(), expected), f"batch {number}"
+        kept, sampled = kept + int(found.sum()), sampled + int(case.mask.sum())
+    assert 0 < kept < sampled

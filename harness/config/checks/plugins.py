@@ -91,6 +91,10 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
     """Also that each option is one of them: neither names those of the other."""
     algorithm = config.algorithm
     _check_kl(algorithm)
+    if algorithm.rejection:
+        from harness.rl.rejection import rejection_of
+
+        rejection_of(algorithm)
     own = algorithm.options or algorithm.shaping or is_path(algorithm.correction)
     if not (own or algorithm.advantage != "group" or algorithm.kl_target is not None):
         return

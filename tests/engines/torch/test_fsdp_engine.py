@@ -90,6 +90,33 @@ def test_an_aggregation_does_not_depend_on_how_a_batch_is_cut(world: World, kind
         assert_close(gradients(engine), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("measure", ["token_ratio", "geometric_ratio"])
+@pytest.mark.parametrize("kind", ["token_mean", "sequence_mean_token_mean"])
+def test_what_is_rejected_is_as_if_it_had_never_been_sampled(world: World, kind: str, measure: str) -> None:
+    """However the batch is cut; and with everything that else is part of the loss."""
+    settings = replace(FREE, aggregation=kind, entropy_coef=0.2)
+    algorithm = replace(settings, rejection={measure: (0.85, 1.2)})
+    found = []
+    for parts in ([ALL], [ALL[:3], ALL[3:8], ALL[8:]]):
+        engine = world.engine(algorithm)
+        sums = [computed(engine.accumulate(batch_of(part))) for part in parts]
+        computed(engine.step())
+        found.append((sum(one["rejected"] for one in sums), gradients(engine)))
+    (rejected, whole), (again, cut) = found
+    assert 0 < rejected == again < token_count(ALL)
+    assert_close(cut, whole, rtol=1e-5)
+    batch = batch_of(ALL)
+    scored = computed(world.engine(algorithm).scorer().log_probs(batch.prompts, batch.responses))
+    ratios = [np.exp(a - b) for a, b in zip(scored.rows(), batch.behaviour_log_probs.rows(), strict=True)]
+    if measure == "geometric_ratio":
+        ratios = [np.full_like(one, np.exp(np.log(one).mean())) for one in ratios]
+    kept = Ragged.from_rows([(one >= 0.85) & (one <= 1.2) for one in ratios])
+    engine = world.engine(settings)
+    computed(engine.accumulate(replace(batch, mask=kept)))
+    computed(engine.step())
+    assert_close(whole, gradients(engine), rtol=1e-5)
+
+
 def test_a_kl_that_is_in_the_reward_is_not_in_the_loss(world: World) -> None:
     norms = []
     for settings in ({"kl_in": "reward"}, {"kl_coef": 0.0}, {}):

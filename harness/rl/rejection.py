@@ -1,0 +1,89 @@
+"""Tokens and sequences that are left out of any loss because the policy is too far from the one that sampled them.
+
+`algorithm.rejection` gives for each measure the bounds [low, high] of what is kept; null is no bound. A measure is
+`<level>_<estimator>`. Estimators compare pi, the policy in training, with mu, the behaviour policy: `ratio` is pi / mu;
+`k1`, `k2`, `k3` estimate the KL of mu to pi in nats (harness/rl/kl.py: tokens are mu's). Levels: `token`; `sequence`,
+the product of ratios, or the sum of estimates; `geometric`, the geometric mean of ratios, or the mean of estimates;
+`max`, the largest estimate of the sequence. As verl's rollout correction, whose seq_sum, seq_mean and seq_max the last
+three are. What is left out is in no loss term, and in nothing that losses are divided by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from harness.config import AlgorithmConfig, ConfigError
+from harness.config.job import REJECTIONS
+from harness.config.plugins import check_called, is_path, lookup
+from harness.rl.kl import KL
+from harness.rl.losses.ratios import MAX_LOG_RATIO, at_tokens, log_ratio, sequence_mean, sequence_sum
+
+Measure = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""log pi - log mu float32 [R], 0 off the mask; mask bool [R]; lengths int64 [k], sequences one after the other -> float
+[R]: what bounds are for, at every token."""
+Rejection = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""log_probs, behaviour_log_probs float32 [R], mask bool [R], lengths int64 [k] -> bool [R]: what is left of mask."""
+
+
+def _measure(name: str) -> Measure:
+    level, _, estimator = name.partition("_")
+
+    def measure(away: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        away = away.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        values = away if estimator == "ratio" else KL[estimator](torch.zeros_like(away), away, mask)
+        if level != "token":
+            values = at_tokens(_LEVELS[level](values, mask, lengths), lengths)
+        return values.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() if estimator == "ratio" else values
+
+    return measure
+
+
+def _largest(values: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return torch.segment_reduce(values.masked_fill(~mask, 0.0), "max", lengths=lengths, initial=0.0)
+
+
+_LEVELS: dict[str, Measure] = {
+    "sequence": lambda values, mask, lengths: sequence_sum(values.masked_fill(~mask, 0.0), lengths),
+    "geometric": sequence_mean,
+    "max": _largest,
+}
+
+MEASURES: dict[str, Measure] = {name: _measure(name) for name in REJECTIONS}
+"""Every measure by name."""
+
+
+def rejection_of(algorithm: AlgorithmConfig) -> Rejection | None:
+    """What is left by all measures that the settings name; None where they name none. Raises ConfigError where bounds
+    leave nothing, and for a measure of the user's that cannot be called as such."""
+    measures = [(_measure_of(name), *_bounds(name, bounds)) for name, bounds in algorithm.rejection.items()]
+    if not measures:
+        return None
+
+    @torch.no_grad()
+    def left(
+        log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        away = log_ratio(log_probs, behaviour_log_probs, mask)
+        kept = mask
+        for measure, low, high in measures:
+            found = measure(away, mask, lengths)
+            kept = kept & (found >= low) & (found <= high)  # NaN is not within any bounds
+        return kept
+
+    return left
+
+
+def _bounds(name: str, bounds: tuple[float | None, float | None]) -> tuple[float, float]:
+    low, high = (-torch.inf if bounds[0] is None else bounds[0]), (torch.inf if bounds[1] is None else bounds[1])
+    if low >= high:
+        raise ConfigError(f"algorithm.rejection.{name}=[{low},{high}] leaves nothing; give the lower bound first")
+    return low, high
+
+
+def _measure_of(name: str) -> Measure:
+    found = lookup(MEASURES, name, "algorithm.rejection")
+    if is_path(name):
+        check_called(found, 3, "algorithm.rejection", name, "measure(log_ratio, mask, lengths)")
+    return found
