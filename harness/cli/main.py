@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -68,8 +68,10 @@ def answered(work: Callable[[], int], errors: Console) -> int:
         errors.print(f"interrupted; {_AGAIN}", style="yellow", soft_wrap=True)
         return 130
     except Exception as failure:
+        from harness.runtime.runtime import parts_of
+
         if not (losses := _losses(failure)):
-            raise next(_parts(failure)) from None  # the rest was cancelled because of it
+            raise next(parts_of(failure)) from None  # the rest was cancelled because of it
         # What else failed is how others met a death.
         errors.print("\n".join(losses), style="red", markup=False, highlight=False, soft_wrap=True)
         errors.print(_AGAIN, style="yellow", soft_wrap=True)
@@ -84,17 +86,8 @@ def command(name: str) -> Command:
 def _losses(failure: Exception) -> list[str]:
     """What died, in the words of those who noticed: a worker, an engine, the queue behind its connection."""
     from harness.protocols import EngineDied
-    from harness.runtime.runtime import WorkerDied
+    from harness.runtime.runtime import WorkerDied, parts_of
     from harness.weight_sync.membership import LostEngine
 
     losses = WorkerDied | EngineDied | LostEngine | ConnectionError
-    return list(dict.fromkeys(str(part) for part in _parts(failure) if isinstance(part, losses)))
-
-
-def _parts(failure: Exception) -> Iterator[Exception]:
-    """The errors that a group of errors consists of."""
-    if isinstance(failure, ExceptionGroup):
-        for part in failure.exceptions:
-            yield from _parts(part)
-    else:
-        yield failure
+    return list(dict.fromkeys(str(part) for part in parts_of(failure) if isinstance(part, losses)))

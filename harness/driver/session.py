@@ -20,7 +20,7 @@ from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, T
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.interrupts import run_in
-from harness.runtime.runtime import Handle, Progress, RealClock, WaitingRole, WorkerDied, watch_progress
+from harness.runtime.runtime import Handle, Progress, RealClock, WaitingRole, WorkerDied, parts_of, watch_progress
 from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
 from harness.tasks import environment_of, extra_metrics, make_task
 from harness.weight_sync.membership import LostEngine
@@ -173,11 +173,9 @@ class Session:
                 guard.cancel()
 
 
-def _noticed(failure: BaseException) -> list[str]:
+def _noticed(failure: Exception) -> list[str]:
     """What died over what, as the first call says that met it."""
-    if isinstance(failure, BaseExceptionGroup):
-        return next((lost for part in failure.exceptions if (lost := _noticed(part))), [])
-    return [str(failure)] if isinstance(failure, LostEngine | WorkerDied) else []
+    return [str(part) for part in parts_of(failure) if isinstance(part, LostEngine | WorkerDied)][:1]
 
 
 def simulate(config: JobConfig, seed: int, started: Callable[[Session], None] = lambda session: None) -> Recorder:

@@ -97,12 +97,19 @@ async def ask_all(handles: Iterable[Handle[Role]], ask: Callable[[Role], Corouti
     return [task.result() for task in asked]
 
 
-def death_in(error: BaseException) -> Exception | None:
+def parts_of(error: Exception) -> Iterator[Exception]:
+    """The errors that a group of errors consists of; of any other error itself."""
+    if isinstance(error, ExceptionGroup):
+        for part in error.exceptions:
+            yield from parts_of(part)
+    else:
+        yield error
+
+
+def death_in(error: Exception) -> Exception | None:
     """The death of a worker, or of its engine, if this error consists of nothing else."""
-    if isinstance(error, BaseExceptionGroup):
-        deaths = [death_in(part) for part in error.exceptions]
-        return deaths[0] if None not in deaths else None
-    return error if isinstance(error, WorkerDied | EngineDied) else None
+    parts = list(parts_of(error))
+    return parts[0] if all(isinstance(part, WorkerDied | EngineDied) for part in parts) else None
 
 
 class RealClock:

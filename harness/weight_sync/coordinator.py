@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.protocols import Span
-from harness.runtime.runtime import Waits, WorkerDied, ask_all, death_in
+from harness.runtime.runtime import Waits, WorkerDied, ask_all, death_in, parts_of
 from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
 from harness.weight_sync.plan import TransferError, TransferPlan
@@ -307,7 +307,7 @@ class RetryingTransfer:
         try:
             await self.connect(receivers)
         except Exception as failure:
-            causes = list(_causes(failure))
+            causes = list(parts_of(failure))
             if any(not isinstance(cause, TransferError | WorkerDied) for cause in causes):
                 raise
             if any(await asyncio.gather(*(trainer.death() for trainer in self.transport.sending(self.trainers)))):
@@ -325,12 +325,3 @@ class RetryingTransfer:
 
 def _is_absence(error: Exception) -> bool:
     return isinstance(error, WorkerDied | TimeoutError)
-
-
-def _causes(failure: Exception) -> Iterator[Exception]:
-    """The errors that a group of errors consists of."""
-    if isinstance(failure, ExceptionGroup):
-        for part in failure.exceptions:
-            yield from _causes(part)
-    else:
-        yield failure
