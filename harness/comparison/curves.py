@@ -31,6 +31,7 @@ Axis = Literal["samples", "tokens", "seconds"]
 """What curves are drawn against: samples trained, their prompt and response tokens, the run's clock."""
 
 REWARDS = (EXACT_MATCH, "reward/mean")
+OFF_POLICY = ("policy/kl_behaviour", "policy/effective_samples", "policy/left_out")
 _AXES: tuple[Axis, ...] = ("samples", "tokens", "seconds")
 _POINTS = 200
 _MOST_BARS = 10
@@ -98,10 +99,10 @@ class RoleTime:
 
 
 def curves_of(cells: Sequence[Cell]) -> tuple[Curve, ...]:
-    """Of every cell against every axis: rewards where there are any, response length, and those extra values of scores
-    that every iteration has."""
+    """Of every cell against every axis: rewards where there are any, response length, and what every iteration has of
+    how far training is off policy, and of extra values of scores."""
     runs = [run for cell in cells for run in cell.runs]
-    extra = [key for key in custom_metrics(runs) if in_every_iteration(runs, key)]
+    extra = [key for key in (*OFF_POLICY, *custom_metrics(runs)) if in_every_iteration(runs, key)]
     keys = [*(REWARDS if rewarded(runs) else ()), "response_length/mean", *extra]
     drawn = [_curve(index, cell, key, axis) for key in keys for axis in _AXES for index, cell in enumerate(cells)]
     held_out = [key for key in HELD_OUT if all(is_evaluated(run, key) for run in runs)]

@@ -23,6 +23,9 @@ TITLES = {
     "response_length/mean": "response length (tokens)",
     "throughput/samples_per_s": "samples per second",
     "staleness/mean": "mean lag (iterations)",
+    "policy/kl_behaviour": "KL from the policy that sampled (nats per token)",
+    "policy/effective_samples": "effective share of tokens",
+    "policy/left_out": "share of tokens left out by the correction",
 }
 _SIGNIFICANT = 5  # digits, more than any screen shows
 

@@ -207,6 +207,18 @@ def test_idle_shares_are_measures_of_the_roles_on_devices(compared: Comparison) 
     assert compared.measure("idle/reward") is None
 
 
+def test_how_far_training_is_off_policy_is_told_and_drawn(tmp_path: Path) -> None:
+    cell = make_cell(tmp_path, "off", SYNC, range(2))
+    for run in cell.runs:
+        for number, line in enumerate(run.metrics):
+            line |= {"policy/effective_samples": 0.5, "policy/cut": 0.25 * (number % 2), "policy/left_out": None}
+    compared = compare([cell])
+    assert value_of(compared, "policy/effective_samples") == 0.5
+    assert value_of(compared, "policy/cut") == pytest.approx(0.125, abs=0.02)
+    drawn = {curve.key: curve for curve in compared.curves}
+    assert set(drawn["policy/effective_samples"].mean) == {0.5} and "policy/kl_behaviour" not in drawn
+
+
 def test_simulated_runs_have_no_rewards_and_everything_else(tmp_path: Path) -> None:
     made = [replace(wanted, backend="virtual", exact_match=None) for wanted in (SYNC, FAST)]
     compared = compare(
