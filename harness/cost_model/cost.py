@@ -81,20 +81,24 @@ class TransferTimes:
     load_s: float
 
 
-def transfer_times(cost: CostConfig, transport: Transport) -> TransferTimes:
+def transfer_times(cost: CostConfig, transport: Transport, sender_links: float = 1.0) -> TransferTimes:
     """What each transport of `harness.weight_sync` costs.
 
     collective: both sides at once, over the network. ipc: the trainer writes host memory, then engines read it. local:
     the same, an upper bound: what is copied on one device need not go through the host. host_staged: the trainer copies
     to its host; the network in the background; then engines read their host's memory.
+
+    sender_links: to host memory, of the training ranks that send, for each one of an engine's. Over the network they
+    gain nothing: an engine takes in all of the weights, however many send them.
     """
     network_s = cost.weight_bytes / cost.network_bytes_per_s
     host_s = cost.weight_bytes / cost.host_bytes_per_s
+    out_s = host_s / sender_links
     times = {
         "collective": TransferTimes(network_s + cost.sync_s, 0.0, network_s + cost.sync_s),
-        "ipc": TransferTimes(host_s + cost.sync_s, 0.0, host_s + cost.sync_s),
+        "ipc": TransferTimes(out_s + cost.sync_s, 0.0, host_s + cost.sync_s),
         "local": TransferTimes(host_s + cost.sync_s, 0.0, host_s + cost.sync_s),
-        "host_staged": TransferTimes(host_s + cost.sync_s, network_s, host_s + cost.sync_s),
+        "host_staged": TransferTimes(out_s + cost.sync_s, network_s, host_s + cost.sync_s),
     }
     return times[transport]
 

@@ -12,8 +12,8 @@ from torch.distributed import TCPStore
 
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
-from harness.cost_model.cost import transfer_times
 from harness.cost_model.job_cost import simulated_cost
+from harness.cost_model.transfer import sender_links
 from harness.driver.engine_factories import EngineFactory, RealEngines, SimulatedEngines
 from harness.driver.preload import PRELOAD
 from harness.protocols import Clock
@@ -67,7 +67,7 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
     transport, timeout_s = run.schedule.transport, run.config.cluster.wait_timeout_s
     if run.plan.backend == "virtual":
         simulated = _simulated_engines(run)
-        in_time = SimulatedTransport(transport, transfer_times(simulated.cost, transport), clock)
+        in_time = SimulatedTransport(transport, simulated.times, clock)
         return Backend(clock, VirtualRuntime(), simulated, LocalTransport() if run.schedule.colocated else in_time)
     runtime = stack.enter_context(_runtime(run))
     carry = LocalTransport() if run.schedule.colocated else GroupTransport(transport, runtime.host, timeout_s)
@@ -82,13 +82,15 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
 
 
 def _simulated_engines(run: RunSpec) -> SimulatedEngines:
-    config, placement = run.config, run.plan.placement
+    config, placement, transport = run.config, run.plan.placement, run.schedule.transport
+    training, engine = len(placement.devices["actor"]), config.engine.tensor_parallel
     rank_devices = config.training.tensor_parallel * config.training.pipeline_parallel
     return SimulatedEngines(
         config,
         simulated_cost(config, placement),
         run.seed,
-        run.schedule.transport,
+        transport,
+        sender_links=sender_links(config, transport, training, engine),
         data_parallel={role: len(devices) // rank_devices for role, devices in placement.devices.items()},
         paced=run.plan.backend == "paced",
     )

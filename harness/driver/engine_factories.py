@@ -246,13 +246,14 @@ class RealEngines:
 
 @dataclass(frozen=True)
 class SimulatedEngines:
-    """Engines that let time pass. cost: resolved for the model and its layout; data_parallel: ranks of each role;
-    paced: weights are really sent, so that there have to be some."""
+    """Engines that let time pass. cost: resolved for the model and its layout; sender_links: of `transfer_times`;
+    data_parallel: ranks of each role; paced: weights are really sent, so that there have to be some."""
 
     config: JobConfig
     cost: CostConfig
     seed: int
     transport: Transport
+    sender_links: float
     data_parallel: Mapping[str, int]
     paced: bool
     device = torch.device("cpu")
@@ -266,7 +267,7 @@ class SimulatedEngines:
 
     @property
     def transfer_pace(self) -> TransferTimes | None:
-        return self._times if self.paced else None
+        return self.times if self.paced else None
 
     @property
     def generate_s(self) -> float:
@@ -297,12 +298,12 @@ class SimulatedEngines:
             group_size=group_size,
             several_turns=self.cost.turns is not None,
             clock=clock,
-            load_s=self._times.load_s,
+            load_s=self.times.load_s,
             name=str(number),
         )
 
     def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
-        ranks, load_s = self.data_parallel[role], self._times.load_s
+        ranks, load_s = self.data_parallel[role], self.times.load_s
         return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks, training=self.config.training)
 
     def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
@@ -318,10 +319,10 @@ class SimulatedEngines:
         return device
 
     def local_sender(self, clock: Clock) -> WeightSender:
-        return SimulatedSender(self._times, clock)
+        return SimulatedSender(self.times, clock)
 
     def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
-        return SimulatedReceiver(self._times, clock)
+        return SimulatedReceiver(self.times, clock)
 
     def trainer(self, rank: int, clock: Clock) -> SimulatedTrainer:
         weights = {"weights": torch.zeros(_PACED_WEIGHTS)} if self.paced else {}
@@ -329,8 +330,9 @@ class SimulatedEngines:
         return SimulatedTrainer(self.cost, clock, ranks=ranks, parameters=weights, training=self.config.training)
 
     @property
-    def _times(self) -> TransferTimes:
-        return transfer_times(self.cost, self.transport)
+    def times(self) -> TransferTimes:
+        """Of a weight update."""
+        return transfer_times(self.cost, self.transport, self.sender_links)
 
 
 _PACED_WEIGHTS = 32_768

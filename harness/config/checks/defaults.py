@@ -1,5 +1,6 @@
 """Settings that nobody gave, chosen so that the job runs on the GPUs that are there: devices, the split, micro-batches,
-recomputation, where the optimizer's moments rest, slots. What the user says stays; without GPUs everything stays."""
+recomputation, where the optimizer's moments rest, slots, buckets of weights. What the user says stays; without GPUs
+everything stays."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from harness.config.checks.job import (
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split
 from harness.cost_model.memory_plan import Lengths, MemoryPlan, plan_memory
+from harness.cost_model.transfer import bucket_sizes
 from schedules import Schedule
 
 MICRO_BATCH = "algorithm.micro_batch_groups"
@@ -31,8 +33,9 @@ RECOMPUTE = "training.recompute_activations"
 OFFLOAD = "training.optimizer_offload"
 SLOTS = "engine.slots"
 SPLIT = "schedule.split"
+BUCKETS = "cluster.bucket_bytes"
 
-FITTED = ("cluster.devices", f"{SPLIT}.rollout", MICRO_BATCH, TOKENS, RECOMPUTE, OFFLOAD, SLOTS)
+FITTED = ("cluster.devices", f"{SPLIT}.rollout", MICRO_BATCH, TOKENS, RECOMPUTE, OFFLOAD, SLOTS, BUCKETS)
 """What is chosen here: where all of them are given, nothing is."""
 
 _TOKENS = (65536, 32768, 16384, 8192, 4096)
@@ -69,7 +72,23 @@ def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machin
     if not leanest(base, schedule, given, machine, WEIGHTS_ALONE)[1]:
         return FittedJob(base, chosen)
     settings, _ = leanest(base, schedule, given, machine, lengths_of(config))
+    if not {"cluster", BUCKETS} & set(given):
+        settings |= _buckets(changed(base, settings), schedule, machine)
     return FittedJob(changed(base, settings), chosen | settings)
+
+
+def _buckets(config: JobConfig, schedule: Schedule, machine: Machine) -> dict[str, Any]:
+    """The size of buckets in which weights travel: the best one that these GPUs hold beside the rest of the job."""
+    placement = _placement(config, schedule)
+    if schedule.colocated or placement is None:
+        return {}
+    for size in bucket_sizes(config, schedule.transport, len(placement.devices["actor"])):
+        if size == config.cluster.bucket_bytes:
+            return {}
+        plan = _plan(config, schedule, machine, lengths_of(config), {BUCKETS: size})
+        if plan is not None and plan.fits:
+            return {BUCKETS: size}
+    return {}
 
 
 def leanest(

@@ -14,6 +14,7 @@ from harness.config.checks.job import device_roles
 from harness.config.compose import make_schedule
 from harness.config.placement import resolve_split
 from harness.cost_model.job_cost import check_memory, simulated_cost
+from harness.cost_model.transfer import sender_links
 from harness.driver.build import fair_share
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
@@ -142,6 +143,7 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
         fresh_from=Capacity(algorithm.batch_groups, schedule.eta).limit(-math.ceil(schedule.eta)),
         together=schedule.cycle,
         transport=schedule.transport,
+        sender_links=sender_links(config, schedule.transport, candidate.actor, candidate.engine_parallel),
         epochs=algorithm.epochs,
         steps=algorithm.steps_per_version,
         freezes=algorithm.freezes_proximal,

@@ -86,7 +86,7 @@ class PoolLayout:
 
     fresh_from: groups of a batch from this one on lag by floor(eta) iterations at most, those before by ceil(eta).
     together: batches that are generated as one. epochs, steps: passes and optimizer steps over a batch; freezes: the
-    trainer scores it before.
+    trainer scores it before. sender_links: of `transfer_times`.
     """
 
     engines: int
@@ -100,6 +100,7 @@ class PoolLayout:
     fresh_from: int
     together: int
     transport: Transport
+    sender_links: float = 1.0
     epochs: int = 1
     steps: int = 1
     freezes: bool = False
@@ -167,7 +168,7 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> W
     train_s = pools.epochs * _total(train) + (pools.steps - 1) * cost.train_step_s
     if pools.freezes:
         train_s += _total(_score_s(cost, lengths, pools.rows, pools.ranks))
-    times = transfer_times(cost, pools.transport)
+    times = transfer_times(cost, pools.transport, pools.sender_links)
     return Work(
         generate_s=generate_s,
         batch_s=cost.generate_s + max(generate_s, longest_s),

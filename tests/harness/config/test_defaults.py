@@ -12,8 +12,8 @@ from harness.config.checks.job import JobPlan, device_roles, lengths_of, plan_jo
 from harness.config.communicators import communicators
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
-from harness.config.placement import Placement
-from harness.cost_model.memory_plan import plan_memory
+from harness.config.placement import Placement, resolve_split
+from harness.cost_model.memory_plan import USABLE, plan_memory
 from schedules import SCHEDULES
 
 MIB = 1 << 20
@@ -102,9 +102,38 @@ def test_what_the_user_says_stays() -> None:
         MACHINES["8 x H100"], "model=qwen3-4b", "cluster.devices=4", "engine.slots=32", "max_tokens=8192"
     )
     assert config.cluster.devices == 4 and config.engine.slots == 32 and plan.placement.total == 4
-    asked = [f"{name}={value}" for name, value in zip(FITTED, (4, 2, 1, 9000, "true", "always", 16), strict=True)]
+    asked = [
+        f"{name}={value}" for name, value in zip(FITTED, (4, 2, 1, 9000, "true", "always", 16, 1 << 20), strict=True)
+    ]
     given = compose_job(["model=qwen7b", "model.checkpoint=null", *asked])
     assert fitted(given, make_schedule(given), names_of(asked), MACHINES["8 x H100"]).config == given
+
+
+def test_weights_travel_in_buckets_as_large_as_is_any_use_and_as_the_devices_hold() -> None:
+    def bucket(machine: Machine, *settings: str) -> int:
+        return fit(machine, "schedule=one_step_off", *settings)[0].cluster.bucket_bytes
+
+    assert bucket(MACHINES["8 x H100"], "model=qwen7b") == 512 << 20, "several for each of four senders"
+    assert bucket(MACHINES["8 x H100"], "model=qwen0.5b") == 64 << 20, "the model is small"
+    assert bucket(MACHINES["8 x H100"], "model=qwen7b", "cluster.bucket_bytes=1000") == 1000
+
+
+def test_buckets_of_weights_are_no_larger_than_the_devices_hold() -> None:
+    rest = [f"{name}={value}" for name, value in zip(FITTED[:-1], (8, 4, 1, 9000, "true", "none", 16), strict=True)]
+    given = ["schedule=one_step_off", "model=qwen3-8b", "model.checkpoint=null", "model.vocabulary=1000", *rest]
+    asked = compose_job(given)
+    schedule = make_schedule(asked)
+    placement = resolve_split(asked.schedule.split, asked.cluster.devices, device_roles(asked))
+
+    def chosen(machine: Machine) -> JobConfig:
+        return fitted(asked, schedule, names_of(given), machine).config
+
+    roomy = chosen(MACHINES["8 x H20"])
+    setting = real_setting(roomy, schedule, MACHINES["8 x H20"], lengths_of(roomy), gpu=True)
+    needed = plan_memory(roomy, placement, setting).fullest.peak
+    assert roomy.cluster.bucket_bytes == 512 << 20
+    assert chosen(Machine(128, 8, int(needed / USABLE) + 1)) == roomy
+    assert chosen(Machine(128, 8, int(needed / USABLE) - 1)).cluster.bucket_bytes == 256 << 20
 
 
 @pytest.mark.parametrize(

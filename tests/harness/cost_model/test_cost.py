@@ -44,6 +44,9 @@ def test_the_tiny_costs_are_those_of_its_model() -> None:
 def test_a_transfer_costs_what_its_wire_carries_at_either_end(transport: Transport, times: TransferTimes) -> None:
     cost = replace(COST, weight_bytes=100.0, network_bytes_per_s=10.0, host_bytes_per_s=50.0, sync_s=1.0, offload_s=0.5)
     assert transfer_times(cost, transport) == times
+    shared = transfer_times(cost, transport, sender_links=4)
+    host_s = times.send_s if transport == "collective" else 1.5
+    assert shared == replace(times, send_s=host_s), "only the copy to the host is shared by those that send"
     assert (offload_s(cost), reload_s(replace(cost, reload_s=0.25))) == (2.5, 2.25)
 
 
