@@ -74,7 +74,7 @@ class HostStagedSender:
         own = iter(self._copy)
         for bucket, owner in zip(self.plan.buckets, self._owners, strict=True):
             pack(bucket, parameters, next(own) if owner == self.number else None, owner)
-        if self._copy[0].is_pinned():
+        if any(data.is_pinned() for data in self._copy):
             torch.cuda.synchronize()  # into pinned memory it is copied in the background
         self._version = version
         await self.resend(version)

@@ -2,7 +2,8 @@
 
 The sender packs one slot while receivers read the other; a process group on the host, which carries no weights, says
 when to switch. On CPUs the slots are shared memory: a file in memory that is unlinked as soon as all have mapped it, so
-nothing is left behind however a process ends. On a GPU the processes map its memory by CUDA's handles.
+nothing is left behind however a process ends; a process that has a GPU pins it, so that the GPU itself reads and writes
+it. Where all share one GPU they map its memory by CUDA's handles.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from mmap import mmap
 from pathlib import Path
+from typing import Any
+from weakref import finalize
 
 import msgspec
 import torch
@@ -85,18 +88,21 @@ class SharedOffer(msgspec.Struct, frozen=True, tag=True):
     path: Path
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> SlotReceiver:
-        slots = self._slots()
-        return SlotReceiver(self.plan, slots, Sources(self.plan, self.rendezvous.receiver_groups(number, HOST)), HOST)
+        slots = self._slots(device)
+        return SlotReceiver(self.plan, slots, Sources(self.plan, self.rendezvous.receiver_groups(number, HOST)), device)
 
     def sender(self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0) -> SlotSender:
         """The other end; `store` is the rendezvous's. Returns when all receivers have joined."""
-        return SlotSender(self.plan, self._slots(), self.rendezvous.sender_group(store, HOST), device)
+        return SlotSender(self.plan, self._slots(device), self.rendezvous.sender_group(store, HOST), device)
 
-    def _slots(self) -> list[torch.Tensor]:
+    def _slots(self, device: torch.device) -> list[torch.Tensor]:
         # Not torch.from_file: that would make a new, empty file where the offer's is gone.
         size = slot_bytes(self.plan)
         with self.path.open("r+b") as file:
-            memory = torch.frombuffer(mmap(file.fileno(), 2 * size), dtype=torch.uint8)
+            mapped = mmap(file.fileno(), 2 * size)
+        memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        if device.type == "cuda":
+            pin(memory, mapped)
         return [memory[:size], memory[size:]]
 
     def withdraw(self) -> None:
@@ -130,6 +136,22 @@ class CudaSlots:
     def sender(self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0) -> SlotSender:
         """Returns when all receivers have joined."""
         return SlotSender(self.plan, self.slots, self.rendezvous.sender_group(store, HOST), device)
+
+
+def pin(memory: torch.Tensor, mapped: mmap) -> None:
+    """Pin mapped memory for CUDA, until nothing uses the mapping any more: torch pins only what it allocates. Into
+    pageable memory a copy would go through a buffer of the driver, at a fraction of the link's speed, and wait.
+
+    Raises RuntimeError, CUDA's own, where it cannot be pinned.
+    """
+    cudart: Any = torch.cuda.cudart()
+    pointer = memory.data_ptr()
+    torch.cuda.check_error(cudart.cudaHostRegister(pointer, memory.numel(), 0))
+
+    def unpin(mapped: mmap) -> None:  # which is not unmapped before
+        cudart.cudaHostUnregister(pointer)
+
+    finalize(memory.untyped_storage(), unpin, mapped).atexit = False
 
 
 def share_slots(plan: TransferPlan, rendezvous: Rendezvous) -> SharedOffer:
@@ -168,9 +190,13 @@ class _SlotEnd(BucketEnd):
 
     def _switch(self) -> None:
         """Wait until every end is done with the slot that it worked on."""
+        self._synchronise()
+        self._group.barrier()
+
+    def _synchronise(self) -> None:
+        """Wait for what the device copies."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        self._group.barrier()
 
     def _finish(self) -> None:
         self._switch()
@@ -188,6 +214,7 @@ class SlotSender(_SlotEnd, BucketSender):
     def _fill(self, turn: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> None:
         pack(bucket, parameters, self._slots[turn])
         if self.plan.checked:
+            self._synchronise()
             self._digests(turn, bucket).copy_(digests(bucket, self._slots[turn]))
 
     def _hand_over(self, filled: None) -> None:

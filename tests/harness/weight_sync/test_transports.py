@@ -1,6 +1,7 @@
 """All of a version or an error, on every transport: what is damaged, broken off, not read to its end, or alone."""
 
 import asyncio
+import gc
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from tests.support.weight_ends import (
 
 TRANSPORTS = ("collective", "ipc", "host_staged")
 HANDED_OVER = ("collective", "ipc")
+GPU = torch.device("cuda")
 
 
 @pytest.fixture
@@ -245,3 +247,69 @@ def test_slots_that_do_not_fit_into_shared_memory_are_refused_before_anything_is
     huge = plan_transfer([("huge", torch.empty(1 << 50, device="meta"))], bucket_bytes=64)
     with pytest.raises(RuntimeError, match="need 9007199254740992 bytes in .*enlarge it"):
         share_slots(huge, Rendezvous(LOOPBACK, 1, 2, 5.0))
+
+
+# --- memory that a GPU reads and writes itself, by what CUDA is asked for ---------------------------------------------
+
+
+class Cuda:
+    """The pointers that are pinned, and how many bytes from there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: int = 0) -> None:
+        self.pinned: dict[int, int] = {}
+        self.answer = answer
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(torch.cuda, "check_error", self.check)
+
+    def check(self, answer: int) -> None:
+        if answer:
+            raise RuntimeError(f"CUDA error {answer}")
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        self.pinned[pointer] = size
+        return self.answer
+
+    def cudaHostUnregister(self, pointer: int) -> None:  # noqa: N802 - CUDA's name
+        del self.pinned[pointer]
+
+
+def test_slots_that_a_gpu_copies_to_are_pinned_as_long_as_anybody_uses_them(
+    offer: SharedOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Cuda(monkeypatch)
+    slots = offer._slots(GPU)
+    assert cuda.pinned == {slots[0].data_ptr(): 2 * slot_bytes(offer.plan)}
+    del slots[0]
+    gc.collect()
+    assert cuda.pinned, "the other slot is in use"
+    del slots
+    gc.collect()
+    assert not cuda.pinned
+    assert offer._slots(CPU) and not cuda.pinned
+
+
+def test_slots_that_cannot_be_pinned_are_cudas_error(offer: SharedOffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    Cuda(monkeypatch, answer=2)
+    with pytest.raises(RuntimeError, match="CUDA error 2"):
+        offer._slots(GPU)
+
+
+@pytest.mark.parametrize(("device", "pinned"), [(CPU, False), (GPU, True)])
+async def test_copies_in_host_memory_are_pinned_where_the_end_has_a_gpu(
+    device: torch.device, pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def empty(size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        asked.append(pin_memory)
+        return torch.zeros(size, dtype=dtype)  # there need be no GPU
+
+    offer, store = offered("host_staged")
+    monkeypatch.setattr(torch, "empty", empty)
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(offer.receiver, 0, device)
+        sender: Any = offer.sender(store, device)
+        receiver: Any = joining.result()
+    await sender.send(1, weights(1))
+    await receiver.stage(1)
+    assert asked == [pinned] * 2 * len(offer.plan.buckets), "of the sender and of the receiver"
