@@ -160,7 +160,8 @@ class TrainBatch:
 
     old_log_probs come with the version that computed them (int32 [k]); both and ref_log_probs may be absent.
     proximal_log_probs: by the trainer's weights before the batch's first step, where the loss is to stay near these.
-    mask: bool, a value per token: those that the policy sampled, and learns from; None is all of them.
+    mask: bool, a value per token: those that the policy sampled, and learns from; None is all of them. lags: int32, a
+    value per token: versions from the weights that sampled it to those before the batch's first step; None is 0.
     """
 
     prompts: Ragged
@@ -173,6 +174,7 @@ class TrainBatch:
     old_versions: np.ndarray | None = None
     proximal_log_probs: Ragged | None = None
     mask: Ragged | None = None
+    lags: Ragged | None = None
 
 
 class TrainEngine(Protocol):

@@ -45,6 +45,7 @@ from harness.rl.diagnostics import add_diagnostics, diagnostics
 from harness.rl.kl import KL
 from harness.rl.learning_rate import learning_rate, peak_rate
 from harness.rl.losses import policy_loss, token_gradients, unbounded_weights
+from harness.rl.losses.proximal import log_linear
 from harness.rl.micro_batches import part_of, passes_over
 from harness.rl.rejection import rejection_of
 from harness.transfer_queue import Ragged
@@ -156,6 +157,9 @@ class FSDPEngine:
         old = None if batch.old_log_probs is None else self._there(batch.old_log_probs.values)
         frozen = None if batch.proximal_log_probs is None else self._there(batch.proximal_log_probs.values)
         proximal = {"proximal_log_probs": old if algorithm.train_on_old_log_probs else frozen}
+        if algorithm.proximal == "log_linear":
+            lags = torch.zeros_like(behaviour) if batch.lags is None else self._there(batch.lags.values)
+            proximal = {"proximal_log_probs": log_linear(log_probs, behaviour, lags)}
         rows = self._there(lengths)
         kept = mask if self._rejection is None else self._rejection(log_probs.detach(), behaviour, mask, rows)
         losses = self._policy_loss(log_probs, behaviour, advantages, kept, lengths=rows, **proximal)

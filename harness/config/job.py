@@ -109,10 +109,10 @@ COMMON_TO_TASKS = (
 
 CORRECTIONS = (
     *("none", "clip", "dual_clip", "decoupled", "tis", "mis", "cispo", "gspo", "geo_mean", "sapo"),
-    *("dppo_tv", "dppo_kl", "opsm", "clip_cov", "kl_cov", "m2po"),
+    *("dppo_tv", "dppo_kl", "opsm", "clip_cov", "kl_cov", "m2po", "tis_normalised"),
 )
 """Policy losses that are built in."""
-WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po")
+WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po", "tis_normalised")
 """Those that need all tokens of a batch at once."""
 ADVANTAGES = (
     *("group", "dr_grpo", "rloo", "opo", "best_of_k", "max_rl"),
@@ -163,7 +163,7 @@ class AlgorithmConfig:
     aggregation: Annotated[str, one_of(*AGGREGATIONS)] = "token_mean"  # of the losses of tokens
     clip_low: NotNegative = 0.2  # of those with PPO's clip
     clip_high: NotNegative = 0.2
-    proximal: Literal["actor_fwd", "trainer"] = "actor_fwd"  # whose log-probs decoupled clips against
+    proximal: Literal["actor_fwd", "trainer", "log_linear"] = "actor_fwd"  # whose log-probs decoupled clips against
     decoupled_cap: Above1 | None = 5.0  # tokens with a larger weight are left out; None leaves out none
     tis_cap: Positive = 2.0
     mis_low: Below1 = 0.5  # tokens whose ratio is outside of [mis_low, mis_high] are left out

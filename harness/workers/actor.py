@@ -140,7 +140,7 @@ class ActorRole(ComputingRole, SendingWorker):
                 since_step = 0
             async with turn():
                 start = self.clock.now()
-                sums = await self.engine.accumulate(train_batch(batch, self.mask_truncated))
+                sums = await self.engine.accumulate(train_batch(batch, iteration, self.mask_truncated))
                 report.sums = add_diagnostics(report.sums, sums | (_scored_ago(batch, iteration) if first else {}))
                 self._note(report, "update_actor", start, self.clock.now(), iteration)
             since_step += len(batch.rows)
@@ -219,8 +219,8 @@ def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -
     ]
 
 
-def train_batch(batch: Batch, mask_truncated: bool = False) -> TrainBatch:
-    """The columns that training reads, by the names of the formulas."""
+def train_batch(batch: Batch, version: int, mask_truncated: bool = False) -> TrainBatch:
+    """The columns that training reads, by the names of the formulas. version: before the batch's first step."""
     columns: dict[str, Any] = dict(batch.columns)
     mask = columns["loss_mask"]
     if mask_truncated:
@@ -237,6 +237,7 @@ def train_batch(batch: Batch, mask_truncated: bool = False) -> TrainBatch:
         old_versions=columns.get("old_version"),
         proximal_log_probs=columns.get("proximal_log_probs"),
         mask=mask,
+        lags=Ragged(version - columns["versions"].values, columns["versions"].lengths),
     )
 
 

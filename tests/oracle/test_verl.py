@@ -26,9 +26,7 @@ core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs ve
 actor_config = pytest.importorskip("verl.workers.config").ActorConfig
 algo_config = pytest.importorskip("verl.trainer.config").AlgoConfig
 policy_loss_config = pytest.importorskip("verl.workers.config").PolicyLossConfig
-compute_rollout_rejection_mask = pytest.importorskip(
-    "verl.trainer.ppo.rollout_corr_helper"
-).compute_rollout_rejection_mask
+rollout_correction = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
 
 pytestmark = pytest.mark.oracle
 
@@ -296,7 +294,31 @@ def test_what_is_left_out_by_a_measure_is_what_verl_leaves_out(measure: str) -> 
         case = Case(number)
         found = left(case.log_probs, case.behaviour, case.mask, case.lengths)
         away = case.padded((case.log_probs - case.behaviour).masked_fill(~case.mask, 0.0))
-        expected, _ = compute_rollout_rejection_mask(away, case.padded(case.mask.float()), name, there)
+        expected, _ = rollout_correction.compute_rollout_rejection_mask(
+            away, case.padded(case.mask.float()), name, there
+        )
         assert torch.equal(case.padded(found).float(), expected), f"batch {number}"
         kept, sampled = kept + int(found.sum()), sampled + int(case.mask.sum())
     assert 0 < kept < sampled
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_weights_that_are_normalised_are_those_of_verl(level: str) -> None:
+    """The gradient of a policy gradient is its weights. But where all weights are next to nothing, and verl leaves them
+    so."""
+    compared = 0
+    for number in range(RANDOM + EXTREME):
+        case = Case(number)
+        chosen = algorithm(correction="tis_normalised", options={"level": level})
+        _, found = ours(case, chosen, "token_mean")
+        mask = case.padded(case.mask.float())
+        away = case.padded(case.log_probs - case.behaviour)
+        weights, told = rollout_correction.compute_rollout_correction_weights(
+            away, mask, level, 2.0, rollout_is_batch_normalize=True
+        )
+        if told["rollout_is_batch_norm_factor"] == 1.0:
+            continue
+        compared += 1
+        expected = -weights[case.there] * case.advantages / case.mask.sum()
+        torch.testing.assert_close(found, expected.masked_fill(~case.mask, 0.0), **TOLERANCE)
+    assert compared >= RANDOM

@@ -156,7 +156,7 @@ def _check_names(config: JobConfig) -> None:
     if config.algorithm.train_on_old_log_probs and not config.algorithm.recompute_log_probs:
         raise ConfigError(
             "algorithm.correction=decoupled needs the actor_fwd role, which scores samples under the proximal policy; "
-            "set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer"
+            "set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer or log_linear"
         )
 
 

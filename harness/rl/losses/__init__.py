@@ -25,7 +25,7 @@ from harness.rl.losses.importance import cispo, masked_importance, no_correction
 from harness.rl.losses.ratios import Level, ratio_at
 from harness.rl.losses.sequences import geo_mean, gspo
 from harness.rl.losses.trust_regions import dppo_kl, dppo_tv, sapo
-from harness.rl.losses.whole_batch import clip_cov, kl_cov, second_moment
+from harness.rl.losses.whole_batch import clip_cov, kl_cov, normalised_importance, second_moment
 
 PolicyLoss = Callable[..., torch.Tensor]
 
@@ -49,6 +49,7 @@ CORRECTIONS: dict[str, PolicyLoss] = {
     "clip_cov": clip_cov,
     "kl_cov": kl_cov,
     "m2po": second_moment,
+    "tis_normalised": normalised_importance,
 }
 """Every loss by name; its options are the function's keyword arguments."""
 
@@ -58,15 +59,16 @@ GIVEN = ("lengths", "proximal_log_probs")
 _SETTINGS = {
     "decoupled": {"cap": "decoupled_cap"},
     "tis": {"cap": "tis_cap"},
+    "tis_normalised": {"cap": "tis_cap"},
     "mis": {"low": "mis_low", "high": "mis_high"},
 }
 """Options that are settings of the algorithm by themselves, besides clip_low and clip_high."""
 
 
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
-    """The loss that the settings name, with its options. It is called with all of `GIVEN`; proximal_log_probs only
-    where the settings `train_on_old_log_probs`, else None. Raises ConfigError for an option that it lacks, and for one
-    of the user's that cannot be called as such."""
+    """The loss that the settings name, with its options. It is called with all of `GIVEN`; proximal_log_probs is None
+    where pi as it is now is the policy to stay near. Raises ConfigError for an option that it lacks, and for one of the
+    user's that cannot be called as such."""
     name = algorithm.correction
     loss = correction_of(name)
     settings = {} if is_path(name) else {own: getattr(algorithm, of) for own, of in _settings_of(name).items()}

@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 
 from harness.rl.losses.clipped import clip
-from harness.rl.losses.ratios import log_ratio, policy_ratio
+from harness.rl.losses.importance import no_correction
+from harness.rl.losses.ratios import Level, log_ratio, policy_ratio, ratio_at, sequence_mean, sequence_sum
+
+_LEAST_MEAN = 1e-8
+"""Of weights that are divided by their mean."""
 
 
 def clip_cov(
@@ -82,6 +86,30 @@ def second_moment(
     kept = torch.zeros_like(mask)
     kept[mask] = kept_of_mask
     return clip(log_probs, behaviour_log_probs, advantages, kept, clip_low=clip_low, clip_high=clip_high)
+
+
+def normalised_importance(
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    lengths: torch.Tensor,
+    cap: float = 2.0,
+    level: Level = "token",
+) -> torch.Tensor:
+    """`tis`, its weights divided by their mean, so that they are 1 in the mean: self-normalised importance sampling.
+
+    Owen, "Monte Carlo theory, methods and examples" (2013), section 9.2; as verl's rollout correction with
+    rollout_is_batch_normalize. The mean is over the batch's tokens, or, of a level of sequences, over its sequences.
+    """
+    weight = ratio_at(level, log_probs.detach(), behaviour_log_probs, mask, lengths).clamp(max=cap)
+    if level == "token":
+        mean = weight[mask].mean()
+    else:
+        whole = sequence_mean(weight, mask, lengths)
+        mean = whole[sequence_sum(mask.float(), lengths) > 0].mean()
+    return no_correction(log_probs, behaviour_log_probs, weight / mean.clamp(min=_LEAST_MEAN) * advantages, mask)
 
 
 def _covariance(log_probs: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -136,6 +136,32 @@ def test_a_mask_that_is_true_throughout_changes_no_bit(world: World) -> None:
     assert all(torch.equal(after[name], masked_after[name]) for name in after)
 
 
+def test_a_proximal_policy_by_lag_is_between_the_one_that_sampled_and_the_one_in_training(world: World) -> None:
+    """As with these log-probs given; at lag 0 it is the one that sampled, so that what is left is PPO's clip."""
+    algorithm = replace(FREE, correction="decoupled", proximal="log_linear", recompute_log_probs=False)
+    batch = replace(batch_of(ALL), old_log_probs=None)
+    lags = np.arange(len(batch.responses.values), dtype=np.int32) % 4
+    log_probs = computed(world.engine(algorithm).scorer().log_probs(batch.prompts, batch.responses)).values
+    share = (lags / (lags + 1)).astype(np.float32)
+    between = (1 - share) * batch.behaviour_log_probs.values + share * log_probs
+    given = Ragged(between, batch.responses.lengths)
+    pairs = [
+        (replace(batch, lags=Ragged(lags, batch.responses.lengths)), algorithm),
+        (replace(batch, old_log_probs=given), replace(FREE, correction="decoupled")),
+        (batch, algorithm),
+        (batch, replace(FREE, correction="clip")),
+    ]
+    found = []
+    for part, settings in pairs:
+        engine = world.engine(settings)
+        computed(engine.accumulate(part))
+        computed(engine.step())
+        found.append(gradients(engine))
+    by_lag, by_hand, at_lag_0, clipped = found
+    assert_close(by_lag, by_hand, rtol=1e-5)
+    assert_close(at_lag_0, clipped, rtol=1e-6)
+
+
 def test_with_the_trainer_as_the_proximal_policy_recomputed_log_probs_do_not_matter(world: World) -> None:
     algorithm = replace(FREE, correction="decoupled", proximal="trainer", recompute_log_probs=False)
     batch = batch_of(ALL)

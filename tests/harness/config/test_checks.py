@@ -269,7 +269,7 @@ def test_a_proximal_policy_needs_the_role_that_scores_under_it() -> None:
     settings = ("algorithm.correction=decoupled", "algorithm.recompute_log_probs=false")
     for told in (refused(*settings), refused("backend=virtual", *settings)):
         assert told.startswith("algorithm.correction=decoupled needs the actor_fwd role")
-        assert told.endswith("set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer")
+        assert told.endswith("set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer or log_linear")
     plan(*settings, "algorithm.proximal=trainer")
 
 

@@ -60,7 +60,7 @@ async def test_responses_that_were_cut_off_have_no_loss_where_they_are_masked() 
     reasons = np.arange(ROWS, dtype=np.int8) % 2  # every second one is `length`
     await queue.put(partition_name(0), range(ROWS), written | {"finish_reason": reasons})
     batch = await queue.read("actor")
-    plain, masked = train_batch(batch).mask, train_batch(batch, mask_truncated=True).mask
+    plain, masked = train_batch(batch, 0).mask, train_batch(batch, 0, mask_truncated=True).mask
     assert plain is not None and masked is not None
     for place, (before, after) in enumerate(zip(plain.rows(), masked.rows(), strict=True)):
         np.testing.assert_array_equal(after, before if place % 2 == 0 else np.zeros_like(before))
