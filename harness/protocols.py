@@ -131,8 +131,12 @@ class RolloutEngine(Protocol):
         to generate until a complete set has been loaded; it never serves a mixture.
         """
 
-    async def sleep(self) -> None:
-        """Give the device back: release the KV cache and move the weights to the host. Paused or idle engines only."""
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """Give the device back: release the KV cache and move the weights to the host. Paused or idle engines only.
+
+        keep_weights: False allows to forget them, since new ones are loaded before it is to generate again; until then
+        an engine that forgot refuses to.
+        """
 
     async def wake(self) -> None:
         """Take the device again; does nothing where the engine is awake."""

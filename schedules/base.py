@@ -39,6 +39,10 @@ class Schedule(ABC):
     colocated: ClassVar[bool] = False
     """All device roles share one pool and take turns; otherwise rollout has devices of its own."""
 
+    loads_after_each_batch: ClassVar[bool] = False
+    """Engines that share devices load new weights between any two batches that they generate: so when they give the
+    devices back, they need not keep those that they have."""
+
     def __post_init__(self) -> None:
         for made in dataclasses.fields(self):  # type: ignore[arg-type]
             if "bounds" in made.metadata:

@@ -18,6 +18,7 @@ class ColocateSync(Schedule):
 
     transport = "local"
     colocated = True
+    loads_after_each_batch = True
     eta = 0.0
 
     async def run(self, job: Job) -> None:

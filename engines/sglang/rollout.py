@@ -175,8 +175,9 @@ class SGLangRollout:
         self.version, self._partial_version, self._initial = version, None, None
         self._start()
 
-    async def sleep(self) -> None:
-        """On a GPU the server gives back the memory of its cache and weights; running samples keep their tokens."""
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        """On a GPU the server gives back the memory of its cache and weights; running samples keep their tokens.
+        Weights are kept on the host, as the server was told when it started."""
         self._require_alive()
         self._require_still("sleep")
         await self._control.sleep()

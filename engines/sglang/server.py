@@ -190,6 +190,7 @@ def _flags(
         "--enable-fp32-lm-head": float32_head(model),
         "--disable-overlap-schedule": not overlap,
         "--enable-memory-saver": options.memory_saver and not cpu,
+        "--enable-weights-cpu-backup": options.memory_saver and not cpu,  # or an engine that slept has none
     }
     return [*(f"{flag}={value}" for flag, value in flags.items()), *(flag for flag, on in switches.items() if on)]
 

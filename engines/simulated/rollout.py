@@ -159,7 +159,7 @@ class SimulatedRollout:
             self.version, self._partial_version = version, None
             self._decoding.load(version)
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, keep_weights: bool = True) -> None:
         self._require_still("sleep")
         with self._standing_still():
             self._kept.clear()

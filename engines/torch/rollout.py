@@ -170,7 +170,7 @@ class TorchRollout:
         self._weights.load(version, weights)
         self.version = version
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, keep_weights: bool = True) -> None:
         """Give the cache's memory back, and move the weights to the host; running samples stay, to be recomputed."""
         self._require_still("sleep")
         self._forget_cached()

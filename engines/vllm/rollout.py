@@ -65,6 +65,7 @@ class VLLMRollout:
         self._paused = False
         self._stale = False  # the cache is to be dropped before anything goes on
         self._asleep: list[str] = []
+        self._forgot = False  # its weights, when it slept
         self._closed = False
 
     @property
@@ -143,18 +144,21 @@ class VLLMRollout:
             if "weights" in self._asleep:
                 await self._wake("weights")
             await self._sender.load(version, weights)
-            self.version = version
+            self.version, self._forgot = version, False
         self._go_on()
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, keep_weights: bool = True) -> None:
         """Give back what the device holds: the cache, and the weights to the host; on a CPU that is one place, and vLLM
-        keeps both. Running samples stay, to be recomputed."""
+        keeps both. Running samples stay, to be recomputed.
+
+        Level 2, where weights need not be kept, copies nothing to the host, and takes no memory there.
+        """
         self._require_still("sleep")
         if self._asleep:
             return
         await self._process.forget_cache()
-        await self._process.tell_worker("sleep", level=1)
-        self._asleep = ["weights", "kv_cache"]
+        await self._process.tell_worker("sleep", level=1 if keep_weights else 2)
+        self._asleep, self._forgot = ["weights", "kv_cache"], not keep_weights
 
     async def wake(self) -> None:
         for part in tuple(self._asleep):
@@ -245,6 +249,8 @@ class VLLMRollout:
         """Why it cannot generate."""
         if self._closed:
             return f"engine {self.name} is closed"
+        if self._forgot:
+            return f"engine {self.name} forgot its weights when it slept; load a complete set of weights"
         return f"engine {self.name} is asleep; call wake() first" if self._asleep else self._sender.incomplete
 
     def _require_ready(self) -> None:

@@ -240,16 +240,20 @@ def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], settin
 
 
 def _engine(config: JobConfig, setting: Setting, *, sleeps: bool) -> list[Item]:
-    """sleeps: while others use the device; then weights arrive on the host."""
+    """sleeps: while others use the device; then weights arrive on the host, or, in other engines than the embedded
+    one, in the memory that these take back for them, beside a second set until it is complete."""
     engine = EngineMemory(config.model, config.engine, setting.lengths.sample, setting.simulated)
     awake: tuple[Phase, ...] = ("start", "generate") if sleeps else ("start", "generate", "publish")
+    apart = config.engine.name != "torch" and not setting.simulated
+    here: tuple[Phase, ...] = (*awake, "publish") if sleeps and apart else awake
     items = [
-        Item("engine's weights", engine.weights, awake),
+        Item("engine's weights", engine.weights, here),
         Item("KV cache", engine.kv_cache, awake),
         Item("a step of the engine", engine.work, ("generate",)),
     ]
     if sleeps:
-        return items
+        second = engine.weights if apart else 0.0
+        return [*items, Item("new weights beside the old", second, ("publish",))]
     items.append(Item("new weights beside the old", engine.weights if not setting.simulated else 0.0, ("publish",)))
     if setting.transport in ("collective", "ipc"):
         items.append(Item("transfer buckets", _buckets(config), ("generate", "publish")))

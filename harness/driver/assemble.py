@@ -25,12 +25,12 @@ from typing import Any
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement
 from harness.driver.backends import Backend, RunSpec
-from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_roles
+from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
 from harness.rl.advantages import needs_whole_batch
-from harness.runtime.runtime import Handle, RealClock, RoleName, collect_waits
+from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import environment_of, extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
@@ -99,8 +99,10 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         colocated=schedule.colocated,
         scores_beside_actor=placement.share("actor_fwd", "actor"),
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
+        loads_after_each_batch=schedule.loads_after_each_batch,
     )
-    roles = start_workers(backend, placement, counts, spec)
+    build = build_in_stages if schedule.colocated and run.plan.backend == "real" else build_roles
+    roles = start_workers(backend, placement, counts, partial(build, spec=spec))
     pools = {role: StagePool(role, roles[role], observer) for role in STAGES if role in roles}
     fleet = Fleet(
         roles["rollout"],
@@ -173,7 +175,7 @@ def _evaluation(
 
 
 def start_workers(
-    backend: Backend, placement: Placement, counts: Mapping[str, int], spec: WorkerSpec
+    backend: Backend, placement: Placement, counts: Mapping[str, int], build: Build
 ) -> dict[str, list[Handle[Any]]]:
     """One worker per device, and one for what needs none, each with all roles that belong there. Their handles by role,
     in the order of their numbers."""
@@ -186,7 +188,7 @@ def start_workers(
     for device, names in workers.items():
         worker = "host" if device is None else f"device[{device}]"
         classes = {name: ROLE_CLASSES[name[0]] for name in names}
-        started = backend.runtime.start_worker(worker, device, classes, partial(build_roles, spec=spec))
+        started = backend.runtime.start_worker(worker, device, classes, build)
         handles |= zip(names, started, strict=True)
     return {role: [handles[role, number] for number in range(count)] for role, count in counts.items()}
 

@@ -7,13 +7,13 @@ a colocated engine takes its weights from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.config import AlgorithmConfig, JobConfig
 from harness.driver.engine_factories import EngineFactory
-from harness.protocols import Clock
+from harness.protocols import Clock, RolloutEngine
 from harness.rl.advantages import advantages_of, needs_whole_batch
 from harness.rl.reward_kl import reward_kl_of
 from harness.rl.shaping import shaping_of
@@ -50,8 +50,9 @@ from schedules import Order
 class WorkerSpec:
     """All that a worker needs to make its roles; picklable. engine_count: of rollout; colocated: rollout shares devices
     with the roles that work in turn, and takes its weights from the trainer beside it; scores_beside_actor: actor_fwd
-    scores by the trainer's weights; turns_of: by role and number, on
-    its devices, shared by the roles of a process."""
+    scores by the trainer's weights; turns_of: by role and number, on its devices, shared by the roles of a process;
+    loads_after_each_batch: as the schedule says; started: engines that are there before the roles, by number, and
+    sleep."""
 
     config: JobConfig
     order: Order
@@ -64,6 +65,8 @@ class WorkerSpec:
     colocated: bool
     scores_beside_actor: bool
     turns_of: Callable[[str, int], Turns]
+    loads_after_each_batch: bool = False
+    started: Mapping[int, RolloutEngine] = field(default_factory=dict)
 
     @property
     def stage(self) -> dict[str, Any]:
@@ -95,16 +98,31 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
     return {role: PacedRole(built, pace) for role, built in made.items()}
 
 
+async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, Any]:
+    """As `build_roles`, of engines that share their device. Each starts while it has the device to itself, as the plan
+    of its memory counts, and sleeps before the trainer and all others take theirs; it wakes for its first batch."""
+    started = {}
+    for number in (number for role, number in roles if role == "rollout"):
+        started[number] = _engine(number, spec)
+        await started[number].sleep()
+    return build_roles(roles, replace(spec, started=started))
+
+
+def _engine(number: int, spec: WorkerSpec) -> RolloutEngine:
+    engine = spec.engines.rollout(number, spec.clock)
+    return HeldEngine(engine) if spec.config.eval.every else engine
+
+
 def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
     algorithm, turns = spec.config.algorithm, spec.turns_of("rollout", number)
-    engine = spec.engines.rollout(number, spec.clock)
+    engine = spec.started[number] if number in spec.started else _engine(number, spec)
     task = spec.engines.task
     environment, episodes = environment_of(task), None
     if environment is not None:
         limit = spec.engines.response_limit
         episodes = Episodes(environment, task, spec.clock, seed=spec.engines.seed, max_tokens=limit)
     role = RolloutRole(
-        HeldEngine(engine) if spec.config.eval.every else engine,
+        engine,
         spec.queue,
         spec.clock,
         index=number,
@@ -114,6 +132,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
         stream_share=fair_share(algorithm, spec.engine_count, batches=1 + spec.eta),
         keep_cache=spec.config.engine.keep_cache,
         shares_device=spec.colocated,
+        keeps_weights=not spec.loads_after_each_batch,
         generate_s=spec.engines.generate_s,
         turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
         episodes=episodes,

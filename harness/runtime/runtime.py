@@ -24,8 +24,9 @@ Answer = TypeVar("Answer")
 
 RoleName = tuple[str, int]
 """A role and the number of its worker: ("actor", 0)."""
-Build = Callable[[Sequence[RoleName]], Mapping[RoleName, Any]]
-"""Makes all roles of one worker, in its process; picklable."""
+Built = Mapping[RoleName, Any]
+Build = Callable[[Sequence[RoleName]], Built | Coroutine[Any, Any, Built]]
+"""Makes all roles of one worker, in its process; picklable. A coroutine where it has to wait for some of them."""
 
 _CHECKS = 20  # of progress within a stall's timeout: the error comes at most 1/20 late
 _ANSWER_S = 5.0  # a loop that waits answers at once; a worker that takes longer is computing

@@ -199,6 +199,7 @@ class VirtualRuntime:
     ) -> list[Handle[Any]]:
         """Make the roles here."""
         made = build(list(roles))
+        assert isinstance(made, Mapping), "nothing here waits for a device"
         return [LocalRole(role_name(role), made[role]) for role in roles]
 
     async def stop_clocks(self) -> float:

@@ -15,7 +15,7 @@ import pickle
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from harness.runtime import messages as m
-from harness.runtime.runtime import RoleName, WorkerDied, role_name
+from harness.runtime.runtime import Built, RoleName, WorkerDied, role_name
 from harness.transfer_queue.remote.sockets import Framed, Splitter, WireError, check_digest, header, new_nonce
 
 _PR_SET_NAME = 15
@@ -50,10 +50,12 @@ class WorkerServer:
         self._ended: set[str] = set()
         self._stop = asyncio.Event()
 
-    async def serve(self, build: Callable[[], Mapping[RoleName, object]]) -> None:
+    async def serve(self, build: Callable[[], Built | Coroutine[Any, Any, Built]]) -> None:
         """Until `stop`; then the roles are closed."""
         try:
-            self._roles = {role_name(name): role for name, role in build().items()}
+            built = build()
+            made = await built if isinstance(built, Coroutine) else built
+            self._roles = {role_name(name): role for name, role in made.items()}
         except Exception as error:
             self._failure = m.failure_of(error, self.worker)
         server = await asyncio.get_running_loop().create_server(partial(_Client, self), sock=self._listener)

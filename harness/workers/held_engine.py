@@ -91,9 +91,9 @@ class HeldEngine:
         async with self._touching:
             await self.engine.load_weights(version, weights)
 
-    async def sleep(self) -> None:
+    async def sleep(self, *, keep_weights: bool = True) -> None:
         async with self._touching:
-            await self.engine.sleep()
+            await self.engine.sleep(keep_weights=keep_weights)
             self._asleep = True
 
     async def wake(self) -> None:

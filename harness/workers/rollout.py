@@ -25,8 +25,8 @@ class RolloutRole(EngineWorker):
 
     share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it
     has at a time while it streams. With several engines, shares keep the first to ask from taking everything.
-    shares_device: with other roles; then the engine wakes for a batch, and sleeps after it. generate_s: simulated
-    seconds before a batch is generated as one.
+    shares_device: with other roles; then the engine wakes for a batch, and sleeps after it; keeps_weights: meanwhile.
+    generate_s: simulated seconds before a batch is generated as one.
 
     turns: on its device. It holds the device from its first sample on until it is idle or paused, or from waking to
     sleeping; and while it loads weights.
@@ -50,6 +50,7 @@ class RolloutRole(EngineWorker):
         stream_share: int,
         keep_cache: bool,
         shares_device: bool,
+        keeps_weights: bool = True,
         generate_s: float = 0.0,
         turns: Turns = NO_TURNS,
         episodes: Episodes | None = None,
@@ -60,7 +61,7 @@ class RolloutRole(EngineWorker):
         self.index, self.name, self.group_size = index, str(index), group_size
         self.consumer = f"rollout[{index}]"  # its own: what it had is released to others where it dies
         self.share, self.stream_share = share, stream_share
-        self.keep_cache, self.shares_device = keep_cache, shares_device
+        self.keep_cache, self.shares_device, self.keeps_weights = keep_cache, shares_device, keeps_weights
         self.generate_s = generate_s
         self.waits = Waits(self.consumer, turns.lines)
         self.episodes = episodes
@@ -114,7 +115,7 @@ class RolloutRole(EngineWorker):
         try:
             await self.engine.wake()
             yield
-            await self.engine.sleep()
+            await self.engine.sleep(keep_weights=self.keeps_weights)
         finally:
             self._whole_batch = False
             await self._device.give_back()

@@ -23,6 +23,7 @@ from harness.config.compose import EXPERIMENTS, compose_job, plain, read_setting
 from harness.config.job import COMMON_TO_ENGINES
 from harness.cost_model.engine_share import EngineShare
 
+SLEEP = {"--enable-memory-saver", "--enable-weights-cpu-backup"}
 SHARE = EngineShare(weights=10_000, cache=40_000, work=5_000, token=100, device=100_000, gpu=True)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MODEL = ModelConfig("small", 32, 1, 2, 2, 16, 32, vocabulary=32, tied_embeddings=True, max_length=64)
@@ -141,9 +142,9 @@ def test_options_of_sglang_become_flags_of_its_server() -> None:
     seeded = "--enable-deterministic-inference"
     assert flags(CPU) - flags(GPU) == on_cpu | {"--device=cpu", "--disable-overlap-schedule", seeded}
     assert seeded not in flags(CPU, deterministic=False)
-    assert flags(GPU) - flags(CPU) == {"--device=cuda", "--enable-memory-saver"}
+    assert flags(GPU) - flags(CPU) == {"--device=cuda"} | SLEEP
     plain = flags(GPU, memory_saver=False, cuda_graph=False, overlap_schedule=False)
-    assert flags(GPU, deterministic=True) - plain == {"--enable-deterministic-inference", "--enable-memory-saver"}
+    assert flags(GPU, deterministic=True) - plain == {"--enable-deterministic-inference"} | SLEEP
     assert plain - flags(GPU) == graphs | {"--disable-overlap-schedule"}
     assert "--attention-backend=triton" in flags(CPU, attention_backend="triton")
     assert {"--mem-fraction-static=0.5", "--chunked-prefill-size=8"} <= flags(

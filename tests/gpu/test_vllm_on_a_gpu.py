@@ -74,9 +74,10 @@ async def test_weights_that_came_by_ipc_are_the_ones_it_samples_from(engine: VLL
         assert_sampled_by(model, await generate(engine))
 
 
-async def test_sleep_gives_memory_back_and_weights_may_come_in_it(engine: VLLMRollout) -> None:
+@pytest.mark.parametrize("keep_weights", [True, False])
+async def test_sleep_gives_memory_back_and_weights_may_come_in_it(engine: VLLMRollout, keep_weights: bool) -> None:
     free, _ = torch.cuda.mem_get_info()
-    await engine.sleep()
+    await engine.sleep(keep_weights=keep_weights)
     asleep, _ = torch.cuda.mem_get_info()
     assert asleep > free
     version = engine.version + 1

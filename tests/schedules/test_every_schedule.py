@@ -75,6 +75,15 @@ async def test_every_version_is_made_known_once_and_in_order(schedule: str) -> N
     assert log.of("train") == [f"train {i}" for i in range(5)]
 
 
+async def test_engines_forget_weights_only_where_new_ones_come_before_the_next_batch(schedule: str) -> None:
+    own = made(schedule)
+    log = await FakeJob(iterations=5).play(own)
+    if own.loads_after_each_batch:
+        assert own.colocated
+        kinds = [line.split()[0] for line in log.of("generate", "publish")]
+        assert kinds == ["generate", "publish"] * 5
+
+
 async def test_a_job_of_one_iteration_ends(schedule: str) -> None:
     log = await FakeJob(iterations=1).play(made(schedule))
     assert log.of("train") == ["train 0"]

@@ -102,7 +102,7 @@ class HandEngine:
         self.slots, self.version = slots, 0
         self.held: list[int] = []
         self.batches: list[list[int]] = []
-        self.awake = True
+        self.awake = self.kept_weights = True
         self.paused: PauseMode | None = None
         self._done: asyncio.Queue[list[Completion]] = asyncio.Queue()
 
@@ -135,8 +135,8 @@ class HandEngine:
         list(weights)
         self.version = version
 
-    async def sleep(self) -> None:
-        self.awake = False
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        self.awake, self.kept_weights = False, keep_weights
 
     async def wake(self) -> None:
         self.awake = True

@@ -1,0 +1,108 @@
+"""The roles of a worker are made in an order in which their devices can hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.config.compose import compose_job
+from harness.driver import build
+from harness.driver.build import WorkerSpec, build_in_stages, build_roles
+from harness.protocols import Request
+from harness.runtime.runtime import RoleName
+from harness.workers.held_engine import HeldEngine
+from harness.workers.turns import NO_TURNS
+from tests.support.role_setting import CPU, TASK, CountingQueue, HandEngine, TickingClock
+
+ROLES: list[RoleName] = [("actor", 0), ("rollout", 0), ("rollout", 1)]
+
+
+class Engine(HandEngine):
+    def __init__(self, number: int, log: list[str]) -> None:
+        super().__init__(slots=1000)
+        self.number, self.log = number, log
+        log.append(f"engine {number} starts")
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        super().submit(requests)
+        self.finish([request.sample_id for request in requests])
+
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        await super().sleep(keep_weights=keep_weights)
+        self.log.append(f"engine {self.number} sleeps, weights kept: {keep_weights}")
+
+    async def wake(self) -> None:
+        await super().wake()
+        self.log.append(f"engine {self.number} wakes")
+
+
+def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> WorkerSpec:
+    def trainer(number: int, spec: WorkerSpec, beside: Any) -> Any:
+        log.append("the trainer loads")
+        return SimpleNamespace(engine=None, turns=NO_TURNS)
+
+    monkeypatch.setitem(build._BUILD, "actor", trainer)
+    engines: Any = SimpleNamespace(
+        rollout=lambda number, clock: Engine(number, log),
+        task=TASK,
+        seed=0,
+        device=CPU,
+        response_limit=8,
+        generate_s=0.0,
+        transfer_pace=None,
+        beside_turns=lambda device, world: device,
+        local_receiver=lambda trainer, clock: None,
+    )
+    config = compose_job(["schedule=colocate_sync", *settings])
+    return WorkerSpec(
+        config,
+        "fifo",
+        0.0,
+        CountingQueue(),
+        TickingClock(),
+        None,
+        engines,
+        engine_count=2,
+        colocated=True,
+        scores_beside_actor=True,
+        turns_of=lambda role, number: NO_TURNS,
+        loads_after_each_batch=True,
+    )
+
+
+async def test_engines_start_alone_on_their_device_and_sleep_before_the_trainer_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    made = await build_in_stages(ROLES, spec_of(log, monkeypatch))
+    assert log == [
+        *(f"engine {n} {what}" for n in (0, 1) for what in ("starts", "sleeps, weights kept: True")),
+        "the trainer loads",
+    ], "version 0 comes from nobody else, so they keep it"
+    assert made["rollout", 1].engine.number == 1
+    assert made["rollout", 0].shares_device and not made["rollout", 0].keeps_weights
+
+
+async def test_in_one_stage_the_trainer_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    build_roles(ROLES, spec_of(log, monkeypatch))
+    assert log == ["the trainer loads", "engine 0 starts", "engine 1 starts"]
+
+
+async def test_an_evaluation_before_the_first_batch_wakes_an_engine_that_started_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    made = await build_in_stages([("rollout", 0), ("actor", 0)], spec_of(log, monkeypatch, "eval.every=1"))
+    engine = made["rollout", 0].engine
+    assert isinstance(engine, HeldEngine)
+    log.clear()
+    await engine.hold()
+    (done,) = await engine.generate([Request(0, np.array([1]))])
+    assert done.sample_id == 0
+    await engine.let_go()
+    assert log == ["engine 0 wakes", "engine 0 sleeps, weights kept: True"]
