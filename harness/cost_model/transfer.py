@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from harness.config import JobConfig
+import math
+from dataclasses import dataclass
+
+from harness.config import DeviceConfig, JobConfig, RooflineConfig
 from harness.config.communicators import sending_ranks
 from harness.cost_model.shape import weight_bytes
 
@@ -27,3 +30,46 @@ def sender_links(config: JobConfig, transport: str, training_ranks: int, engine_
     sends has one, and so has every device of an engine."""
     buckets = -int(-weight_bytes(config.model) // config.cluster.bucket_bytes)
     return sending_ranks(transport, training_ranks, buckets) / engine_devices
+
+
+@dataclass(frozen=True)
+class StagedParts:
+    """Seconds of the parts of one transfer by host_staged. gather_s, copy_s: the trainer waits while shards are brought
+    to those that send, and from there to their hosts. send_s, take_s: meanwhile nothing waits; what leaves the link of
+    one that sends, and what an engine takes in."""
+
+    gather_s: float
+    copy_s: float
+    send_s: float
+    take_s: float
+
+    @property
+    def waiting_s(self) -> float:
+        return self.gather_s + self.copy_s
+
+    @property
+    def background_s(self) -> float:
+        """Both go on at once, bucket by bucket."""
+        return max(self.send_s, self.take_s)
+
+
+def staged_parts(
+    weights: float, ranks: int, engines: int, senders: int, device: DeviceConfig, factors: RooflineConfig
+) -> StagedParts:
+    """Of `weights` bytes, sharded over `ranks` training devices and sent by `senders` of them to engines in other
+    nodes, each of which has one process that takes them in.
+
+    Shards come by the link from the same node, and by the network from others. Gloo's broadcast is a binomial tree
+    (gloo/broadcast.cc): of n members the first one sends log2(n) copies, rounded up, and the others pass on the rest,
+    less than one each, since their places differ from sender to sender.
+    """
+    network = device.network_bytes_per_s * factors.network_share
+    near, share = min(ranks, device.per_node), weights / senders
+    by_link = (near - 1) / ranks * share / (device.link_bytes_per_s * factors.network_share)
+    by_network = (ranks - near) / ranks * share / network
+    return StagedParts(
+        gather_s=max(by_link, by_network),
+        copy_s=share / (device.host_bytes_per_s * factors.host_share),
+        send_s=share * math.ceil(math.log2(engines + 1)) / network,
+        take_s=weights / network,
+    )

@@ -196,11 +196,13 @@ class Rendezvous:
         return self._join(store, number, SOURCE, device)
 
     def receiver_groups(self, number: int, device: torch.device) -> list[TransferGroup]:
-        """The groups of all senders, as receiver `number` (from 0)."""
+        """The groups of all senders, as receiver `number` (from 0). Its rank differs from group to group: Gloo's first
+        ranks pass on most of what they get."""
         groups: list[TransferGroup] = []
         try:
             for sender in range(self.senders):
-                groups.append(self._join(self.connect(), sender, number + 1, device))
+                rank = 1 + (number + sender) % (self.size - 1)
+                groups.append(self._join(self.connect(), sender, rank, device))
         except BaseException:
             for group in groups:
                 group.close()

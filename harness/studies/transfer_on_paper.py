@@ -1,0 +1,43 @@
+"""The table of docs/weight_sync.md: what a transfer by host_staged lasts where training rank 0 sends all weights, and
+where every training rank sends its share. Printed by `python -m harness.studies.transfer_on_paper`; not measured."""
+
+from __future__ import annotations
+
+from harness.config import RooflineConfig
+from harness.config.compose import compose_job
+from harness.cost_model.transfer import staged_parts
+
+BYTES = 2  # bfloat16
+
+JOBS = (("7B", 7.62e9, 4, 4), ("72B", 72.7e9, 32, 4), ("1T", 1e12, 512, 16))
+"""Model, parameters, training ranks, engines: on 8, 64 and 1,024 devices, half of which train."""
+
+_COLUMNS = (
+    *("model", "GB", "training ranks", "engines", "the trainer waits, s: for rank 0 alone", "for all ranks"),
+    *("on the way, s: from rank 0 alone", "from all ranks"),
+)
+
+
+def table() -> str:
+    """On H100s: experiments/device/h100.yaml, experiments/cost/roofline.yaml."""
+    config = compose_job(["device=h100", "cost=roofline"])
+    assert isinstance(config.cost, RooflineConfig)
+    lines = [f"| {' | '.join(_COLUMNS)} |", "|---" + "|---:" * (len(_COLUMNS) - 1) + "|"]
+    for name, parameters, ranks, engines in JOBS:
+        weights = BYTES * parameters
+        alone, every = (
+            staged_parts(weights, ranks, engines, senders, config.device, config.cost) for senders in (1, ranks)
+        )
+        seconds = (alone.waiting_s, every.waiting_s, alone.background_s, every.background_s)
+        cells = " | ".join(map(_short, seconds))
+        lines.append(f"| {name} | {weights / 1e9:,.0f} | {ranks} | {engines} | {cells} |")
+    return "\n".join(lines)
+
+
+def _short(seconds: float) -> str:
+    """Two digits."""
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2f}"
+
+
+if __name__ == "__main__":
+    print(table())
