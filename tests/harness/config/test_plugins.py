@@ -20,9 +20,12 @@ from harness.config.checks.job import plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
 from harness.config.machine import Machine
 from harness.metrics.run_files import load_manifest, load_metrics
-from harness.rl.advantages import ADVANTAGES, advantages_of
+from harness.rl.advantages import ADVANTAGES, advantages_of, needs_whole_batch
 from harness.rl.losses import CORRECTIONS, policy_loss
+from harness.rl.rejection import rejection_of
+from harness.rl.shaping import shaping_of
 from harness.tasks import Sample, Score, make_task, score_of
+from harness.workers.stages import columns_compared
 from schedules import KStepOff
 from tests.support.fake_job import FakeJob
 from tests.support.invariants import check_run, read_run
@@ -35,7 +38,7 @@ REWARD = ("task.reward=my_lab.rewards:brief", "task.reward_options.price=0.02")
 LOSS = (
     "algorithm.correction=my_lab.losses:cispo",
     "algorithm.options.high=3",
-    "algorithm.advantage=my_lab.losses:leave_one_out",
+    "algorithm.advantage=my_lab.rloo:rloo",
 )
 ORDER = "schedule.order=my_lab.orders:NewestFirst"
 SMALL = (
@@ -114,6 +117,40 @@ def test_a_loss_and_advantages_of_ones_own_get_the_options_that_they_name(lab: P
     assert torch.allclose(loss, torch.tensor([[3 * 0.1, 0.5, 0.0]])), "high=3, and nothing off the mask"
     rewards = torch.tensor([[1.0, 0.0, 0.0]])
     assert torch.allclose(advantages_of(algorithm)(rewards), torch.tensor([[1.0, -0.5, -0.5]]))
+
+
+def test_rloo_from_outside_is_the_built_in_one(lab: Path) -> None:
+    rewards = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
+    own, built_in = (
+        advantages_of(compose_job([f"algorithm.advantage={name}"]).algorithm) for name in ("my_lab.rloo:rloo", "rloo")
+    )
+    torch.testing.assert_close(own(rewards), built_in(rewards))
+
+
+def test_advantages_of_ones_own_can_ask_for_whole_batches(lab: Path) -> None:
+    path = "my_lab.rloo:over_the_batch"
+    settings = (f"algorithm.advantage={path}", "algorithm.options.weight=2.0")
+    algorithm = compose_job(settings).algorithm
+    assert needs_whole_batch(algorithm) and columns_compared(algorithm) == ("loss_mask",)
+    advantages = advantages_of(algorithm)(torch.tensor([[1.0, 0.0]]), torch.tensor([[1, 3]]))
+    assert advantages.tolist() == [[1.5, -0.5]]
+    with pytest.raises(ConfigError, match=f"algorithm.advantage={path} compares all rewards of a batch"):
+        door(*settings, "schedule=fully_async", "schedule.order=completion")
+
+
+def test_shaping_and_rejection_of_ones_own_stand_in_a_file_of_settings(lab: Path) -> None:
+    page = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+    shown = page.partition("# my.yaml")[2].partition("\n")[2].partition("```")[0]
+    theirs = (ROOT / "experiments/algorithm/grpo.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    rest = [line for line in theirs if line.partition(":")[0] not in ("shaping", "rejection", "options")]
+    (lab / "my.yaml").write_text("".join(rest) + shown, encoding="utf-8")
+    door("algorithm=my.yaml")
+    algorithm = compose_job(["algorithm=my.yaml"]).algorithm
+    shaping, rejection = shaping_of(algorithm, longest=4), rejection_of(algorithm)
+    assert shaping is not None and rejection is not None
+    assert shaping(torch.tensor([[1.0, 4.0]]), torch.tensor([[4, 2]])).tolist() == [[0.75, 1.0]]
+    kept = rejection(torch.tensor([0.0, -2.0]), torch.zeros(2), torch.ones(2, dtype=torch.bool), torch.tensor([2]))
+    assert kept.tolist() == [True, False]
 
 
 def test_what_is_built_in_has_the_names_that_settings_allow() -> None:
