@@ -9,6 +9,9 @@ from typing import Literal
 from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
 from harness.cost_model.engine_share import EngineShare
 
+TENSOR_PARALLEL = True
+"""An engine may have several devices (`engine.tensor_parallel`)."""
+
 
 @dataclass(frozen=True)
 class Options:

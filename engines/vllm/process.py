@@ -45,6 +45,7 @@ class VLLMProcess:
         device: torch.device,
         name: str,
         options: Options,
+        tensor_parallel: int = 1,
     ) -> None:
         """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes `model`'s weights as they
         are, from a folder that is there for the start only."""
@@ -54,7 +55,8 @@ class VLLMProcess:
         disable_progress_bar()
         with tempfile.TemporaryDirectory(prefix="cadence-vllm-model-") as folder:
             write_model(model, Path(folder))
-            self.llm = _start(folder, _arguments(model, slots, device, options), options.log_level, self._count)
+            arguments = _arguments(model, slots, device, options, tensor_parallel)
+            self.llm = _start(folder, arguments, options.log_level, self._count)
         self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
         core = psutil.Process(self._core.pid)
         self._processes = [core, *core.children(recursive=True)]
@@ -193,7 +195,9 @@ def _counter(count: Callable[[int], None]) -> Callable[..., StatLoggerBase]:
     return Counter
 
 
-def _arguments(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> dict[str, Any]:
+def _arguments(
+    model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int
+) -> dict[str, Any]:
     """Of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and top_p."""
     from engines.vllm.weights import BACKEND
 
@@ -202,7 +206,8 @@ def _arguments(model: PreTrainedModel, slots: int, device: torch.device, options
     chosen = {name: value for name in optional if (value := getattr(options, name)) is not None}
     return (
         chosen
-        | _memory(model, slots, device, options)
+        | _memory(model, slots, device, options, tensor_parallel)
+        | _workers(tensor_parallel)
         | {
             "dtype": options.dtype or str(model.dtype).removeprefix("torch."),
             "max_model_len": model.config.max_position_embeddings,
@@ -221,7 +226,16 @@ def _arguments(model: PreTrainedModel, slots: int, device: torch.device, options
     )
 
 
-def _memory(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> dict[str, Any]:
+def _workers(tensor_parallel: int) -> dict[str, Any]:
+    """Several are processes of this machine, whatever cluster this one belongs to."""
+    if tensor_parallel == 1:
+        return {}
+    return {"tensor_parallel_size": tensor_parallel, "distributed_executor_backend": "mp"}
+
+
+def _memory(
+    model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int
+) -> dict[str, Any]:
     """Room for all slots at full length, so that no sample is ever preempted, where options allow as much.
 
     With the bytes of the cache given, vLLM neither measures what is free nor heeds gpu_memory_utilization for it; but
@@ -232,7 +246,8 @@ def _memory(model: PreTrainedModel, slots: int, device: torch.device, options: O
     shape = model_shape(model)
     head = -(-shape["head_dim"] // 32) * 32  # the CPU's kernels widen small heads
     dtype = model.dtype if options.dtype is None else getattr(torch, options.dtype)
-    token = 2 * shape["layers"] * shape["kv_heads"] * head * dtype.itemsize
+    heads = -(-shape["kv_heads"] // tensor_parallel)  # of each device
+    token = 2 * shape["layers"] * heads * head * dtype.itemsize
     wanted = (slots + 1) * -(-shape["max_length"] // options.block_size) * options.block_size * token
     cache = min(wanted, options.kv_cache_bytes or wanted)
     if device.type != "cuda":

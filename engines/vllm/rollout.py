@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 class VLLMRollout:
-    """`harness.protocols.RolloutEngine` over vLLM, one device. Starting it blocks; it starts at version 0.
+    """`harness.protocols.RolloutEngine` over vLLM. Starting it blocks; it starts at version 0.
+
+    device: of this process; tensor_parallel: devices that share each layer, that one and those after it.
 
     `model` gives the weights to start with and is not kept.
     """
@@ -46,13 +48,16 @@ class VLLMRollout:
         device: torch.device | str = "cpu",
         name: str = "0",
         options: Options = DEFAULTS,
+        tensor_parallel: int = 1,
     ) -> None:
         device = torch.device(device)
         self.slots, self.version, self.name, self.sampling = slots, 0, name, sampling
         self._seed, self._clock, self._drain_timeout_s = seed, clock, options.drain_timeout_s
         self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
-        self._process = VLLMProcess(model, slots=slots, device=device, name=name, options=options)
-        self._sender = WeightSender(self._process, model, device, name, options)
+        self._process = VLLMProcess(
+            model, slots=slots, device=device, name=name, options=options, tensor_parallel=tensor_parallel
+        )
+        self._sender = WeightSender(self._process, model, device, name, options, workers=tensor_parallel)
         self._waiting: deque[RunningSample] = deque()
         self._running: dict[int, RunningSample] = {}
         self._done: list[Completion] = []

@@ -1,5 +1,5 @@
-"""Weights from the adapter's process to vLLM's worker: all of a version or none of it, in buckets, by Gloo between
-CPUs, by CUDA IPC on a GPU. Imports no vLLM: both ends use it.
+"""Weights from the adapter's process to vLLM's workers, whole to each: all of a version or none of it, in buckets, by
+Gloo between CPUs, by CUDA IPC on a GPU. Imports no vLLM: both ends use it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BACKEND = "cadence"
 """The name of the worker's end among vLLM's weight transfer backends."""
 
 
-ADAPTER, WORKER = 0, 1
-"""Ranks of the pair."""
+ADAPTER = 0
+"""Its rank in the group of a link; those of vLLM's workers follow."""
 
 
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
@@ -40,9 +40,17 @@ class WeightSender:
     """The adapter's side of vLLM's weight transfer. Weights are used when all of them have come, and no sooner."""
 
     def __init__(
-        self, process: VLLMProcess, model: PreTrainedModel, device: torch.device, name: str, options: Options
+        self,
+        process: VLLMProcess,
+        model: PreTrainedModel,
+        device: torch.device,
+        name: str,
+        options: Options,
+        *,
+        workers: int = 1,
     ) -> None:
         self._process, self._device, self._name, self._options = process, device, name, options
+        self._workers = workers
         self._expected = ExpectedWeights(model, f"engine {name}")
         self._link: GlooLink | CudaLink | None = None
         self.incomplete: str | None = None
@@ -78,7 +86,7 @@ class WeightSender:
     async def _connected(self) -> GlooLink | CudaLink:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        link = link_to(self._device, self._options.timeout_s)
+        link = link_to(self._device, self._options.timeout_s, self._workers)
         request = WeightTransferInitRequest(link.rendezvous())
         both = asyncio.gather(self._process.llm.init_weight_transfer_engine(request), asyncio.to_thread(link.open))
         try:
@@ -163,39 +171,39 @@ def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, l
 
 
 class GlooLink:
-    """The adapter's end between two CPUs: they meet at a file, and talk over loopback."""
+    """The adapter's end between CPUs: all meet at a file, and talk over loopback."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, workers: int) -> None:
+        self._timeout_s, self._size = timeout_s, 1 + workers
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-link-")
         self._store = str(Path(self._folder.name) / "store")
-        self._pair: dist.ProcessGroup | None = None
+        self._group: dist.ProcessGroup | None = None
 
     def rendezvous(self) -> dict[str, Any]:
-        return {"store": self._store, "timeout_s": self._timeout_s}
+        return {"store": self._store, "size": self._size, "timeout_s": self._timeout_s}
 
     def open(self) -> None:
-        """Blocks until the worker has come, at most `timeout_s`."""
-        self._pair = gloo_pair(self._store, ADAPTER, self._timeout_s)
+        """Blocks until the workers have come, at most `timeout_s`."""
+        self._group = gloo_group(self._store, ADAPTER, self._size, self._timeout_s)
 
     def joined(self) -> None:
-        """Both ends are there, or one never will be: the file is needed no more."""
+        """All are there, or one never will be: the file is needed no more."""
         self._folder.cleanup()
 
     def handle(self, bucket: Bucket) -> None:
         """Nothing to map: the bytes travel."""
 
     def send(self, bucket: Bucket) -> None:
-        """Blocks until the worker has taken the bucket."""
-        assert self._pair is not None, "send before open"
-        broadcast(self._pair, bucket.buffer[: bucket.size])
+        """Blocks until the workers have taken the bucket."""
+        assert self._group is not None, "send before open"
+        broadcast(self._group, bucket.buffer[: bucket.size])
 
 
 class CudaLink:
-    """The adapter's end where both processes use one GPU: the worker maps the adapter's bucket, and nothing travels."""
+    """The adapter's end where GPUs are: workers map the adapter's bucket, and nothing travels but to other GPUs."""
 
     def rendezvous(self) -> dict[str, Any]:
-        return {"store": None, "timeout_s": 0.0}
+        return {"store": None, "size": 0, "timeout_s": 0.0}
 
     def open(self) -> None:
         """Nothing to join."""
@@ -212,26 +220,26 @@ class CudaLink:
         """It is there already."""
 
 
-def link_to(device: torch.device, timeout_s: float) -> GlooLink | CudaLink:
-    return CudaLink() if device.type == "cuda" else GlooLink(timeout_s)
+def link_to(device: torch.device, timeout_s: float, workers: int) -> GlooLink | CudaLink:
+    return CudaLink() if device.type == "cuda" else GlooLink(timeout_s, workers)
 
 
-def gloo_pair(store: str, rank: int, timeout_s: float) -> dist.ProcessGroup:
-    """The group of the two ends, over loopback whatever the environment says. Blocks until both are there."""
+def gloo_group(store: str, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
+    """The group of all ends, over loopback whatever the environment says. Blocks until all are there."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
-    files = dist.FileStore(store, 2)
+    files = dist.FileStore(store, size)
     files.set_timeout(timedelta(seconds=timeout_s))
-    return cast(dist.ProcessGroup, gloo(files, rank, 2, options))
+    return cast(dist.ProcessGroup, gloo(files, rank, size, options))
 
 
-def broadcast(pair: dist.ProcessGroup, buffer: torch.Tensor) -> None:
-    """From the adapter to the worker; returns when `buffer` was read or filled."""
+def broadcast(group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
+    """From the adapter to the workers; returns when `buffer` was read or filled."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = ADAPTER, 0
-    pair.broadcast([buffer], options).wait()
+    group.broadcast([buffer], options).wait()
 
 
 def shared_tensor(handle: list[Any] | None, size: int) -> torch.Tensor:

@@ -73,7 +73,7 @@ class EngineConfig:
 
     name: NameOrPath
     slots: Count  # samples one engine generates at a time
-    tensor_parallel: Count = 1  # devices of one engine; simulated engines only
+    tensor_parallel: Count = 1  # devices of one engine; real ones: as its TENSOR_PARALLEL says, beside no other role
     keep_cache: Switch = False  # keep the KV cache of running samples across a weight update
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -254,7 +254,8 @@ def _engine(config: JobConfig, setting: Setting, *, sleeps: bool) -> list[Item]:
     if sleeps:
         second = engine.weights if apart else 0.0
         return [*items, Item("new weights beside the old", second, ("publish",))]
-    items.append(Item("new weights beside the old", engine.weights if not setting.simulated else 0.0, ("publish",)))
+    new = 0.0 if setting.simulated else weight_bytes(config.model)  # each device of an engine gets them whole
+    items.append(Item("new weights beside the old", new, ("publish",)))
     if setting.transport in ("collective", "ipc"):
         items.append(Item("transfer buckets", _buckets(config), ("generate", "publish")))
     return items

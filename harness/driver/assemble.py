@@ -177,18 +177,18 @@ def _evaluation(
 def start_workers(
     backend: Backend, placement: Placement, counts: Mapping[str, int], build: Build
 ) -> dict[str, list[Handle[Any]]]:
-    """One worker per device, and one for what needs none, each with all roles that belong there. Their handles by role,
-    in the order of their numbers."""
-    workers: dict[int | None, list[RoleName]] = {}
+    """One worker per device, or per engine of several, and one for what needs none, each with all roles that belong
+    there. Their handles by role, in the order of their numbers."""
+    workers: dict[tuple[int, ...], list[RoleName]] = {}
     for role, count in counts.items():
         for number in range(count):
-            device = None if role in HOST_ROLES else backend.engines.device_of(role, number, placement)
-            workers.setdefault(device, []).append((role, number))
+            devices = () if role in HOST_ROLES else backend.engines.devices_of(role, number, placement)
+            workers.setdefault(devices, []).append((role, number))
     handles: dict[RoleName, Handle[Any]] = {}
-    for device, names in workers.items():
-        worker = "host" if device is None else f"device[{device}]"
+    for devices, names in workers.items():
+        worker = f"device[{','.join(map(str, devices))}]" if devices else "host"
         classes = {name: ROLE_CLASSES[name[0]] for name in names}
-        started = backend.runtime.start_worker(worker, device, classes, build)
+        started = backend.runtime.start_worker(worker, devices, classes, build)
         handles |= zip(names, started, strict=True)
     return {role: [handles[role, number] for number in range(count)] for role, count in counts.items()}
 

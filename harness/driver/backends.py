@@ -112,7 +112,10 @@ def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes
     if (address := cluster_address()) is not None:
         from harness.runtime.ray_cluster import RayCluster
 
-        return RayCluster(address, placement, gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s)
+        per_engine = run.config.engine.tensor_parallel
+        return RayCluster(
+            address, placement, gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s, per_engine=per_engine
+        )
     from harness.runtime.local_runtime import LocalRuntime
 
     return LocalRuntime(

@@ -86,8 +86,8 @@ class EngineFactory(Protocol):
     def ranks(self, role: str) -> int:
         """Data-parallel ranks of a role that one worker stands for."""
 
-    def device_of(self, role: str, number: int, placement: Placement) -> int:
-        """The device whose worker has this one."""
+    def devices_of(self, role: str, number: int, placement: Placement) -> tuple[int, ...]:
+        """The devices whose worker has this one."""
 
     def rollout(self, number: int, clock: Clock) -> RolloutEngine: ...
 
@@ -153,17 +153,22 @@ class RealEngines:
         return self.training_world // self.ranks_together
 
     def workers(self, role: str, devices: int) -> int:
-        return devices
+        return devices // self._devices_each(role)
 
     def ranks(self, role: str) -> int:
         return 1
 
-    def device_of(self, role: str, number: int, placement: Placement) -> int:
-        return placement.devices[role][number]
+    def devices_of(self, role: str, number: int, placement: Placement) -> tuple[int, ...]:
+        each = self._devices_each(role)
+        return tuple(placement.devices[role][number * each : (number + 1) * each])
+
+    def _devices_each(self, role: str) -> int:
+        return self.config.engine.tensor_parallel if role == "rollout" else 1
 
     def rollout(self, number: int, clock: Clock) -> RolloutEngine:
         task = self.task
         options, longest = planned_options(self.config, self.share), max_tokens(self.config, task)
+        together = self.config.engine.tensor_parallel
         engine: RolloutEngine = engine_class(self.config.engine.name)(
             self._initial_model("cpu", task.max_prompt_tokens + longest),
             sampling=sampling_of(self.config, task),
@@ -173,6 +178,7 @@ class RealEngines:
             device=self.device,
             name=str(number),
             **({} if options is None else {"options": options}),
+            **({} if together == 1 else {"tensor_parallel": together}),
         )
         return engine
 
@@ -283,11 +289,11 @@ class SimulatedEngines:
     def ranks(self, role: str) -> int:
         return self.data_parallel[role]
 
-    def device_of(self, role: str, number: int, placement: Placement) -> int:
+    def devices_of(self, role: str, number: int, placement: Placement) -> tuple[int, ...]:
         """Roles that share a pool are all on its first device, since one of them may stand for several devices."""
         devices = placement.devices[role]
         shared = len(placement.roles_on(devices[0])) > 1
-        return devices[0] if shared else devices[number * self.config.engine.tensor_parallel]
+        return (devices[0] if shared else devices[number * self.config.engine.tensor_parallel],)
 
     def rollout(self, number: int, clock: Clock) -> RolloutEngine:
         group_size = self.config.algorithm.group_size

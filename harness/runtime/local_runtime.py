@@ -28,7 +28,7 @@ _WORKER = "harness.runtime.worker_server"
 class LocalRuntime:
     """Workers as processes of this machine. Use as a context manager: leaving it ends every process it started.
 
-    gpu: a worker with a device sees that one only; preload: modules (`module`, or `module:function` to call) that are
+    gpu: a worker sees its own devices only; preload: modules (`module`, or `module:function` to call) that are
     imported once for all workers: none may start a thread or touch a device; logs: a folder, for the output of each
     worker in a file of its name; by default it goes where that of this process goes. server: one that is there already,
     and stays, instead of one with this preload.
@@ -77,10 +77,10 @@ class LocalRuntime:
         return started.queue
 
     def start_worker(
-        self, name: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+        self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
     ) -> list[RemoteRole[Any]]:
         """Start a worker, in which `build(names of the roles)` makes its roles; returns at once. roles: with the class
-        whose methods a handle has. device: the place of its device among those that this process sees."""
+        whose methods a handle has. devices: the places of its devices among those that this process sees."""
         assert self._server is not None, "a worker is started within the context"
         pickled, token = pickle.dumps(build), new_token()
         listener, address = listen(new_address())
@@ -89,7 +89,7 @@ class LocalRuntime:
                 run_worker,
                 (name, list(roles), pickled, token),
                 [listener.fileno()],
-                environment=network_environment(self.gpu) | (device_environment(device) if self.gpu else {}),
+                environment=network_environment(self.gpu) | (device_environment(devices) if self.gpu else {}),
                 log=self.logs and self.logs / f"{name}.log",
             )
         self._processes.append(process)
@@ -141,9 +141,10 @@ def launch_server(preload: Sequence[str], log: Path | None = None) -> ForkServer
     return ForkServer.launch([_WORKER, *preload], os.environ | server_environment(), log)
 
 
-def device_environment(device: int | None) -> dict[str, str]:
-    """By which a process sees this one of the devices that this process sees; or none."""
-    return {VISIBLE: "" if device is None else gpus()[device].visible_as}
+def device_environment(devices: Sequence[int]) -> dict[str, str]:
+    """By which a process sees these of the devices that this process sees, in this order."""
+    there = gpus() if devices else []
+    return {VISIBLE: ",".join(there[device].visible_as for device in devices)}
 
 
 _MALLOC = {

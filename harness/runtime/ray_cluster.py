@@ -55,13 +55,21 @@ def _interpreter() -> dict[str, str]:
 
 
 class RayCluster:
-    """The cluster at `address`, by Ray; one bundle per device. Use as a context manager: leaving it ends every process
-    that it started."""
+    """The cluster at `address`, by Ray; one bundle per device, or for all of an engine's. Use as a context manager:
+    leaving it ends every process that it started."""
 
     def __init__(
-        self, address: str, placement: Placement, *, gpu: bool, start_timeout_s: float, call_timeout_s: float | None
+        self,
+        address: str,
+        placement: Placement,
+        *,
+        gpu: bool,
+        start_timeout_s: float,
+        call_timeout_s: float | None,
+        per_engine: int = 1,
     ) -> None:
         self.address, self.placement, self.gpu = address, placement, gpu
+        self._bundles = _bundles(placement, per_engine)
         self.start_timeout_s = start_timeout_s
         self.host = ""  # known once it is entered
         self._group: PlacementGroup | None = None
@@ -81,8 +89,9 @@ class RayCluster:
             )
             self._stack.callback(self._stop_workers)
             self.host = ray.util.get_node_ip_address()
-            device = {"CPU": 1.0} | ({"GPU": 1.0} if self.gpu else {})
-            self._group = placement_group([device] * self.placement.total + [{"CPU": 1.0}], strategy="PACK")
+            kinds = ("CPU", "GPU") if self.gpu else ("CPU",)
+            bundles = [dict.fromkeys(kinds, float(len(devices))) for devices in self._bundles]
+            self._group = placement_group([*bundles, {"CPU": 1.0}], strategy="PACK")
             if not self._group.wait(self.start_timeout_s):
                 raise TimeoutError(
                     f"Ray could not place {self.placement.total} devices within {self.start_timeout_s} s; "
@@ -105,12 +114,12 @@ class RayCluster:
         return started.queue
 
     def start_worker(
-        self, name: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+        self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
     ) -> list[RemoteRole[Any]]:
         """Start a worker on its bundle, in which `build(names of the roles)` makes its roles; returns at once. roles:
         with the class whose methods a handle has."""
         token = new_token()
-        actor = self._start_actor(device, name, token)
+        actor = self._start_actor(devices, name, token)
         serving = actor.serve.remote(list(roles), pickle.dumps(build))
         process = _RayProcess(name, actor.address.remote(), serving, actor)
         self._actors.append(actor)
@@ -125,11 +134,12 @@ class RayCluster:
         """Time 0 of every worker that lives, a reading of time.monotonic here."""
         await self._workers.start_clocks(origin)
 
-    def _start_actor(self, device: int | None, name: str, token: bytes) -> Any:
-        bundle = self.placement.total if device is None else device
-        options: dict[str, Any] = {"num_cpus": 1.0}
-        if self.gpu and device is not None:
-            options["num_gpus"] = 1.0
+    def _start_actor(self, devices: Sequence[int], name: str, token: bytes) -> Any:
+        every = range(len(self._bundles))
+        bundle = next(k for k in every if devices[0] in self._bundles[k]) if devices else len(self._bundles)
+        options: dict[str, Any] = {"num_cpus": float(len(devices) or 1)}
+        if self.gpu and devices:
+            options["num_gpus"] = float(len(devices))
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         actor = ray.remote(WorkerActor).options(**options, scheduling_strategy=strategy, max_concurrency=3)
         return actor.remote(name, token)
@@ -141,6 +151,16 @@ class RayCluster:
             actor.stop.remote()
         if self._serving:
             ray.wait(self._serving, num_returns=len(self._serving), timeout=_STOP_S)
+
+
+def _bundles(placement: Placement, per_engine: int) -> list[tuple[int, ...]]:
+    """Devices that have to be on one node: those of an engine, where no other role has any of them; else one each."""
+    rollout = placement.devices["rollout"]
+    alone = len(placement.roles_on(rollout[0])) == 1
+    size = per_engine if alone else 1
+    engines = [rollout[start : start + size] for start in range(0, len(rollout), size)]
+    others = [(device,) for device in range(placement.total) if device not in rollout]
+    return sorted([*engines, *others])
 
 
 class _RayProcess:

@@ -70,9 +70,9 @@ class Runtime(Protocol):
     def start_queue(self, spec: QueueSpec) -> TransferQueue: ...
 
     def start_worker(
-        self, name: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+        self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
     ) -> list[Handle[Any]]:
-        """Start a worker on this device, or without one. It makes `roles`, each of this class. Their handles, in the
+        """Start a worker on these devices, or without one. It makes `roles`, each of this class. Their handles, in the
         same order, which wait for it when they are first used."""
 
     async def stop_clocks(self) -> float:

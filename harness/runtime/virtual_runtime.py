@@ -7,7 +7,7 @@ import asyncio
 import gc
 import math
 import selectors
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -195,7 +195,7 @@ class VirtualRuntime:
         return LocalQueue(spec)
 
     def start_worker(
-        self, name: str, device: int | None, roles: Mapping[RoleName, type], build: Build
+        self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
     ) -> list[Handle[Any]]:
         """Make the roles here."""
         made = build(list(roles))

@@ -34,11 +34,12 @@ def address() -> Iterator[str]:
 
 async def test_workers_of_a_cluster_answer_die_and_end(address: str) -> None:
     two = {("echo", 0): EchoRole, ("echo", 1): EchoRole}
-    placement = Placement({"rollout": (0,), "actor": (1,)})
-    with RayCluster(address, placement, gpu=False, start_timeout_s=120, call_timeout_s=60) as cluster:
-        first, second = cluster.start_worker("device[0]", 0, two, build_echoes)
-        (other,) = cluster.start_worker("device[1]", 1, {("echo", 2): EchoRole}, build_echoes)
-        (broken,) = cluster.start_worker("host", None, {("echo", 3): EchoRole}, fail_to_build)
+    placement = Placement({"rollout": (0, 1), "actor": (2,)})
+    limits = {"start_timeout_s": 120, "call_timeout_s": 60}
+    with RayCluster(address, placement, gpu=False, per_engine=2, **limits) as cluster:
+        first, second = cluster.start_worker("device[0,1]", (0, 1), two, build_echoes)
+        (other,) = cluster.start_worker("device[2]", (2,), {("echo", 2): EchoRole}, build_echoes)
+        (broken,) = cluster.start_worker("host", (), {("echo", 3): EchoRole}, fail_to_build)
         for handle in (first, other, broken):
             await handle.connected()
         assert await first.role.pid() == await second.role.pid() != await other.role.pid()

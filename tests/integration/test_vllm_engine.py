@@ -40,9 +40,10 @@ WAIT_S = 120.0
 
 
 @asynccontextmanager
-async def running(model: Qwen3ForCausalLM) -> AsyncIterator[VLLMRollout]:
+async def running(model: Qwen3ForCausalLM, **settings: int) -> AsyncIterator[VLLMRollout]:
     sampling = Sampling(max_tokens=40, temperature=0)
-    engine = VLLMRollout(model, sampling=sampling, slots=4, seed=0, clock=RealClock.starting_now(), name="here")
+    clock = RealClock.starting_now()
+    engine = VLLMRollout(model, sampling=sampling, slots=4, seed=0, clock=clock, name="here", **settings)
     processes = [psutil.Process(number) for number in engine.process_ids]
     try:
         async with asyncio.timeout(WAIT_S):
@@ -155,3 +156,30 @@ def test_every_schedule_runs_on_vllm_and_keeps_what_it_promises(runs: dict[str, 
 def test_samples_of_several_turns_are_on_vllm_what_their_trainer_reads(runs: dict[str, Path]) -> None:
     check_run(read_run(runs["vllm_turns"]))
     check_turns(runs["vllm_turns"])
+
+
+@pytest.mark.slow
+async def test_an_engine_over_two_devices_samples_as_one_does_and_takes_new_weights() -> None:
+    old, new = spread(build_model(TINY, seed=0)), spread(build_model(TINY, seed=1))
+    async with running(old, tensor_parallel=2) as engine:
+        assert len(engine.process_ids) == 3, "vLLM's core and its two workers"
+        work = requests(6)
+        for version, model in enumerate((old, new)):
+            if version:
+                await engine.load_weights(version, weights_of(model))
+            done = await generate(engine, work)
+            for request in work:
+                assert set(done[request.sample_id].versions) == {version}
+                assert_greedy(model, request, done[request.sample_id])
+        os.kill(engine.process_ids[-1], signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="engine here died"):
+            await engine.finished()
+
+
+@pytest.mark.slow
+def test_a_run_whose_engines_have_two_devices_each_keeps_what_it_promises(results: Path) -> None:
+    job = f"{SMALL} engine=vllm iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
+    job += " algorithm.micro_batch_groups=2 schedule=fully_async engine.tensor_parallel=2"
+    job += " cluster.devices=3 schedule.split.rollout=2"
+    (folder,) = bench_all(results, {"vllm_two_devices": job}).values()
+    check_run(read_run(folder))

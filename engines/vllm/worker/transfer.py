@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -15,14 +16,15 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from engines.vllm.weights import WORKER, broadcast, gloo_pair, shared_tensor
+from engines.vllm.weights import ADAPTER, broadcast, gloo_group, shared_tensor
 
 
 @dataclass
 class Rendezvous(WeightTransferInitInfo):
-    """store: the file at which two CPU processes meet; None on a GPU, where memory is mapped."""
+    """store: the file at which `size` CPU processes meet; None on a GPU, where memory is mapped."""
 
     store: str | None
+    size: int
     timeout_s: float
 
 
@@ -41,16 +43,18 @@ class BucketInfo(WeightTransferUpdateInfo):
 class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
     """Keeps what comes until it is complete, and changes the model only then: an update that breaks off leaves it as it
     was. On a GPU vLLM's layerwise reload makes of the weights what its kernels want; on a CPU, whose layers compute
-    with the plain weights, they are changed in place."""
+    with the plain weights, they are changed in place. Each of several workers gets all weights whole, of which the
+    model's own loading takes its part."""
 
     init_info_cls = Rendezvous
     update_info_cls = BucketInfo
-    _pair: torch.distributed.ProcessGroup | None = None
+    _group: torch.distributed.ProcessGroup | None = None
     _arrived: tuple[tuple[BucketInfo, torch.Tensor], ...] = ()
 
     def init_transfer_engine(self, init_info: Rendezvous) -> None:
         if init_info.store is not None:
-            self._pair = gloo_pair(init_info.store, WORKER, init_info.timeout_s)
+            rank = ADAPTER + 1 + get_tensor_model_parallel_rank()
+            self._group = gloo_group(init_info.store, rank, init_info.size, init_info.timeout_s)
 
     def start_weight_update(self) -> None:
         self._arrived = ()
@@ -61,11 +65,11 @@ class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
         self._synchronize()
 
     def receive_weights(self, update_info: BucketInfo) -> None:
-        if self._pair is None:
-            buffer = shared_tensor(update_info.handle, update_info.size).clone()
+        if self._group is None:
+            buffer = shared_tensor(update_info.handle, update_info.size).to(self.device, copy=True)
         else:
             buffer = torch.empty(update_info.size, dtype=torch.uint8)
-            broadcast(self._pair, buffer)
+            broadcast(self._group, buffer)
         self._arrived += ((update_info, buffer),)
 
     def finish_weight_update(self) -> None:
@@ -82,7 +86,7 @@ class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
             torch.accelerator.synchronize()
 
     def shutdown(self) -> None:
-        self._pair, self._arrived = None, ()
+        self._group, self._arrived = None, ()
 
 
 def unpacked(buffer: torch.Tensor, info: BucketInfo) -> Iterator[tuple[str, torch.Tensor]]:

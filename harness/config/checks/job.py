@@ -11,7 +11,13 @@ import psutil
 from engines import ENGINES
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.changes import as_arguments, changed
-from harness.config.checks.plugins import check_environment, check_plugins, engine_options, planned_options
+from harness.config.checks.plugins import (
+    check_environment,
+    check_plugins,
+    engine_options,
+    engine_takes_several_devices,
+    planned_options,
+)
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
@@ -72,6 +78,7 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
     try:
         _check_computable(config)
+        _check_engine_alone(config, placement)
         _check_devices(config, schedule, placement, machine, gpu)
         _check_instances(groups, machine, gpu)
         _check_nodes(schedule, placement, machine, gpu)
@@ -314,6 +321,17 @@ def _check_computable(config: JobConfig) -> None:
         raise HardwareMissing(refused)
 
 
+def _check_engine_alone(config: JobConfig, placement: Placement) -> None:
+    together = config.engine.tensor_parallel
+    others = {role for device in placement.devices["rollout"] for role in placement.roles_on(device)} - {"rollout"}
+    if together > 1 and others:
+        raise HardwareMissing(
+            f"engine.tensor_parallel={together}: a real engine of several devices shares them with no other role, and "
+            f"schedule={config.schedule.name} has {' and '.join(sorted(others))} there; set it to 1, give rollout "
+            "devices of its own (SCHEDULE=separated_sync), or BACKEND=virtual"
+        )
+
+
 def _check_devices(config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
     needed, threads = placement.total, config.cluster.threads_per_device
     there = machine.gpus if gpu else machine.cores // threads
@@ -442,8 +460,14 @@ def check_experts(model: ModelConfig) -> None:
 
 def only_simulated(config: JobConfig) -> str | None:
     """What keeps this job from running for real, whatever the machine."""
+    together, engine = config.engine.tensor_parallel, config.engine.name
+    if together > 1 and not engine_takes_several_devices(engine):
+        able = " or ".join(f"ENGINE={name}" for name in ENGINES if engine_takes_several_devices(name))
+        return (
+            f"engine.tensor_parallel={together} can be simulated only with engine={engine}, whose engines have one "
+            f"device each; set it to 1, {able}, or BACKEND=virtual"
+        )
     settings = {
-        "engine.tensor_parallel": (config.engine.tensor_parallel, 1),
         "training.pipeline_parallel": (config.training.pipeline_parallel, 1),
         "training.expert_parallel": (config.training.expert_parallel, 1),
     }

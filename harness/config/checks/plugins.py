@@ -40,6 +40,11 @@ def planned_options(config: JobConfig, share: EngineShare | None) -> Any | None:
     return options if within is None or share is None else within(options, share)
 
 
+def engine_takes_several_devices(name: str) -> bool:
+    """Whether one engine of this kind can run on several."""
+    return bool(getattr(_described(name), "TENSOR_PARALLEL", False))
+
+
 def check_environment(config: JobConfig) -> None:
     """Raises ConfigError where the engine says, by any error, that it cannot start here."""
     name = config.engine.name

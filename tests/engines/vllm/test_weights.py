@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.vllm.weights import ADAPTER, WORKER, Bucket, GlooLink, broadcast, buckets, gloo_pair
+from engines.vllm.weights import ADAPTER, Bucket, GlooLink, broadcast, buckets, gloo_group
 
 CPU = torch.device("cpu")
 WEIGHTS = {
@@ -54,23 +54,25 @@ def test_no_weights_are_no_bucket() -> None:
     assert list(buckets([], CPU, 1 << 20)) == []
 
 
-def test_a_bucket_arrives_as_it_was_sent() -> None:
-    link = GlooLink(timeout_s=60)
-    store = link.rendezvous()["store"]
-    with ThreadPoolExecutor(1) as worker:
-        joining = worker.submit(gloo_pair, store, WORKER, 60)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bucket_arrives_at_every_worker_as_it_was_sent(workers: int) -> None:
+    link = GlooLink(timeout_s=60, workers=workers)
+    store, size = link.rendezvous()["store"], link.rendezvous()["size"]
+    with ThreadPoolExecutor(workers) as pool:
+        joining = [pool.submit(gloo_group, store, ADAPTER + 1 + rank, size, 60) for rank in range(workers)]
         link.open()
-        pair = joining.result()
+        groups = [ends.result() for ends in joining]
         link.joined()
         assert not Path(store).parent.exists()
         for bucket in buckets(WEIGHTS.items(), CPU, 64):
-            arrived = torch.zeros(bucket.size, dtype=torch.uint8)
-            receiving = worker.submit(broadcast, pair, arrived)
+            arrived = [torch.zeros(bucket.size, dtype=torch.uint8) for _ in groups]
+            receiving = [pool.submit(broadcast, group, its) for group, its in zip(groups, arrived, strict=True)]
             link.send(bucket)
-            receiving.result()
-            assert torch.equal(arrived, bucket.buffer[: bucket.size])
+            for end, its in zip(receiving, arrived, strict=True):
+                end.result()
+                assert torch.equal(its, bucket.buffer[: bucket.size])
 
 
 def test_an_end_that_stays_away_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
-        gloo_pair(str(tmp_path / "store"), ADAPTER, timeout_s=0.2)
+        gloo_group(str(tmp_path / "store"), ADAPTER, 2, timeout_s=0.2)

@@ -381,7 +381,8 @@ def test_what_no_device_can_do_is_refused(settings: list[str], told: str) -> Non
     [
         (
             ["engine.tensor_parallel=2"],
-            "engine.tensor_parallel=2 can be simulated only; set it to 1, or BACKEND=virtual",
+            "engine.tensor_parallel=2 can be simulated only with engine=torch, whose engines have one device each; "
+            "set it to 1, ENGINE=vllm, or BACKEND=virtual",
         ),
         (["training.pipeline_parallel=2"], "training.pipeline_parallel=2 can be simulated only"),
         (
@@ -405,6 +406,19 @@ def test_what_can_be_simulated_only_is_refused_on_real_devices_and_simulated_oth
     assert str(caught.value).startswith(told)
     found = plan("backend=auto", *job, machine=MANY_CORES)
     assert found.backend == "virtual" and found.why.startswith(told)
+
+
+def test_an_engine_of_several_devices_has_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.config.checks.job.check_environment", lambda config: None)  # vLLM is not needed here
+    job = ["engine=vllm", "engine.tensor_parallel=2", "backend=real"]
+    apart = plan(*job, "cluster.devices=3", "schedule.split.rollout=2", machine=MANY_CORES)
+    assert (apart.backend, apart.placement.devices["rollout"]) == ("real", (0, 1))
+    with pytest.raises(ConfigError) as caught:
+        plan(*job, "schedule=colocate_sync", "cluster.devices=2", machine=MANY_CORES)
+    assert str(caught.value).startswith(
+        "engine.tensor_parallel=2: a real engine of several devices shares them with no other role, and "
+        "schedule=colocate_sync has actor"
+    )
 
 
 def test_costs_of_one_device_are_not_divided(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,9 +56,10 @@ def test_the_machine_has_as_many_as_are_visible_and_the_memory_of_the_smallest(m
 
 def test_a_worker_sees_its_device_as_the_user_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *four(), visible="GPU-d, 2")
-    assert [device_environment(device)["CUDA_VISIBLE_DEVICES"] for device in (0, 1, None)] == ["GPU-d", "2", ""]
+    assert [device_environment(devices)["CUDA_VISIBLE_DEVICES"] for devices in ((0,), (1,), ())] == ["GPU-d", "2", ""]
+    assert device_environment((1, 0)) == {"CUDA_VISIBLE_DEVICES": "2,GPU-d"}, "an engine over several"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert device_environment(3) == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert device_environment((3,)) == {"CUDA_VISIBLE_DEVICES": "3"}
 
 
 def test_instances_of_a_divided_gpu_are_devices_with_names_and_memory_of_their_own(
@@ -71,8 +72,8 @@ def test_instances_of_a_divided_gpu_are_devices_with_names_and_memory_of_their_o
         "NVIDIA H100 80GB HBM3, 81559 MiB",
     ]
     assert [gpu.instance for gpu in gpus()] == [True, True, False]
-    assert device_environment(1) == {"CUDA_VISIBLE_DEVICES": "MIG-eeeeeeee-2"}, "its index is that of the whole GPU"
-    assert device_environment(2) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert device_environment((1,)) == {"CUDA_VISIBLE_DEVICES": "MIG-eeeeeeee-2"}, "its index is that of the whole GPU"
+    assert device_environment((2,)) == {"CUDA_VISIBLE_DEVICES": "1"}
     assert this_machine().gpu_bytes == 9984 * MIB
     assert gpu_kind() is None, "of an instance no peak is known"
 

@@ -204,7 +204,7 @@ class Host:
 def test_a_role_of_this_process_is_called_as_one_far_away() -> None:
     async def main() -> None:
         host = ("host", 3)
-        (handle,) = VirtualRuntime().start_worker("here", None, {host: Host}, lambda roles: {host: Host(3, "hello")})
+        (handle,) = VirtualRuntime().start_worker("here", (), {host: Host}, lambda roles: {host: Host(3, "hello")})
         assert (handle.name, await handle.death()) == ("host[3]", None)
         assert await handle.role.greet("you") == "hello, you, from 3"
         with pytest.raises(KeyError, match="itself"):

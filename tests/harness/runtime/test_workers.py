@@ -46,7 +46,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRuntime]:
 
 @pytest.fixture
 def start(runtime: LocalRuntime, request: pytest.FixtureRequest) -> Start:
-    return lambda build=build_echoes, roles=TWO: runtime.start_worker(request.node.name, None, roles, build)
+    return lambda build=build_echoes, roles=TWO: runtime.start_worker(request.node.name, (), roles, build)
 
 
 def is_gone(pid: int) -> bool:
@@ -166,7 +166,7 @@ async def test_a_worker_that_exits_says_with_what(start: Start) -> None:
 
 
 async def test_a_worker_that_is_busy_is_alive_and_can_be_ended(runtime: LocalRuntime) -> None:
-    (only,) = runtime.start_worker("busy", None, {("echo", 0): EchoRole}, build_echoes)
+    (only,) = runtime.start_worker("busy", (), {("echo", 0): EchoRole}, build_echoes)
     pid = await only.role.pid()
     call = asyncio.create_task(only.role.block())
     await asyncio.sleep(0)
@@ -256,8 +256,8 @@ async def test_a_server_over_tcp_answers_likewise() -> None:
 async def test_leaving_the_runtime_closes_roles_and_ends_busy_workers_too(tmp_path: Path) -> None:
     with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=tmp_path) as runtime:
         runtime.stop_s = 0.5
-        idle = runtime.start_worker("idle", None, TWO, build_echoes)
-        busy = runtime.start_worker("busy", None, TWO, build_echoes)
+        idle = runtime.start_worker("idle", (), TWO, build_echoes)
+        busy = runtime.start_worker("busy", (), TWO, build_echoes)
         pids = [await idle[0].role.pid(), await busy[0].role.pid()]
         blocked = asyncio.create_task(busy[0].role.block())
         await asyncio.sleep(0)
@@ -275,7 +275,7 @@ from tests.support.worker_roles import EchoRole, build_echoes
 async def main(runtime):  # at the top of a script, without a guard: workers must not run it
     print("driver", flush=True)
     for worker in "ab":
-        (echo,) = runtime.start_worker(worker, None, {("echo", 0): EchoRole}, build_echoes)
+        (echo,) = runtime.start_worker(worker, (), {("echo", 0): EchoRole}, build_echoes)
         print(await echo.role.pid(), flush=True)
     await echo.role.block()
 
@@ -304,7 +304,7 @@ MODELS = ["harness.driver.build", "engines.torch.fsdp", "engines.torch.rollout",
 
 async def one_run(logs: Path, server: ForkServer) -> None:
     with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=logs, server=server) as runtime:
-        (echo,) = runtime.start_worker("worker", None, {("echo", 0): EchoRole}, build_echoes)
+        (echo,) = runtime.start_worker("worker", (), {("echo", 0): EchoRole}, build_echoes)
         print(await echo.role.pid(), flush=True)
         if logs.name == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
