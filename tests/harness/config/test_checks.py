@@ -157,7 +157,7 @@ def test_gpus_that_are_too_few_are_counted() -> None:
 def test_instances_of_a_divided_gpu_are_joined_to_no_group() -> None:
     divided = Machine(cores=64, gpus=2, gpu_bytes=40 * GIB, divided=True)
     said = refused(machine=divided)
-    assert "(MIG)" in said and "'weights'" in said and "SCHEDULE=colocate_sync DEVICES=1" in said
+    assert "(MIG)" in said and "'weights of actor[0]'" in said and "SCHEDULE=colocate_sync DEVICES=1" in said
     assert plan("schedule=colocate_sync", "cluster.devices=1", machine=divided).gpu
     assert not plan("cluster.kind=cpu", machine=divided).gpu
 
