@@ -39,7 +39,7 @@ class Process:
 class Sender:
     incomplete = None
 
-    def __init__(self, process: Process, *_: Any) -> None:
+    def __init__(self, process: Process, *_: Any, **__: Any) -> None:
         self.process = process
 
     async def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
