@@ -52,6 +52,7 @@ METRIC_NAMES = frozenset(
         "train/learning_rate",
         "train/skipped_steps",
         "policy/kl_ref",
+        "policy/kl_coef",
         "policy/entropy",
         "policy/clip_fraction",
         "policy/ratio_max",

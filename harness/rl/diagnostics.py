@@ -76,8 +76,9 @@ def add_diagnostics(one: dict[str, float], other: dict[str, float]) -> dict[str,
 def policy_metrics(sums: dict[str, float]) -> dict[str, float]:
     """The `policy/*` metrics of everything added up; means are over tokens, KL and entropy in nats.
 
-    `scored` and `scored_lag`, where the actor adds them, are samples with recomputed log-probs and the iterations by
-    which these are behind the trainer's weights.
+    Where the actor adds them, `scored` and `scored_lag` are samples with recomputed log-probs and the iterations by
+    which these are behind the trainer's weights; `kl_samples` and `kl_coef` samples whose rewards are less their KL,
+    and its coefficients.
     """
     metrics = {
         "policy/clip_fraction": sums["clipped"] / max(1.0, sums["tokens"]),
@@ -91,4 +92,6 @@ def policy_metrics(sums: dict[str, float]) -> dict[str, float]:
         metrics["policy/mismatch_kl"] = sums["mismatch"] / sums["mismatch_tokens"]
     if sums.get("scored"):
         metrics["policy/proximal_lag"] = sums["scored_lag"] / sums["scored"]
+    if sums.get("kl_samples"):
+        metrics["policy/kl_coef"] = sums["kl_coef"] / sums["kl_samples"]
     return metrics

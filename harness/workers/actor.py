@@ -141,7 +141,7 @@ class ActorRole(ComputingRole, SendingWorker):
             async with turn():
                 start = self.clock.now()
                 sums = await self.engine.accumulate(train_batch(batch, iteration, self.mask_truncated))
-                report.sums = add_diagnostics(report.sums, sums | (_scored_ago(batch, iteration) if first else {}))
+                report.sums = add_diagnostics(report.sums, sums | (_of_samples(batch, iteration) if first else {}))
                 self._note(report, "update_actor", start, self.clock.now(), iteration)
             since_step += len(batch.rows)
             if rows is not None and since_step > rows:
@@ -241,13 +241,17 @@ def train_batch(batch: Batch, version: int, mask_truncated: bool = False) -> Tra
     )
 
 
-def _scored_ago(batch: Batch, iteration: int) -> dict[str, float]:
-    """How many versions the policy behind `old_log_probs` is behind the trainer's, summed over samples."""
-    old = batch.columns.get("old_version")
-    if old is None:
-        return {}
-    assert isinstance(old, np.ndarray)
-    return {"scored": float(len(old)), "scored_lag": float((iteration - old).sum())}
+def _of_samples(batch: Batch, iteration: int) -> dict[str, float]:
+    """Summed over samples: how many versions the policy behind `old_log_probs` is behind the trainer's, and the
+    coefficients with which the KL was taken off the rewards."""
+    sums: dict[str, float] = {}
+    if "old_version" in batch.columns:
+        old = batch.dense("old_version")
+        sums |= {"scored": float(len(old)), "scored_lag": float((iteration - old).sum())}
+    if "kl_coef" in batch.columns:
+        coefficients = batch.dense("kl_coef")
+        sums |= {"kl_samples": float(len(coefficients)), "kl_coef": float(coefficients.sum(dtype=np.float64))}
+    return sums
 
 
 def _trained_rows(batch: Batch, at: float) -> TrainedRows:

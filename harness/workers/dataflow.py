@@ -3,7 +3,7 @@
     prompts ─ prompt, answer, admitted_at ─┐
     rollout ─ response, loss_mask, log_probs, versions, engine, started_at, finished_at, finish_reason, turns,
        │      environment_reward
-       ├─> reward      ─ reward, exact_match, reward_failed, (score_extras) ─> advantages ─ advantage
+       ├─> reward      ─ reward, exact_match, reward_failed, (score_extras) ─> advantages ─ advantage, (kl_coef)
        ├─> reference   ─ ref_log_probs
        ├─> actor_fwd   ─ old_log_probs, old_version
        └─> actor reads all of them
@@ -49,6 +49,7 @@ REWARD_COLUMNS = {
 }
 EXTRA_COLUMNS = {"score_extras": ColumnSpec("float64", ragged=True)}
 ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32")}
+REWARD_KL_COLUMNS = {"kl_coef": ColumnSpec("float32")}  # with which the KL was taken off the reward
 REFERENCE_COLUMNS = {"ref_log_probs": ColumnSpec("float32", ragged=True)}
 OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version": ColumnSpec("int32")}
 
@@ -125,6 +126,9 @@ def queue_spec(
             ("reward", *advantages_read), policy="fifo" if batches_compared else "ready", whole_groups=True
         ),
     }
+    if "ref_log_probs" in advantages_read:
+        columns |= REWARD_KL_COLUMNS
+        trained += REWARD_KL_COLUMNS
     if "reference" in roles:
         columns |= REFERENCE_COLUMNS
         trained += REFERENCE_COLUMNS

@@ -190,7 +190,7 @@ class AdvantageStage(Stage):
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
-        lengths = self._lengths(batch)
+        lengths, told = self._lengths(batch), dict[str, Column]()
         if self.shaping is not None:
             assert lengths is not None, "the queue's task asks for them where rewards are shaped"
             rewards = self.shaping(rewards, lengths)
@@ -198,11 +198,12 @@ class AdvantageStage(Stage):
             columns = (batch.ragged(name) for name in ("log_probs", "ref_log_probs", "loss_mask"))
             log_probs, reference, mask = (torch.from_numpy(column.values) for column in columns)
             tokens = torch.from_numpy(batch.ragged("loss_mask").lengths)
+            told["kl_coef"] = np.full(len(batch.rows), self.reward_kl.coefficient, np.float32)
             rewards = self.reward_kl(rewards, log_probs, reference, mask, tokens)
         advantages = self.advantages(rewards, lengths)
         if advantages.shape != rewards.shape:
             raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
-        return {"advantage": advantages.float().flatten().numpy()}
+        return told | {"advantage": advantages.float().flatten().numpy()}
 
     def _lengths(self, batch: Batch) -> torch.Tensor | None:
         """Sampled tokens of each, int64 [groups, n]; None where they are not read."""

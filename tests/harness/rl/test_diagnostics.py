@@ -52,6 +52,13 @@ def test_the_proximal_policy_is_as_old_as_the_samples_say_on_average() -> None:
     assert "policy/proximal_lag" not in policy_metrics(common)
 
 
+def test_the_coefficient_of_the_kl_in_rewards_is_its_mean_over_samples() -> None:
+    one = torch.zeros(1, 1)
+    common = diagnostics(one, one, one, one == 0)
+    parts = [common | {"kl_samples": 1.0, "kl_coef": 0.4}, common | {"kl_samples": 3.0, "kl_coef": 0.4}]
+    assert policy_metrics(functools.reduce(add_diagnostics, parts, {}))["policy/kl_coef"] == pytest.approx(0.2)
+
+
 def test_micro_batches_add_up_to_the_whole() -> None:
     random = torch.Generator().manual_seed(0)
     values = {

@@ -326,6 +326,7 @@ async def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_to_the_reference
         costs = [0.5 * float(((one - other) ** 2).sum()) for one, other in zip(sampled, reference_, strict=True)]
         expected = batch.dense("reward") - coefficients[-1] * np.array(costs)
         np.testing.assert_allclose(batch.dense("advantage"), expected, rtol=1e-5, atol=1e-6)
+        assert batch.dense("kl_coef").tolist() == [pytest.approx(coefficients[-1])] * ROWS
     assert coefficients == [0.5, pytest.approx(0.5 * (1 + 0.2 / 4))]
 
 
