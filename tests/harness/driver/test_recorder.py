@@ -127,9 +127,10 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/kl_ref",
         "policy/mismatch_kl",
         "policy/proximal_lag",
+        "policy/rejected",
         "throughput/mfu",
         *(name for name in METRIC_NAMES if name.startswith("turns/")),
-    }  # no reference, no recomputed log-probs, no environment in these reports
+    }  # no reference, no recomputed log-probs, no rejection, no environment in these reports
     phases = {name for name in METRIC_NAMES if name.startswith(("time/", "eval/"))}
     assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
     assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)
