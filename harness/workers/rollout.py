@@ -126,6 +126,9 @@ class RolloutRole(EngineWorker):
 
         Returns the last spans only: `take_spans` hands the others out while the run goes on.
         """
+        if self.shares_device:
+            async with self.turns.turn(f"{self.consumer}.wake"):
+                await self.engine.wake()  # it started first, and sleeps until it has something to do
         await self._run([None], self.stream_share)
         return await self.take_spans()
 

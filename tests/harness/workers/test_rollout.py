@@ -54,6 +54,18 @@ async def test_an_engine_that_shares_its_device_takes_it_for_a_batch_and_gives_i
     assert engine.awake is not shares_device
 
 
+async def test_an_engine_that_sleeps_since_its_start_wakes_where_it_streams() -> None:
+    queue, engine = CountingQueue(), HandEngine()
+    await queue.admit(0)
+    await queue.close()
+    await engine.sleep()
+    running = asyncio.create_task(rollout_role(engine, queue, shares_device=True).stream())
+    await settle()
+    assert engine.awake and engine.running == ROWS
+    engine.finish(list(engine.held))
+    await running
+
+
 async def test_engines_may_be_at_different_batches_at_the_same_time() -> None:
     queue, engines = CountingQueue(), [HandEngine(), HandEngine()]
     half = ROWS // 2 // GROUP * GROUP
