@@ -124,6 +124,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     first, second = load_metrics(run.path)
     idle = {f"idle/{role}" for role in (*PLACEMENT.devices, *HOST_ROLES)}
     absent = {
+        "policy/kl_coef",
         "policy/kl_ref",
         "policy/mismatch_kl",
         "policy/proximal_lag",
