@@ -231,11 +231,12 @@ def _offloaded(config: JobConfig, rank: RankMemory, setting: Setting) -> Item | 
 
 
 def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: Setting) -> list[Item]:
-    """Two buckets, or on devices that engines share one parameter at a time, gathered."""
+    """Two buckets; what is gathered of one while it is copied to the host; or on devices that engines share one
+    parameter at a time, gathered."""
     if setting.transport == "local":
         return [Item("a parameter, gathered", _largest(config) if rank.sharded else 0.0, ("publish",))]
     if setting.transport == "host_staged":
-        return [Item("a parameter, gathered", _largest(config), ("publish",))]
+        return [Item("a bucket, gathered", _buckets(config) / 2, ("publish",))]
     return [Item("transfer buckets", _buckets(config), phases)]
 
 

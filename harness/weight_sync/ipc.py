@@ -196,7 +196,7 @@ class _SlotEnd(BucketEnd):
     def _synchronise(self) -> None:
         """Wait for what the device copies."""
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+            torch.cuda.synchronize(self._device)
 
     def _finish(self) -> None:
         self._switch()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -115,8 +116,11 @@ def pack(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.T
     """Bring each parameter of the bucket into `buffer` (uint8 [>= bucket.bytes]) of training rank `owner`.
 
     Gathering a DTensor is a collective of the training world, so every rank calls this; those that do not send this
-    bucket pass None and keep nothing. Into pinned memory it may still be copied when this returns.
+    bucket pass None and keep nothing. Into pinned memory it may still be copied when this returns; the next call waits
+    for that, so that no more than a bucket of gathered tensors waits on a device.
     """
+    if buffer is not None and buffer.is_pinned():
+        torch.cuda.synchronize()
     for spec in bucket.tensors:
         _place(spec, parameters[spec.name], buffer, owner)
 
@@ -210,7 +214,7 @@ def _gather_into(parameter: torch.Tensor, place: torch.Tensor | None, owner: int
         return
     full = data.full_tensor()
     if place is not None:
-        place.copy_(full, non_blocking=place.is_pinned())
+        _bring(full, place)
 
 
 def _gather_rows_into(data: DTensor, place: torch.Tensor | None, owner: int) -> None:
@@ -232,7 +236,26 @@ def _gather_rows_into(data: DTensor, place: torch.Tensor | None, owner: int) -> 
         shard = part(rank)
         _exchange(dist.P2POp(dist.irecv, shard, dist.get_global_rank(group, rank), group), shard.numel())
     if full is not place:
-        place.copy_(full, non_blocking=place.is_pinned())
+        _bring(full, place)
+
+
+def _bring(full: torch.Tensor, place: torch.Tensor) -> None:
+    """Copy what was gathered. From a GPU into pinned memory on a stream of its own: on the current one, this rank's
+    shards of the next bucket would not leave before, and no two ranks would copy at once."""
+    if not (full.is_cuda and place.is_pinned()):
+        place.copy_(full)
+        return
+    copies = _copies(full.device)
+    copies.wait_stream(torch.cuda.current_stream(full.device))
+    with torch.cuda.stream(copies):
+        place.copy_(full, non_blocking=True)
+    full.record_stream(copies)  # its memory is not given to others before
+
+
+@cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    """The stream of copies from this device to pinned memory."""
+    return torch.cuda.Stream(device)
 
 
 def _exchange(operation: dist.P2POp, numbers: int) -> None:

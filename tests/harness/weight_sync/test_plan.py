@@ -18,7 +18,18 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.weight_sync.plan import TransferError, TransferPlan, digest, digests, pack, plan_transfer, unpack, verify
+from harness.weight_sync.plan import (
+    TransferError,
+    TransferPlan,
+    _bring,
+    _copies,
+    digest,
+    digests,
+    pack,
+    plan_transfer,
+    unpack,
+    verify,
+)
 from tests.support.processes import run_in_processes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -129,6 +140,45 @@ def test_what_was_packed_does_not_change_with_the_parameter() -> None:
     parameters["a"].zero_()
     ((_, arrived),) = unpack(bucket, buffer)
     assert arrived.tolist() == [1, 1, 1]
+
+
+def test_what_was_gathered_on_a_gpu_is_copied_to_pinned_memory_beside_what_the_gpu_does_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By what CUDA is asked for: after what made the tensor, whose memory is kept until then."""
+    calls: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        def wait_stream(self, other: str) -> None:
+            calls.append(f"wait for {other}")
+
+        def __enter__(self) -> None:
+            calls.append("begin")
+
+        def __exit__(self, *_: object) -> None:
+            calls.append("end")
+
+    class Tensor:
+        is_cuda, device = True, torch.device("cuda", 7)
+
+        def is_pinned(self) -> bool:
+            return True
+
+        def copy_(self, other: object, *, non_blocking: bool = False) -> None:
+            calls.append(f"copy {non_blocking}")
+
+        def record_stream(self, stream: Stream) -> None:
+            calls.append("keep")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current one")
+    _bring(Tensor(), Tensor())  # type: ignore[arg-type]
+    _copies.cache_clear()
+    assert calls == ["wait for the current one", "begin", "copy True", "end", "keep"]
 
 
 # --- digests ---------------------------------------------------------------------------------------------------------
