@@ -42,7 +42,7 @@ class Run:
 
     def new_coordinator(self) -> Coordinator:
         return Coordinator(
-            [self.handles["trainer"]],
+            self.trainers,
             fleet=Fleet([self.handles["engine0"], self.handles["engine1"]], on_lost=self.on_lost, notify=self.hear),
             transport=GroupTransport(self.transport, "127.0.0.1", self.timeout_s),
             bucket_bytes=BUCKET_BYTES,
@@ -50,11 +50,16 @@ class Run:
             retry=self.retry,
         )
 
+    @property
+    def trainers(self) -> list[ProcessHandle]:
+        return [handle for name, handle in self.handles.items() if name.startswith("trainer")]
+
     def hear(self, engine: str, what: str, why: str) -> None:
         self.lost.append(why)
 
     async def publish(self, version: int) -> None:
-        await self.handles["trainer"].role.become(version)
+        for trainer in self.trainers:
+            await trainer.role.become(version)
         await self.coordinator.publish(version)
 
     async def serves(self, engine: str, version: int) -> None:
@@ -70,10 +75,13 @@ def running(
     trainer_dies: Fault | None = None,
     damages: Fault | None = None,
     engine_dies: Fault | None = None,
+    second_trainer_dies: Fault | None = None,
     timeout_s: float = 240.0,
 ) -> Iterator[Run]:
+    second = {"trainer1": partial(Trainer, second_trainer_dies, None)} if second_trainer_dies else {}
     makers = {
         "trainer": partial(Trainer, trainer_dies, damages),
+        **second,
         "engine0": partial(Engine, None),
         "engine1": partial(Engine, engine_dies),
     }
@@ -117,6 +125,21 @@ async def test_a_sender_that_dies_in_mid_transfer_ends_the_run_and_the_old_versi
         await run.publish(1)
         with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="trainer died during publish")):
             await run.publish(2)
+        assert run.coordinator.versions == {"engine0": 1, "engine1": 1}
+        for engine in ("engine0", "engine1"):
+            await run.serves(engine, 1)
+
+
+@pytest.mark.parametrize("transport", ["collective", "host_staged"])
+async def test_one_of_two_senders_that_dies_ends_the_run_and_no_end_waits_for_it(transport: Transport) -> None:
+    with running(transport, second_trainer_dies=Fault(version=2)) as run:
+        await run.coordinator.connect()
+        await run.publish(1)
+        for engine in ("engine0", "engine1"):
+            await run.serves(engine, 1)
+        with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="trainer1 died during publish"), match="version 2"):
+            async with asyncio.timeout(60):
+                await run.publish(2)
         assert run.coordinator.versions == {"engine0": 1, "engine1": 1}
         for engine in ("engine0", "engine1"):
             await run.serves(engine, 1)
