@@ -196,7 +196,7 @@ def _counter(count: Callable[[int], None]) -> Callable[..., StatLoggerBase]:
 
 
 def _arguments(
-    model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int
+    model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int = 1
 ) -> dict[str, Any]:
     """Of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and top_p."""
     from engines.vllm.weights import BACKEND

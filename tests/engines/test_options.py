@@ -109,6 +109,7 @@ def test_vllm_asks_for_what_it_will_take(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (asked["kv_cache_memory_bytes"], asked["gpu_memory_utilization"]) == (40_000, 0.55)
     assert _arguments(model, 4, CPU, planned)["kv_cache_memory_bytes"] == 40_000
     assert _arguments(model, 4, CPU, vllm.Options())["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 4
+    assert _arguments(model, 4, CPU, vllm.Options(), 2)["kv_cache_memory_bytes"] == 5 * 64 * 2 * 1 * 32 * 4, "of each"
     weights = 2 * sum(parameter.nbytes for parameter in model.parameters())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 40 * weights))
     alone = _arguments(model, 4, GPU, vllm.Options())
