@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,8 @@ class SimulatedOffer:
     def receiver(
         self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
     ) -> SimulatedReceiver:
-        return SimulatedReceiver(self.times, self.clock)
+        staged = previous.kept if isinstance(previous, SimulatedReceiver) else frozenset[int]()
+        return SimulatedReceiver(self.times, self.clock, staged)
 
 
 class SimulatedSender:
@@ -90,11 +91,16 @@ class SimulatedSender:
 
 
 class SimulatedReceiver:
-    """Yields no tensors."""
+    """Yields no tensors. staged: versions that are there from before its transport was connected anew."""
 
-    def __init__(self, times: TransferTimes, clock: Clock) -> None:
+    def __init__(self, times: TransferTimes, clock: Clock, staged: Collection[int] = ()) -> None:
         self._times, self._clock = times, clock
-        self._staged: set[int] = set()
+        self._staged = set(staged)
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """Versions that have arrived, and were not loaded."""
+        return frozenset(self._staged)
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())

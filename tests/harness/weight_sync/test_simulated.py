@@ -50,6 +50,18 @@ def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
     run_virtual(main())
 
 
+def test_a_receiver_that_joins_anew_still_has_what_had_arrived() -> None:
+    """An engine that comes back has all connect again, and some have not loaded the version before."""
+
+    async def main() -> None:
+        offer = SimulatedOffer(TransferPlan(()), TIMES, VirtualClock(asyncio.get_running_loop()))
+        before = offer.receiver(0, torch.device("cpu"))
+        await before.stage(1)
+        assert list(offer.receiver(1, torch.device("cpu"), before).staged(1)) == []
+
+    run_virtual(main())
+
+
 class Worker:
     """Notes what the transport asks of it."""
 
