@@ -44,7 +44,7 @@ def _of_groups(compare: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 @_of_groups
-def group_advantages(rewards: torch.Tensor, *, divide_by_std: bool = True, unbiased: bool = True) -> torch.Tensor:
+def group_advantages(rewards: torch.Tensor, *, divide_by_std: bool = True, unbiased: bool = False) -> torch.Tensor:
     """A_ij = (r_ij - mean_j r_ij) / (std_j r_ij + 1e-6): GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2.
 
     unbiased: the standard deviation is that of a sample, over n - 1, as in verl, slime and TRL; else the population's.

@@ -11,13 +11,13 @@ def test_advantages_have_mean_zero_and_deviation_one_in_every_group() -> None:
     rewards = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
     advantages = group_advantages(rewards)
     torch.testing.assert_close(advantages.mean(1), torch.zeros(5), atol=1e-6, rtol=0)
-    torch.testing.assert_close(advantages.std(1), torch.ones(5), atol=1e-4, rtol=0)
+    torch.testing.assert_close(advantages.std(1, unbiased=False), torch.ones(5), atol=1e-4, rtol=0)
 
 
 def test_one_right_answer_of_four_by_hand() -> None:
     rewards, ahead = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([[3.0, -1.0, -1.0, -1.0]])
-    torch.testing.assert_close(group_advantages(rewards), ahead / 2, rtol=1e-5, atol=0)
-    torch.testing.assert_close(group_advantages(rewards, unbiased=False), ahead / 3**0.5, rtol=1e-5, atol=0)
+    torch.testing.assert_close(group_advantages(rewards, unbiased=True), ahead / 2, rtol=1e-5, atol=0)
+    torch.testing.assert_close(group_advantages(rewards), ahead / 3**0.5, rtol=1e-5, atol=0)
 
 
 def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
