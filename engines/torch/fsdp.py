@@ -151,6 +151,7 @@ class FSDPEngine:
     def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
         algorithm, lengths = self._algorithm, batch.responses.lengths
         log_probs, entropies = self._scorer(batch.prompts, batch.responses)
+        log_probs = log_probs.view_as(log_probs)  # has none of the hooks with which FSDP begins a backward pass
         mask = torch.ones_like(log_probs, dtype=torch.bool) if batch.mask is None else self._there(batch.mask.values)
         behaviour = self._there(batch.behaviour_log_probs.values)
         advantages = self._there(np.repeat(batch.advantages, lengths))
@@ -163,6 +164,7 @@ class FSDPEngine:
         rows = self._there(lengths)
         kept = mask if self._rejection is None else self._rejection(log_probs.detach(), behaviour, mask, rows)
         losses = self._policy_loss(log_probs, behaviour, advantages, kept, lengths=rows, **proximal)
+        gradients = token_gradients(losses, log_probs)
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
         if algorithm.has_loss_kl and reference is not None:
             losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, kept)
@@ -187,9 +189,7 @@ class FSDPEngine:
             reference_log_probs=reference,
             old_log_probs=old,
             same_version=same_version,
-            gradients=token_gradients(
-                self._policy_loss, log_probs, behaviour, advantages, kept, lengths=rows, **proximal
-            ),
+            gradients=gradients,
             unbounded=unbounded_weights(algorithm, log_probs, behaviour, mask, rows),
         )
 

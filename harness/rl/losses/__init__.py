@@ -77,10 +77,8 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
 
     def called(*tensors: torch.Tensor, **given: Any) -> torch.Tensor:
         """What a loss of the user's says off the mask does not count."""
-        per_token, mask = (
-            loss(*tensors, **settings, **options, **{name: given.get(name) for name in wanted}),
-            tensors[3],
-        )
+        mask = tensors[3]
+        per_token = loss(*tensors, **settings, **options, **{name: given.get(name) for name in wanted})
         if per_token.shape != mask.shape:
             raise ValueError(f"the loss must be {list(mask.shape)}, not {list(per_token.shape)}")
         return per_token.masked_fill(~mask, 0.0) if is_path(name) else per_token
@@ -88,11 +86,10 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     return called
 
 
-def token_gradients(loss: PolicyLoss, log_probs: torch.Tensor, *others: torch.Tensor, **given: Any) -> torch.Tensor:
-    """Of the sum of this loss by each log-prob: what the correction makes of a token. float32, of that shape."""
-    leaf = log_probs.detach().requires_grad_()
-    with torch.enable_grad():
-        (gradients,) = torch.autograd.grad(loss(leaf, *others, **given).sum(), leaf)
+def token_gradients(losses: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
+    """Of the sum of losses by each log-prob that they were made of: what the correction makes of a token. Leaves their
+    graph as it was."""
+    (gradients,) = torch.autograd.grad(losses.sum(), log_probs, retain_graph=True)
     return gradients
 
 

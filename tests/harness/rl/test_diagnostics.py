@@ -160,14 +160,14 @@ def test_what_a_correction_leaves_out_and_cuts_is_counted_by_what_it_does(correc
         given = {"proximal_log_probs": torch.full((13,), 1.0)}  # e of what sampled: beyond the cap
     else:
         given = {"proximal_log_probs": None}  # type: ignore[dict-item]
+    log_probs.requires_grad_()
+    losses = policy_loss(algorithm)(log_probs, behaviour, advantages, mask, lengths=lengths, **given)
     sums = diagnostics(
         log_probs,
         behaviour,
         advantages,
         mask,
-        gradients=token_gradients(
-            policy_loss(algorithm), log_probs, behaviour, advantages, mask, lengths=lengths, **given
-        ),
+        gradients=token_gradients(losses, log_probs),
         unbounded=unbounded_weights(algorithm, log_probs, behaviour, mask, lengths),
     )
     assert (sums["left_out"], sums.get("cut")) == (left_out, cut)
