@@ -38,6 +38,11 @@ def pieces(name: str, shape: tuple[int, ...]) -> list[Piece]:
     ]
 
 
+def file_names(name: str, shape: tuple[int, ...]) -> list[str]:
+    """Of all that a parameter of the model consists of."""
+    return [piece.name for piece in pieces(name, shape)] or [name]
+
+
 def apart(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The same weights, whole, by their names in files; those of experts are views."""
     for name, tensor in weights:

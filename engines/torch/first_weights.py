@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -82,13 +83,15 @@ class SavedWeights:
 
     def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
         """As the protocol says."""
-        shapes = self.shapes()
-        of_experts = {name: _overlapping(pieces(name, shapes[name]), part) for name, part in wanted.items()}
+        of_experts = {
+            name: _overlapping(pieces(name, self.shapes[name]), part)
+            for name, part in wanted.items()
+            if name not in self._files
+        }
         needed = [piece.name for found in of_experts.values() for piece in found]
-        needed += [name for name in wanted if name in self._files]
-        with _opened({self._files[name] for name in needed}) as handles:
+        with _opened({self._files[name] for name in (*needed, *(wanted.keys() - of_experts.keys()))}) as handles:
             for name, part in wanted.items():
-                if name in self._files:
+                if name not in of_experts:
                     yield name, handles[self._files[name]].get_slice(name)[part]
                 else:
                     experts, rows, columns = part
@@ -98,6 +101,7 @@ class SavedWeights:
                     ]
                     yield name, torch.cat(read).view(experts.stop - experts.start, rows.stop - rows.start, -1)
 
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every parameter in the files."""
         with _opened(set(self._files.values())) as handles:
@@ -108,8 +112,6 @@ class SavedWeights:
 
 def _overlapping(of_experts: Sequence[Piece], part: Part) -> list[Piece]:
     """Those with something of the part."""
-    if not of_experts:
-        return []
     experts, rows, _ = part
     return [
         piece

@@ -121,7 +121,7 @@ def _saved(model: PreTrainedModel, folder: Path) -> SavedWeights | None:
         return None
     needed = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     known = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    shapes = saved.shapes()
+    shapes = saved.shapes
     parameters_alone = known.keys() == dict(model.named_parameters(remove_duplicate=False)).keys()
     return saved if parameters_alone and needed.items() <= shapes.items() <= known.items() else None
 

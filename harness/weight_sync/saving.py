@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engines.experts import apart, pieces
+from engines.experts import apart, file_names
 from harness.weight_sync.plan import gathered
 
 SHARD_BYTES = 5_000_000_000
@@ -37,7 +37,7 @@ def save_weights(folder: Path, parameters: Mapping[str, torch.Tensor], *, write:
                 file_name: file
                 for file, names in shards.items()
                 for name in names
-                for file_name in _in_files(parameters, name)
+                for file_name in file_names(name, tuple(parameters[name].shape))
             },
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -56,11 +56,6 @@ def cut(parameters: Mapping[str, torch.Tensor], most: int) -> dict[str, list[str
     if len(parts) == 1:
         return {"model.safetensors": parts[0]}
     return {f"model-{k:05}-of-{len(parts):05}.safetensors": names for k, names in enumerate(parts, start=1)}
-
-
-def _in_files(parameters: Mapping[str, torch.Tensor], name: str) -> list[str]:
-    """The names of what is written of a parameter."""
-    return [piece.name for piece in pieces(name, tuple(parameters[name].shape))] or [name]
 
 
 def _bytes(tensor: torch.Tensor) -> int:
