@@ -7,6 +7,7 @@ are padded, as all others of a pass are, and each token adds what its experts sa
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,15 +23,12 @@ def use_padded_experts(model: PreTrainedModel, rows: int) -> None:
     """From now on the experts of `model` compute for a multiple of `rows` tokens."""
     from transformers.integrations.moe import ExpertsInterface
 
-    def padded(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return padded_experts(module, hidden, chosen, weights, rows)
-
-    ExpertsInterface.register(f"{NAME}_{rows}", padded)
-    model.set_experts_implementation(f"{NAME}_{rows}")
+    ExpertsInterface.register(NAME, partial(padded_experts, rows=rows))
+    model.set_experts_implementation(NAME)
 
 
 def padded_experts(
-    module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, rows: int
+    module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, rows: int
 ) -> torch.Tensor:
     """The experts of one layer: sum_k weights_k expert_k(x), [tokens, hidden].
 
