@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -70,8 +70,9 @@ def answered(work: Callable[[], int], errors: Console) -> int:
     except Exception as failure:
         from harness.runtime.runtime import parts_of
 
-        if not (losses := _losses(failure)):
-            raise next(parts_of(failure)) from None  # the rest was cancelled because of it
+        parts = list(parts_of(failure))
+        if not (losses := _losses(parts)):
+            raise parts[0] from None  # the rest was cancelled because of it
         # What else failed is how others met a death.
         errors.print("\n".join(losses), style="red", markup=False, highlight=False, soft_wrap=True)
         errors.print(_AGAIN, style="yellow", soft_wrap=True)
@@ -83,11 +84,11 @@ def command(name: str) -> Command:
     return run
 
 
-def _losses(failure: Exception) -> list[str]:
+def _losses(failures: Iterable[Exception]) -> list[str]:
     """What died, in the words of those who noticed: a worker, an engine, the queue behind its connection."""
     from harness.protocols import EngineDied
-    from harness.runtime.runtime import WorkerDied, parts_of
+    from harness.runtime.runtime import WorkerDied
     from harness.weight_sync.membership import LostEngine
 
     losses = WorkerDied | EngineDied | LostEngine | ConnectionError
-    return list(dict.fromkeys(str(part) for part in parts_of(failure) if isinstance(part, losses)))
+    return list(dict.fromkeys(str(part) for part in failures if isinstance(part, losses)))

@@ -86,6 +86,13 @@ def assert_greedy(model: Qwen3ForCausalLM, request: Request, completion: Complet
     assert best.tolist() == completion.tokens.tolist()
 
 
+def assert_all_greedy(model: Qwen3ForCausalLM, work: list[Request], done: dict[int, Completion], version: int) -> None:
+    """What `model`, as this version, says to each."""
+    for request in work:
+        assert set(done[request.sample_id].versions) == {version}
+        assert_greedy(model, request, done[request.sample_id])
+
+
 @pytest.mark.parametrize("tied", [True, False])
 async def test_small_heads_and_weights_in_many_buckets_give_the_tokens_of_transformers(
     tied: bool, monkeypatch: pytest.MonkeyPatch
@@ -106,10 +113,7 @@ async def test_small_heads_and_weights_in_many_buckets_give_the_tokens_of_transf
         for version, model in enumerate((old, new)):
             if version:
                 await engine.load_weights(version, weights_of(model))
-            done = await generate(engine, work)
-            for request in work:
-                assert set(done[request.sample_id].versions) == {version}
-                assert_greedy(model, request, done[request.sample_id])
+            assert_all_greedy(model, work, await generate(engine, work), version)
     assert len(sizes) > 10
 
 
@@ -167,10 +171,7 @@ async def test_an_engine_over_two_devices_samples_as_one_does_and_takes_new_weig
         for version, model in enumerate((old, new)):
             if version:
                 await engine.load_weights(version, weights_of(model))
-            done = await generate(engine, work)
-            for request in work:
-                assert set(done[request.sample_id].versions) == {version}
-                assert_greedy(model, request, done[request.sample_id])
+            assert_all_greedy(model, work, await generate(engine, work), version)
         os.kill(engine.process_ids[-1], signal.SIGKILL)
         with pytest.raises(RuntimeError, match="engine here died"):
             await engine.finished()
