@@ -21,7 +21,7 @@ from harness.runtime.runtime import RoleName
 from harness.tasks import environment_of
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import PacedRole
-from harness.workers.actor import ONE_STEP, ActorRole, Updates
+from harness.workers.actor import ActorRole
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
@@ -42,6 +42,7 @@ from harness.workers.stages import (
     RewardStage,
     TrainersLogProbStage,
 )
+from harness.workers.training import ONE_STEP, Updates
 from harness.workers.turns import Turns
 from schedules import Order
 

@@ -21,10 +21,11 @@ from harness.transfer_queue import Ragged, TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from harness.weight_sync.membership import Fleet
-from harness.workers.actor import ActorRole, TrainReport, one_report_per_group
+from harness.workers.actor import ActorRole
 from harness.workers.dataflow import partition_name, text_column
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import Stage
+from harness.workers.training import TrainReport, one_report_per_group
 from schedules.protocol import PauseMode, Rollout
 
 _RECORD_AFTER_S = 0.005  # by then the next batch is asked for, and its workers need nothing of the driver

@@ -32,7 +32,7 @@ from harness.metrics.samples import (
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics, policy_metrics
-from harness.workers.actor import TrainedRows, TrainReport
+from harness.workers.training import TrainedRows, TrainReport
 
 Response = tuple[int, np.ndarray, np.ndarray, np.ndarray]
 """Sample id, tokens int64 [L], log-probs float32 [L], mask bool [L]."""

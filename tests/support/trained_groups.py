@@ -10,7 +10,7 @@ import torch
 
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Column
-from harness.workers.actor import TrainReport
+from harness.workers.training import TrainReport
 from tests.support.role_setting import GROUP, rollout_columns
 
 

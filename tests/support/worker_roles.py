@@ -14,7 +14,7 @@ from typing import Any
 from harness.protocols import Span
 from harness.runtime import worker_server
 from harness.runtime.runtime import RealClock, RoleName, open_ended
-from harness.workers.actor import TrainReport
+from harness.workers.training import TrainReport
 
 
 class Unheard(Exception):

@@ -13,8 +13,9 @@ from torch.distributed import TCPStore
 
 from harness.config import AlgorithmConfig
 from harness.transfer_queue import Batch, Ragged
-from harness.workers.actor import ActorRole, Updates
+from harness.workers.actor import ActorRole
 from harness.workers.readers import Deadlines
+from harness.workers.training import Updates
 from tests.support.fsdp_samples import CPU, FREE, SAMPLES, Tensors, World, batch_of, computed, weights
 from tests.support.processes import run_in_processes
 from tests.support.role_setting import TickingClock

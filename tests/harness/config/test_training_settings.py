@@ -9,7 +9,7 @@ from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.shape import parameters
 from harness.protocols import Span
-from harness.workers.actor import TrainReport, one_report_per_group
+from harness.workers.training import TrainReport, one_report_per_group
 
 PUBLISHED = {"0.6b": 0.596, "1.7b": 1.721, "4b": 4.022, "8b": 8.191, "14b": 14.768, "32b": 32.762}
 """Billions of parameters of the dense Qwen3 models, tied embeddings once."""

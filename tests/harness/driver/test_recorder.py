@@ -27,7 +27,7 @@ from harness.protocols import Span
 from harness.rl.diagnostics import diagnostics
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
-from harness.workers.actor import TrainedRows, TrainReport
+from harness.workers.training import TrainedRows, TrainReport
 from tests.support.fsdp_samples import SMALL
 
 N, BATCH = 2, 3  # samples of a group, groups of a batch

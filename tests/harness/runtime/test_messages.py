@@ -21,8 +21,8 @@ from harness.runtime import messages as m
 from harness.runtime.runtime import WorkerDied
 from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import Bucket, TensorSpec, TransferError, TransferPlan
-from harness.workers.actor import TrainedRows, TrainReport
 from harness.workers.readers import Deadlines
+from harness.workers.training import TrainedRows, TrainReport
 
 SMALL = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=8)

@@ -27,7 +27,7 @@ from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import RemoteRole, WorkerConnection
 from harness.runtime.worker_server import WorkerServer
 from harness.transfer_queue.remote.sockets import listen
-from harness.workers.actor import TrainReport
+from harness.workers.training import TrainReport
 from tests.support.project import ROOT
 from tests.support.worker_roles import EchoRole, Unheard, Unpicklable, build_echoes, fail_to_build
 

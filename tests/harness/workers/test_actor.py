@@ -10,9 +10,10 @@ import torch
 
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
-from harness.workers.actor import ActorRole, Updates, train_batch
+from harness.workers.actor import ActorRole, train_batch
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
+from harness.workers.training import Updates
 from harness.workers.turns import DeviceTurns
 from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, settle
 from tests.support.trained_groups import NotingTrainer, columns, groups_of

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from harness.transfer_queue import Batch, Column, Ragged
-from harness.workers.actor import ActorRole, TrainReport
+from harness.workers.actor import ActorRole
 from harness.workers.dataflow import partition_name
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter, deal, in_groups
 from harness.workers.readers import CompletionReader
 from harness.workers.stages import ReferenceStage
+from harness.workers.training import TrainReport
 from tests.support.fsdp_samples import World
 from tests.support.processes import run_in_processes
 from tests.support.role_setting import CPU, GROUP, GROUPS, CountingQueue, TickingClock, settle

@@ -1,0 +1,210 @@
+"""One rank's part in training a model: it reads its share of a batch, and makes of it optimizer steps. The actor's and
+the critic's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from harness.protocols import Clock, Scorer, Span
+from harness.rl.diagnostics import add_diagnostics
+from harness.transfer_queue import Batch, Ragged
+from harness.workers.computing_role import ComputingRole
+from harness.workers.readers import Deadlines, MicroBatchReader
+
+
+@dataclass
+class TrainedRows:
+    """What the samples of one rank went through. Arrays are [k], in the order of training; ragged ones per token."""
+
+    rows: np.ndarray
+    engine: np.ndarray
+    responses: Ragged
+    loss_mask: Ragged
+    log_probs: Ragged
+    versions: Ragged
+    prompt_tokens: np.ndarray
+    reward: np.ndarray
+    exact_match: np.ndarray
+    reward_failed: np.ndarray
+    admitted_at: np.ndarray
+    started_at: np.ndarray
+    finished_at: np.ndarray
+    finish_reason: np.ndarray
+    turns: np.ndarray
+    trained_at: np.ndarray
+    score_extras: Ragged | None = None
+    """A value for each of the task's `extra_metrics`, where it has any."""
+
+
+@dataclass
+class TrainReport:
+    """One rank's share of an iteration. trained: of the actor's ranks."""
+
+    trained: list[TrainedRows] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+    steps: list[dict[str, float]] = field(default_factory=list)
+    """What `TrainEngine.step` said each time, the same on every rank."""
+    spans: list[Span] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How a rank's share of a batch becomes optimizer steps.
+
+    rows: of its part of a mini-batch, after which it makes a step; None: one step takes all. epochs: passes over the
+    batch, in the same order; what is needed again is kept in host memory. whole_batch: the first step waits for the
+    whole batch, and all steps are one turn, so that whoever scores by the trainer's weights does so before the first
+    step or after the last. scorer: of these weights, where the loss is to stay near them; goes with whole_batch.
+    """
+
+    rows: int | None = None
+    epochs: int = 1
+    whole_batch: bool = False
+    scorer: Scorer | None = None
+
+
+ONE_STEP = Updates()
+
+
+class Steps(Protocol):
+    """What of an engine a step needs, see `harness.protocols.TrainEngine`."""
+
+    async def step(self) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """role, name: whose spans these are, of kind `update_<role>`; owner: whose turns they take, in its loop `train`.
+    accumulate: forward and backward of a micro-batch of an iteration; sums of what is to be told of it. noted: is told
+    of each micro-batch once, after it was computed first."""
+
+    owner: ComputingRole
+    engine: Steps
+    clock: Clock
+    reader: MicroBatchReader
+    role: str
+    name: str
+    accumulate: Callable[[Batch, int], Awaitable[dict[str, float]]]
+    noted: Callable[[TrainReport, Batch, int], None]
+    updates: Updates = ONE_STEP
+
+    async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
+        """Consumes this rank's share of one batch, micro-batch by micro-batch; an update after each mini-batch.
+
+        Waits for rows only; the roles before it unblock it. The next micro-batch is fetched while one is computed.
+        """
+        report, updates = TrainReport(), self.updates
+        arriving = self._arriving(report, iteration, first)
+        kept: list[Batch] = []
+        if updates.whole_batch:
+            kept += [await self._with_proximal(report, batch, iteration) async for batch in arriving]
+            async with self._turn():
+                for epoch in range(updates.epochs):
+                    await self._pass(report, _again(kept), iteration, nullcontext, first=epoch == 0)
+        else:
+            arriving = _keeping(arriving, kept) if updates.epochs > 1 else arriving
+            await self._pass(report, arriving, iteration, self._turn, first=True)
+            for _ in range(1, updates.epochs):
+                await self._pass(report, _again(kept), iteration, self._turn, first=False)
+        return report
+
+    async def _pass(
+        self,
+        report: TrainReport,
+        batches: AsyncIterator[Batch],
+        iteration: int,
+        turn: Callable[[], AbstractAsyncContextManager[None]],
+        *,
+        first: bool,
+    ) -> None:
+        """Once over the batch, with an update after the rows of each mini-batch; the last one when there are no more.
+        first: of the batch's passes, in which its samples are noted."""
+        rows, since_step = self.updates.rows, 0
+        async for batch in batches:
+            if rows is not None and since_step == rows:
+                await self._step(report, iteration, turn)
+                since_step = 0
+            async with turn():
+                start = self.clock.now()
+                report.sums = add_diagnostics(report.sums, await self.accumulate(batch, iteration))
+                self._note(report, self._update, start, self.clock.now(), iteration)
+            since_step += len(batch.rows)
+            if rows is not None and since_step > rows:
+                raise RuntimeError(f"a micro-batch goes {since_step - rows} rows beyond a mini-batch of {rows}")
+            if first:
+                self.noted(report, batch, iteration)
+        await self._step(report, iteration, turn)
+
+    async def _step(
+        self, report: TrainReport, iteration: int, turn: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
+        async with turn():
+            start = self.clock.now()
+            with self.owner.waits("train", "the other ranks' gradients"):
+                report.steps.append(await self.engine.step())
+            self._note(report, self._update, start, self.clock.now(), iteration)
+
+    async def _arriving(self, report: TrainReport, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
+        batches = self.reader.read(iteration, first)
+        fetch = self._fetch(batches, iteration)
+        while True:
+            waited_from = self.clock.now()
+            batch = await fetch
+            self._note(report, "wait_for_samples", waited_from, self.clock.now(), iteration)
+            if batch is None:
+                return
+            fetch = self._fetch(batches, iteration)
+            await asyncio.sleep(0)  # lets the request leave before the computation takes the process
+            yield batch
+
+    async def _with_proximal(self, report: TrainReport, batch: Batch, iteration: int) -> Batch:
+        """With its log-probs by the weights as they are, where the loss is to stay near those."""
+        if self.updates.scorer is None:
+            return batch
+        async with self._turn():
+            start = self.clock.now()
+            scores = await self.updates.scorer.log_probs(batch.ragged("prompt"), batch.ragged("response"))
+            self._note(report, "old_log_prob", start, self.clock.now(), iteration)
+        return replace(batch, columns={**batch.columns, "proximal_log_probs": scores})
+
+    @property
+    def _update(self) -> str:
+        return f"update_{self.role}"
+
+    def _turn(self) -> AbstractAsyncContextManager[None]:
+        return self.owner.turn("train")
+
+    def _fetch(self, batches: AsyncIterator[Batch], iteration: int) -> asyncio.Task[Batch | None]:
+        async def fetch() -> Batch | None:
+            with self.owner.waits("train", f"rows of batch {iteration}"):
+                return await anext(batches, None)
+
+        return asyncio.create_task(fetch())
+
+    def _note(self, report: TrainReport, kind: str, start: float, end: float, iteration: int) -> None:
+        report.spans.append(Span(self.role, self.name, kind, start, end, iteration, iteration))
+
+
+async def _again(batches: Sequence[Batch]) -> AsyncIterator[Batch]:
+    for batch in batches:
+        yield batch
+
+
+async def _keeping(batches: AsyncIterator[Batch], kept: list[Batch]) -> AsyncIterator[Batch]:
+    async for batch in batches:
+        kept.append(batch)
+        yield batch
+
+
+def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:
+    """All ranks' reports, with samples and sums in one of each tensor-parallel group: the others trained the same."""
+    return [
+        report if rank % tensor_parallel == 0 else replace(report, trained=[], sums={})
+        for rank, report in enumerate(reports)
+    ]
