@@ -80,6 +80,7 @@ class LocalQueue(TransferQueue):
 
     set_bound = _as_coroutine(QueueService.set_bound)
     drop = _as_coroutine(QueueService.drop)
+    begin_again = _as_coroutine(QueueService.begin_again)
     acknowledge = _as_coroutine(QueueService.acknowledge)
     give_back = _as_coroutine(QueueService.give_back)
     release = _as_coroutine(QueueService.release)

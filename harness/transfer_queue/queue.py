@@ -67,6 +67,12 @@ class TransferQueue(Protocol):
         bound of `below` or less (of a group: a row). The ids of their rows; other tasks still get them. ValueError for
         a task with several ranks."""
 
+    async def begin_again(self, partition: str, rows: Iterable[int]) -> None:
+        """Forget all that was written of these rows, and who was handed them, as if the partition had just been
+        created: they can be written, and are handed out, anew. Whoever holds some has to be done with them. ValueError
+        for rows that are no whole groups, or have a column that a task is `settled_by`, or that were dropped, or
+        handed to a task with leases or several ranks."""
+
     async def acknowledge(self, lease: int) -> None:
         """The batch is done with. LeaseExpired if its rows went back to the queue; twice does no harm."""
 

@@ -67,6 +67,9 @@ class ShardedQueue(TransferQueue):
         dropped = await asyncio.gather(*(shard.drop(task, started, below) for shard in self._shards))
         return [row for rows in dropped for row in rows]
 
+    async def begin_again(self, partition: str, rows: Iterable[int]) -> None:
+        await self._shard(partition).begin_again(partition, rows)
+
     async def acknowledge(self, lease: int) -> None:
         shard, number = self._owner(lease)
         await shard.acknowledge(number)

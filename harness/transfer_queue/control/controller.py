@@ -14,7 +14,7 @@ from harness.transfer_queue.control.policies import SPLITS, policy_of
 from harness.transfer_queue.control.progress import Positions, Progress
 from harness.transfer_queue.control.reporting import Latency
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec, Status, check_one_rank, check_task
-from harness.transfer_queue.rows.columns import Rows
+from harness.transfer_queue.rows.columns import Rows, as_integers
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 
 
@@ -206,6 +206,16 @@ class Controller:
             progress.drop(units)
             rows += partition.rows[progress.positions(units)].tolist()
         return rows, [task]
+
+    def begin_again(self, partition: str, rows: Sequence[int]) -> list[str]:
+        """Forget all that was written of these rows, and who was handed them."""
+        target = self._partitions[partition]
+        positions = target.find(as_integers(rows, "rows"))
+        target.check_unsettled(positions)
+        for lease in self._leases.of(partition):
+            self._leases.without(lease, target.tasks[lease.task].units_of(positions))
+        target.begin_again(positions)
+        return list(self.spec.tasks)
 
     # -- leases
 

@@ -10,6 +10,8 @@ from heapq import heapify, heappop, heappush
 from math import isinf
 from typing import Any
 
+import numpy as np
+
 from harness.transfer_queue.control.policies import Units
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 
@@ -163,6 +165,11 @@ class Leases:
         if lease is not None:
             del self._of[lease.share.partition][number]
         return lease
+
+    def without(self, lease: Lease, units: Units) -> None:
+        """Its consumer has nothing more to do with these units of it."""
+        kept = lease.share.units[~np.isin(lease.share.units, units)]
+        self._keep(replace(lease, share=replace(lease.share, units=kept)))
 
     def lose(self, lease: Lease) -> None:
         """End a lease that its consumer does not know to be over: its acknowledgement fails."""

@@ -38,6 +38,7 @@ class Partition:
         self._order = None if (rows[1:] > rows[:-1]).all() else np.argsort(rows, kind="stable")
         self._sorted = rows if self._order is None else rows[self._order]
         self._highest = np.maximum.accumulate(rows)
+        self._settling = [(s.settled_by, task) for task, s in spec.tasks.items() if s.settled_by is not None]
         self._readers: dict[tuple[str, ...], list[tuple[str, Progress, int]]] = {}
 
     def limit(self, task: str, below: int | None) -> int:
@@ -109,11 +110,44 @@ class Partition:
         self._begun[positions] = True
         self.frames.append(frame)
         self.nbytes += frame.nbytes
-        return [
+        settled = [task for column, task in self._settling if column in frame.sizes]
+        for task in settled:
+            self.tasks[task].settle(positions)
+        return settled + [
             task
             for task, progress, columns in self._readers_of(tuple(frame.sizes))
             if progress.fill(positions, columns, lengths, tick, now)
         ]
+
+    def check_unsettled(self, positions: Positions) -> None:
+        """ValueError where these rows cannot begin again: not whole groups, settled, or of a task with leases."""
+        groups, counts = np.unique(positions // self.group_size, return_counts=True)
+        if (counts < self.group_size).any():
+            raise ValueError(
+                f"rows of partition {self.name!r} begin again in whole groups of {self.group_size}, "
+                f"not {self.rows[positions].tolist()[:20]}"
+            )
+        for task, progress in self.tasks.items():
+            if progress.spec.lease_s is not None or progress.spec.ranks > 1:
+                taken = progress.units_of(positions)
+                if not progress.open[taken].all():
+                    raise ValueError(f"rows of partition {self.name!r} cannot begin again: task {task!r} has them")
+            if (column := progress.spec.settled_by) is not None:
+                written = self._slots[column][positions] != UNWRITTEN
+                if written.any():
+                    row = self.rows[positions[written]][0]
+                    raise ValueError(f"row {row} of partition {self.name!r} has {column!r}: it cannot begin again")
+
+    def begin_again(self, positions: Positions) -> None:
+        """As if nothing had ever been written of these rows, and nobody had been handed them. What was written stays in
+        memory with the partition."""
+        for column, slots in self._slots.items():
+            self._written[column] -= int(np.count_nonzero(slots[positions] != UNWRITTEN))
+            slots[positions] = UNWRITTEN
+        self._begun_rows -= int(np.count_nonzero(self._begun[positions]))
+        self._begun[positions] = False
+        for progress in self.tasks.values():
+            progress.begin_again(progress.units_of(positions))
 
     def _readers_of(self, columns: tuple[str, ...]) -> list[tuple[str, Progress, int]]:
         """The tasks that read some of these columns, and how many of them. Worked out once."""

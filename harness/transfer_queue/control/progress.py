@@ -13,8 +13,8 @@ from harness.transfer_queue.control.spec import TaskSpec
 from harness.transfer_queue.rows.columns import Rows
 
 Positions = NDArray[np.int64]
-_COUNTS = ("taken", "acknowledged", "dropped", "_ever_ready")
-_ARRAYS = ("open", "_missing_cells", "_ready_at", "_weights", "_bounds")
+_COUNTS = ("taken", "acknowledged", "dropped", "_ever_ready", "_settled")
+_ARRAYS = ("open", "_missing_cells", "_ready_at", "_weights", "_bounds", "_unsettled")
 
 
 class Progress:
@@ -31,6 +31,8 @@ class Progress:
         self._ever_ready = 0
         self._missing_cells = np.full(self.units, self.unit_rows * len(spec.columns), np.int64)
         self._ready_at = np.full(self.units, np.inf)
+        self._settled = 0
+        self._unsettled = None if spec.settled_by is None else np.full(self.units, self.unit_rows, np.int64)  # rows
         self._weights: Weights | None = None if spec.weight is None else np.zeros(self.units, np.int64)
         self.open = np.ones(self.units, bool)  # neither dispatched nor dropped
         self._bounds: NDArray[np.int64] | None = None  # under which each unit is out; there once one was given
@@ -45,6 +47,8 @@ class Progress:
     @property
     def finished(self) -> int:
         """Units that will not go out again by themselves."""
+        if self._unsettled is not None:
+            return self.dropped + self._settled
         return self.dropped + (self.taken if self.spec.lease_s is None else self.acknowledged)
 
     @property
@@ -78,6 +82,31 @@ class Progress:
         left = self._missing_cells[units] - cells  # no unit twice
         self._missing_cells[units] = left
         return left
+
+    def settle(self, positions: Positions) -> None:
+        """These rows will not begin again."""
+        assert self._unsettled is not None
+        units = positions // self.unit_rows
+        np.subtract.at(self._unsettled, units, 1)
+        self._settled += int(np.count_nonzero(self._unsettled[np.unique(units)] == 0))
+
+    def units_of(self, positions: Positions) -> Units:
+        """Those that have a row among these, ascending."""
+        return np.unique(positions // self.unit_rows)
+
+    def begin_again(self, units: Units) -> None:
+        """None of their cells is written any more, and nobody holds them."""
+        ready = units[self._missing_cells[units] == 0]
+        taken = units[~self.open[units]]
+        self._ever_ready -= ready.size
+        self.policy.remove(ready[self.open[ready]])
+        self._missing_cells[units] = self.unit_rows * len(self.spec.columns)
+        self._ready_at[units] = np.inf
+        if self._weights is not None:
+            self._weights[units] = 0
+        self.taken -= taken.size
+        self._set_open(taken, True)
+        self.stop(units)
 
     def weights(self, units: Units) -> Weights | None:
         """What each of these weighs, int64 [units]; None where the task weighs nothing."""

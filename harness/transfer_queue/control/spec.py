@@ -27,6 +27,8 @@ class TaskSpec:
     `columns`; a row weighs the length of its cell, a group the sum of its rows. split: a key of `policies.SPLITS`:
     how a micro-batch is cut into shares for the ranks. writes: columns that its readers write, perhaps a row at a
     time. A row that has them is done, whichever reader wrote them: what goes out again goes out without it.
+    settled_by: a column; until a row has it, it may begin again (`TransferQueue.begin_again`), so that readers wait for
+    it rather than hear that nothing is left.
     """
 
     columns: tuple[str, ...]
@@ -37,6 +39,7 @@ class TaskSpec:
     weight: str | None = None
     split: str = "contiguous"
     writes: tuple[str, ...] = ()
+    settled_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,15 @@ class QueueSpec:
             raise ValueError(
                 f"task {name!r} has several readers a micro-batch: what they write says nothing of a share"
             )
+        if task.settled_by is not None:
+            self._check_settled(name, task, task.settled_by)
         self._check_weight(name, task)
+
+    def _check_settled(self, name: str, task: TaskSpec, column: str) -> None:
+        if column not in self.columns:
+            raise ValueError(f"task {name!r} is settled by unknown column {column!r}; there are {sorted(self.columns)}")
+        if task.lease_s is not None or task.ranks > 1:
+            raise ValueError(f"task {name!r} is settled by {column!r}: give it one rank, and no lease")
 
     def _check_weight(self, name: str, task: TaskSpec) -> None:
         if task.split not in SPLITS:

@@ -69,6 +69,7 @@ class JournaledController(Controller):
     create = _recorded(Controller.create)
     set_bound = _recorded(Controller.set_bound)
     drop = _recorded(Controller.drop)
+    begin_again = _recorded(Controller.begin_again)
     clear = _recorded(Controller.clear)
     close = _recorded(Controller.close)
     shift = _recorded(Controller.shift)
@@ -170,7 +171,9 @@ class ReplayState:
             case "shift":
                 self.now += args[0]
                 self.controller.shift(*args)
-            case "create" | "set_bound" | "drop" | "clear" | "close" | "acknowledge" | "give_back" | "release" | "lose":
+            case "create" | "set_bound" | "drop" | "begin_again" | "clear" | "close":
+                getattr(self.controller, verb)(*args)
+            case "acknowledge" | "give_back" | "release" | "lose":
                 getattr(self.controller, verb)(*args)
             case _:
                 raise DamagedFile(f"{path} holds an unknown call {verb!r} at offset {record.start}")

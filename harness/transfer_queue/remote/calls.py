@@ -178,6 +178,9 @@ class Verbs(TransferQueue):
     async def drop(self, task: str, started: str, below: int) -> list[int]:
         return await self._run(send(m.Drop(task, started, below)))
 
+    async def begin_again(self, partition: str, rows: Iterable[int]) -> None:
+        await self._run(send(m.BeginAgain(partition, [int(row) for row in rows])))
+
     async def acknowledge(self, lease: int) -> None:
         await self._run(send(m.Acknowledge(lease)))
 

@@ -100,6 +100,11 @@ class Drop(Request):
     below: int
 
 
+class BeginAgain(Request):
+    partition: str
+    rows: list[int]
+
+
 class Acknowledge(Request):
     lease: int
 

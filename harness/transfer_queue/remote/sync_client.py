@@ -225,6 +225,7 @@ class SyncQueue:
     get_batch = _blocking(calls.Verbs.get_batch)
     set_bound = _blocking(calls.Verbs.set_bound)
     drop = _blocking(calls.Verbs.drop)
+    begin_again = _blocking(calls.Verbs.begin_again)
     acknowledge = _blocking(calls.Verbs.acknowledge)
     give_back = _blocking(calls.Verbs.give_back)
     release = _blocking(calls.Verbs.release)

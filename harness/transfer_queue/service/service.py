@@ -285,6 +285,9 @@ class QueueService:
         self._make_room()
         return rows
 
+    def begin_again(self, partition: str, rows: Iterable[int]) -> None:
+        self._serve(self._controller.begin_again(partition, [int(row) for row in rows]))
+
     def waiting_now(self) -> list[str]:
         """One line for each call that waits; at once, so that it can be reported where nothing in the event loop goes
         on."""

@@ -1,0 +1,129 @@
+"""Rows that begin again: what was made of them is forgotten, and readers wait for what comes instead."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, TaskSpec
+from tests.support.local_queue import virtual
+from tests.support.queue_in_a_folder import Queue, journaled
+from tests.support.remote_queue import serving
+
+SPEC = QueueSpec(
+    {name: ColumnSpec("int64") for name in ("prompt", "response", "kept")},
+    {
+        "roll": TaskSpec(("prompt",), whole_groups=True, writes=("response",), settled_by="kept"),
+        "judge": TaskSpec(("response",), policy="ready", settled_by="kept"),
+        "train": TaskSpec(("response", "kept"), whole_groups=True),
+    },
+)
+
+
+async def written(queue: LocalQueue, column: str, rows: range, value: int = 0) -> None:
+    await queue.put("a", rows, {column: np.full(len(rows), value)})
+
+
+async def rolled(queue: LocalQueue, groups: int = 2) -> None:
+    """All groups of two were handed out, answered and read, and none is settled."""
+    rows = range(2 * groups)
+    await queue.create_partition("a", rows, 2)
+    await written(queue, "prompt", rows)
+    for _ in range(groups):
+        assert await queue.get("roll", 2, consumer="engine 0") is not None
+    await written(queue, "response", rows, 1)
+    assert await queue.get("judge", 2 * groups) is not None
+
+
+@virtual
+async def test_rows_that_begin_again_go_out_with_what_is_written_anew() -> None:
+    queue = LocalQueue(SPEC)
+    await rolled(queue)
+    await queue.begin_again("a", [0, 1])
+    assert (await queue.describe())["partitions"]["a"]["written"] == {"prompt": 2, "response": 2, "kept": 0}
+    await written(queue, "prompt", range(2), 7)
+    batch = await queue.get("roll", 2, partition="a")
+    assert batch is not None and batch.rows.tolist() == [0, 1] and batch.dense("prompt").tolist() == [7, 7]
+    await written(queue, "response", range(2), 8)
+    assert (batch := await queue.get("judge", 2)) is not None and batch.dense("response").tolist() == [8, 8]
+    await written(queue, "kept", range(4))
+    batch = await queue.get("train", 4)
+    assert batch is not None and batch.dense("response").tolist() == [8, 8, 1, 1]
+    assert await queue.clear_finished() == ["a"]
+
+
+@virtual
+async def test_a_reader_waits_until_every_row_is_settled() -> None:
+    queue = LocalQueue(SPEC)
+    await rolled(queue)
+    waits = asyncio.create_task(queue.get("roll", 2, partition="a"))
+    await asyncio.sleep(1)
+    assert not waits.done()
+    await written(queue, "kept", range(2))
+    await asyncio.sleep(1)
+    assert not waits.done()
+    await written(queue, "kept", range(2, 4))
+    assert await waits is None and await queue.get("judge", 2, partition="a") is None
+
+
+@virtual
+async def test_a_consumer_that_dies_gives_back_nothing_that_began_again() -> None:
+    queue = LocalQueue(SPEC)
+    await rolled(queue, groups=1)
+    await queue.begin_again("a", [0, 1])
+    await written(queue, "prompt", range(2))
+    assert await queue.get("roll", 2, consumer="engine 1") is not None
+    await queue.release("engine 0")
+    assert [line for line in await queue.waiting()] == []
+    with pytest.raises(TimeoutError):
+        await queue.get("roll", 2, timeout_s=1)
+    await queue.release("engine 1")
+    assert await queue.get("roll", 2) is not None
+
+
+@virtual
+async def test_what_is_settled_or_part_of_a_group_cannot_begin_again() -> None:
+    queue = LocalQueue(SPEC)
+    await rolled(queue)
+    await written(queue, "kept", range(2))
+    with pytest.raises(ValueError, match="row 0 of partition 'a' has 'kept'"):
+        await queue.begin_again("a", [0, 1])
+    with pytest.raises(ValueError, match="in whole groups of 2, not \\[2\\]"):
+        await queue.begin_again("a", [2])
+
+
+@virtual
+async def test_what_began_again_is_so_in_a_saved_queue(tmp_path: Path) -> None:
+    queue = LocalQueue(SPEC)
+    await rolled(queue)
+    await queue.begin_again("a", [2, 3])
+    await queue.save(tmp_path)
+    again = LocalQueue.load(SPEC, tmp_path)
+    await written(again, "prompt", range(2, 4), 5)
+    batch = await again.get("roll", 2)
+    assert batch is not None and batch.rows.tolist() == [2, 3] and batch.dense("prompt").tolist() == [5, 5]
+    await written(again, "kept", range(2))
+    with pytest.raises(TimeoutError):
+        await again.get("roll", 2, partition="a", timeout_s=1)
+
+
+async def test_a_journal_knows_what_began_again(tmp_path: Path) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.service.create_partition("a", range(2))
+        queue.put([0, 1])
+        assert queue.get("score") == (0, [0, 1])
+        queue.service.begin_again("a", [1])
+    loaded = Queue.loaded(tmp_path)
+    loaded.put([1])
+    assert loaded.get("score", 1) == (1, [1])
+
+
+async def test_rows_begin_again_through_a_socket() -> None:
+    async with serving() as (_, queue):
+        await queue.create_partition("a", range(2))
+        await queue.put("a", [0], {"reward": np.zeros(1, np.float32)})
+        await queue.begin_again("a", [0])
+        await queue.put("a", [0], {"reward": np.ones(1, np.float32)})
