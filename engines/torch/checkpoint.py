@@ -1,73 +1,202 @@
-"""What training has to remember: weights and AdamW's moments, written and read by torch.distributed.checkpoint.
+"""What training has to remember: weights, AdamW's moments, the number of steps, and the random state, in a file of each
+rank.
 
-Every rank writes its own shards and reads those that it needs, whichever rank wrote them: another number of ranks, or
-another mesh, may go on.
+A file is safetensors: numbers by name, and in its header where each lies in the whole tensor; nothing is unpickled.
+Every rank writes the parts that it holds and reads those that it needs, whichever rank wrote them: another number of
+ranks, or another mesh, may go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 
-State = dict[str, dict[str, torch.Tensor]]
+from engines.torch.first_weights import Part, local_part, part_of_tensor
 
-
-def save_training(
-    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW, step: torch.Tensor
-) -> None:
-    """Into a new folder; every rank calls it. What lacks `.metadata` was not finished.
-
-    Raises FileExistsError where the folder holds a checkpoint: a crash would leave neither the old one nor the new;
-    RuntimeError, the same on every rank, where any of them could not write.
-    """
-    if (folder / ".metadata").exists():
-        raise FileExistsError(f"{folder} holds a checkpoint already; save into a new folder")
-    with _errors_of_ranks(f"saving into {folder}"):
-        dcp.save(_state(parameters, optimizer, step), checkpoint_id=folder)
+FORMAT = "cadence training state 1"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def load_training(
-    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW, step: torch.Tensor
-) -> None:
-    """Replace weights, moments and the number of steps so far (int64 []) by those of `folder`, in place; every rank
-    calls it.
+class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a file's tensor in the whole one."""
 
-    Raises FileNotFoundError where there is no finished checkpoint, and RuntimeError, the same on every rank, where it
-    is another model's.
-    """
-    if not (folder / ".metadata").exists():
-        raise FileNotFoundError(f"{folder} holds no finished checkpoint")
-    with _errors_of_ranks(f"loading {folder}"):
-        dcp.load(_state(parameters, optimizer, step), checkpoint_id=folder)
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
 
 
-@contextmanager
-def _errors_of_ranks(what: str) -> Iterator[None]:
-    """Torch collects them in a BaseException, which no one would expect."""
-    try:
-        yield
-    except CheckpointException as error:
-        ranks = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
-        raise RuntimeError(f"{what} failed on {ranks}") from error
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rank: int
+    ranks: int
+    places: dict[str, _Place]
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """One rank's share at one moment, in host memory."""
+
+    rank: int
+    ranks: int
+    tensors: Mapping[str, torch.Tensor]
+    places: Mapping[str, _Place]
+
+    def write(self, folder: Path) -> dict[str, tuple[int, str]]:
+        """This rank's file, on the disk when it returns: name -> (bytes, SHA-256). Raises FileExistsError where it is
+        there already."""
+        from safetensors.torch import save_file
+
+        path = folder / f"rank-{self.rank:05}.safetensors"
+        if path.exists():
+            raise FileExistsError(f"{path} is there already; save into a new folder")
+        header = msgspec.json.encode(_Header(self.rank, self.ranks, dict(self.places))).decode()
+        save_file(dict(self.tensors), path, metadata={"format": FORMAT, "state": header})
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        return {path.name: (path.stat().st_size, digest)}
+
+
+def training_state(
+    parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW, step: torch.Tensor, *, rank: int, ranks: int
+) -> TrainingState:
+    """A copy of this rank's share, as it is now. step: steps so far, int64 []."""
+    tensors: dict[str, torch.Tensor] = {}
+    places: dict[str, _Place] = {}
+    for name, tensor in _named(parameters, optimizer, step).items():
+        part, here = part_of_tensor(tensor), local_part(tensor).detach()
+        if here.numel():
+            tensors[name] = here.to("cpu", copy=True).contiguous()
+            places[name] = _Place(tuple(tensor.shape), tuple(cut.start for cut in part))
+    random = torch.get_rng_state()
+    tensors[f"random.{rank}"], places[f"random.{rank}"] = random, _Place(tuple(random.shape), (0,))
+    return TrainingState(rank, ranks, tensors, places)
 
 
 @torch.no_grad()
-def _state(
+def load_training(
+    folder: Path,
+    parameters: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.AdamW,
+    step: torch.Tensor,
+    *,
+    rank: int,
+    ranks: int,
+) -> None:
+    """Replace weights, moments and the number of steps so far (int64 []) by those of `folder`, in place; the random
+    state, too, where as many ranks wrote it.
+
+    Raises FileNotFoundError where a rank's file is missing, ValueError where a file is none of this format, or of
+    another model.
+    """
+    with SavedState(folder) as saved:
+        for name, tensor in _named(parameters, optimizer, step).items():
+            saved.read(name, tuple(tensor.shape), part_of_tensor(tensor), local_part(tensor).detach())
+        if saved.ranks == ranks:
+            torch.set_rng_state(saved.whole(f"random.{rank}"))
+
+
+class SavedState:
+    """All ranks' files of a folder, opened while the context lasts: no more is read than what is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ranks = folder, 0
+        self._stack = ExitStack()
+        self._files: dict[str, list[tuple[Any, _Place, tuple[int, ...]]]] = {}
+
+    def __enter__(self) -> SavedState:
+        from safetensors import SafetensorError, safe_open
+
+        paths = sorted(self.folder.glob("rank-*.safetensors"))
+        for path in paths:
+            try:
+                file = self._stack.enter_context(safe_open(path, framework="pt"))
+                header = self._header(path, file.metadata() or {})
+            except (SafetensorError, msgspec.DecodeError) as error:
+                raise ValueError(f"{path} holds no state of training: {error}") from error
+            self.ranks = header.ranks
+            for name, place in header.places.items():
+                there = tuple(file.get_slice(name).get_shape())
+                parts = self._files.setdefault(name, [])
+                if all((place.start, there) != (other.start, size) for _, other, size in parts):  # else it is the same
+                    parts.append((file, place, there))
+        if not paths or len(paths) != self.ranks:
+            raise FileNotFoundError(f"{self.folder} holds {len(paths)} of the files of {self.ranks or 'any'} ranks")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def read(self, name: str, shape: tuple[int, ...], wanted: Part, into: torch.Tensor) -> None:
+        """Fill `into` with this part of a tensor of this shape. ValueError where it is not all there."""
+        if not into.numel():
+            return
+        if name not in self._files:
+            raise ValueError(f"{self.folder} is of another model: it has no {name}")
+        covered = 0
+        for file, place, there in self._files[name]:
+            if place.shape != shape:
+                raise ValueError(
+                    f"{self.folder} is of another model: {name} has shape {list(place.shape)} there, {list(shape)} here"
+                )
+            if (cuts := _overlap(wanted, place.start, there)) is None:
+                continue
+            from_file, here = cuts
+            into[here] = file.get_slice(name)[from_file] if shape else file.get_tensor(name)
+            covered += into[here].numel()
+        if covered != into.numel():
+            raise ValueError(f"{self.folder} lacks a part of {name}: {covered} of {into.numel()} numbers are there")
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Of a tensor that one rank wrote."""
+        ((file, _, _),) = self._files[name]
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    @staticmethod
+    def _header(path: Path, metadata: Mapping[str, str]) -> _Header:
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{path} is of format {metadata.get('format')!r}; this code reads {FORMAT!r}")
+        return msgspec.json.decode(metadata.get("state", ""), type=_Header)
+
+
+def _overlap(wanted: Part, start: Sequence[int], size: Sequence[int]) -> tuple[Part, Part] | None:
+    """What both have, counted from the file's first and from the wanted first; None where that is nothing."""
+    from_file, here = list[slice](), list[slice]()
+    for cut, first, length in zip(wanted, start, size, strict=True):
+        low, high = max(cut.start, first), min(cut.stop, first + length)
+        if low >= high:
+            return None
+        from_file.append(slice(low - first, high - first))
+        here.append(slice(low - cut.start, high - cut.start))
+    return tuple(from_file), tuple(here)
+
+
+@torch.no_grad()
+def _named(
     parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW, step: torch.Tensor
-) -> dict[str, State]:
+) -> Mapping[str, torch.Tensor]:
     """The very tensors, by names; moments that AdamW would make at its first step are made now."""
-    for parameter in parameters.values():
+    named = dict(_with_moments(parameters, optimizer))
+    return named | {"training.steps": step}
+
+
+def _with_moments(
+    parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in parameters.items():
         if not optimizer.state[parameter]:
             optimizer.state[parameter] = {
                 "step": torch.tensor(0.0),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
-    weights = {name: {"weight": parameter.detach()} for name, parameter in parameters.items()}
-    moments = {name: optimizer.state[parameter] for name, parameter in parameters.items()}
-    return {"weights": weights, "moments": moments, "run": {"training": {"step": step}}}
+        yield f"weight.{name}", parameter
+        for moment in _MOMENTS:
+            yield f"{moment}.{name}", optimizer.state[parameter][moment]

@@ -55,7 +55,7 @@ class Outline:
             new = filled[parameter].data
             here[name] = local_part(new)
             if here[name].numel():
-                wanted[name] = _part_of(new)
+                wanted[name] = part_of_tensor(new)
         for name, part in self.weights.parts(wanted):
             here[name].copy_(part.to(self.dtype))
         _replace(self.model, filled)
@@ -255,7 +255,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _part_of(tensor: torch.Tensor) -> Part:
+def part_of_tensor(tensor: torch.Tensor) -> Part:
     """What this process keeps of it."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)

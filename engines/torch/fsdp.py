@@ -33,7 +33,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from engines.torch.checkpoint import load_training, save_training
+from engines.torch.checkpoint import TrainingState, load_training, training_state
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
@@ -218,17 +218,22 @@ class FSDPEngine:
         self._divisor, self._unfinished = 0, False
         return {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
 
-    async def save(self, folder: Path) -> None:
-        """Weights and optimizer state, as `engines.torch.checkpoint`; every rank calls it, between two steps only."""
+    async def state(self) -> TrainingState:
+        """A copy of this rank's weights and optimizer state, to be written while training goes on."""
         if self._unfinished:
             raise RuntimeError("gradients of micro-batches would be lost; save after a step")
         with self._moments.on_device():
-            save_training(folder, self.masters, self._optimizer, self._step)
+            return training_state(self.masters, self._optimizer, self._step, **self._rank_of_ranks())
 
     async def load(self, folder: Path) -> None:
-        """Go on from there, on any number of ranks; every rank calls it, before the first micro-batch of a step."""
+        """Go on from what all ranks wrote there, on any number of ranks; before the first micro-batch of a step."""
         with self._moments.on_device():
-            load_training(folder, self.masters, self._optimizer, self._step)
+            load_training(folder, self.masters, self._optimizer, self._step, **self._rank_of_ranks())
+
+    def _rank_of_ranks(self) -> dict[str, int]:
+        if self.mesh is None:
+            return {"rank": 0, "ranks": 1}
+        return {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         return InDtype(self.masters, self._dtype)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import HashStore, Store, destroy_process_group
+from torch.distributed import HashStore, Store, barrier, destroy_process_group
 from torch.distributed.tensor import DTensor
 
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
@@ -177,3 +178,12 @@ def plain_gradients(
     loss = loss / {"token_mean": int(every.sum()), "token_sum": 1}.get(algorithm.aggregation, len(samples))
     loss.backward()
     return model, loss.detach()
+
+
+def save(engine: FSDPEngine, folder: Path) -> None:
+    """This rank's state into a folder, which is made; returns when all ranks' is there."""
+    state = computed(engine.state())
+    folder.mkdir(parents=True, exist_ok=True)
+    state.write(folder)
+    if state.ranks > 1:
+        barrier()

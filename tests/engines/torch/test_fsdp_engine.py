@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from tests.support.fsdp_samples import (
     computed,
     gradients,
     plain_gradients,
+    save,
     token_count,
     train,
     weights,
@@ -311,7 +312,7 @@ def same_bits(one: FSDPEngine, other: FSDPEngine) -> bool:
 def test_training_goes_on_bit_for_bit_where_it_was_saved(world: World, tmp_path: Path) -> None:
     engine, resumed, fresh = (world.engine(ADAMW) for _ in range(3))
     train(engine, [FIRST, SECOND])
-    computed(engine.save(tmp_path / "step_1"))
+    save(engine, tmp_path / "step_1")
     norm = train(engine, [THIRD])
     computed(resumed.load(tmp_path / "step_1"))
     assert train(resumed, [THIRD]) == norm and same_bits(engine, resumed)
@@ -322,7 +323,7 @@ def test_training_goes_on_bit_for_bit_where_it_was_saved(world: World, tmp_path:
 def test_loading_replaces_what_was_trained_meanwhile(world: World, tmp_path: Path) -> None:
     engine = world.engine(ADAMW)
     train(engine, [FIRST])
-    computed(engine.save(tmp_path / "there"))
+    save(engine, tmp_path / "there")
     norms = []
     for _ in range(2):
         computed(engine.load(tmp_path / "there"))
@@ -332,7 +333,7 @@ def test_loading_replaces_what_was_trained_meanwhile(world: World, tmp_path: Pat
 
 def test_a_state_before_the_first_step_can_be_saved(world: World, tmp_path: Path) -> None:
     engine, resumed = world.engine(ADAMW), world.engine(ADAMW)
-    computed(engine.save(tmp_path / "start"))
+    save(engine, tmp_path / "start")
     train(resumed, [FIRST])
     computed(resumed.load(tmp_path / "start"))
     assert train(engine, [SECOND]) == train(resumed, [SECOND]) and same_bits(engine, resumed)
@@ -342,7 +343,7 @@ def test_a_bfloat16_model_is_saved_in_float32(world: World, tmp_path: Path) -> N
     model = replace(SMALL, dtype="bfloat16")
     engine, resumed = (world.engine(replace(ADAMW, learning_rate=1e-6), model=model) for _ in range(2))
     train(engine, [FIRST])
-    computed(engine.save(tmp_path / "there"))
+    save(engine, tmp_path / "there")
     computed(resumed.load(tmp_path / "there"))
     assert same_bits(engine, resumed)
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights(resumed).values())
@@ -352,20 +353,29 @@ def test_a_step_that_has_begun_is_not_saved(world: World, tmp_path: Path) -> Non
     engine = world.engine(ADAMW)
     computed(engine.accumulate(batch_of(range(SAMPLES))))
     with pytest.raises(RuntimeError, match="gradients of micro-batches would be lost; save after a step"):
-        computed(engine.save(tmp_path / "there"))
+        save(engine, tmp_path / "there")
 
 
-def test_a_checkpoint_is_not_overwritten_and_an_unfinished_one_is_not_read(world: World, tmp_path: Path) -> None:
+def test_a_state_is_not_overwritten_and_one_without_files_is_not_read(world: World, tmp_path: Path) -> None:
     engine = world.engine(ADAMW)
-    with pytest.raises(FileNotFoundError, match="holds no finished checkpoint"):
+    with pytest.raises(FileNotFoundError, match="holds 0 of the files of any ranks"):
         computed(engine.load(tmp_path))
-    computed(engine.save(tmp_path))
-    with pytest.raises(FileExistsError, match="holds a checkpoint already; save into a new folder"):
-        computed(engine.save(tmp_path))
+    save(engine, tmp_path)
+    with pytest.raises(FileExistsError, match="rank-00000.safetensors is there already; save into a new folder"):
+        save(engine, tmp_path)
 
 
-def test_another_models_checkpoint_is_refused(world: World, tmp_path: Path) -> None:
-    computed(world.engine(ADAMW).save(tmp_path / "there"))
+def test_another_models_state_is_refused(world: World, tmp_path: Path) -> None:
+    save(world.engine(ADAMW), tmp_path / "there")
     wider = world.engine(ADAMW, model=replace(SMALL, ff=96))
-    with pytest.raises(RuntimeError, match="loading .*there failed on rank 0: Size mismatch .*gate_proj"):
+    with pytest.raises(ValueError, match=r"of another model: weight\..*_proj.* has shape \[.*\] there, \[.*\] here"):
         computed(wider.load(tmp_path / "there"))
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-8], lambda data: b"\x00" * 40, lambda data: data[:100]])
+def test_a_damaged_file_of_a_state_is_named(world: World, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    save(world.engine(ADAMW), tmp_path)
+    file = tmp_path / "rank-00000.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ValueError, match="rank-00000.safetensors holds no state of training"):
+        computed(world.engine(ADAMW).load(tmp_path))

@@ -9,7 +9,7 @@ from torch.distributed import TCPStore
 
 from engines.torch.fsdp import FSDPEngine
 from harness.config import OptimizerOffload, TrainingConfig
-from tests.support.fsdp_samples import FREE, SAMPLES, SMALL, World, computed, gradients, train, weights
+from tests.support.fsdp_samples import FREE, SAMPLES, SMALL, World, computed, gradients, save, train, weights
 from tests.support.processes import run_in_processes
 
 ADAMW = replace(FREE, betas=(0.9, 0.95), weight_decay=0.1, grad_clip=0.5)
@@ -38,7 +38,7 @@ def of_a_rank(rank: int, ranks: int, tensor_parallel: int, port: int, folder: Pa
         for offload in OFFLOADS:
             offloading = engine(offload)
             told.append(all(map(torch.equal, there, steps(offloading, rank // tensor_parallel))))
-            computed(offloading.save(folder / offload))
+            save(offloading, folder / offload)
             resumed = engine(offload)
             computed(resumed.load(folder / offload))
             norms = [train(one, [[rank // tensor_parallel]]) for one in (offloading, resumed)]
