@@ -44,7 +44,7 @@ def _of_groups(compare: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 @_of_groups
-def group_advantages(rewards: torch.Tensor, *, divide_by_std: bool = True, unbiased: bool = False) -> torch.Tensor:
+def group_advantages(rewards: torch.Tensor, *, divide_by_std: bool = True, unbiased: bool = True) -> torch.Tensor:
     """A_ij = (r_ij - mean_j r_ij) / (std_j r_ij + 1e-6): GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2.
 
     unbiased: the standard deviation is that of a sample, over n - 1, as in verl, slime and TRL; else the population's.
@@ -119,7 +119,10 @@ ADVANTAGES: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
-    """What the settings name, with its options. Raises ConfigError for one of the user's that cannot be called so."""
+    """What the settings name, with its options: each group by itself, unless whole batches are compared.
+
+    Raises ConfigError for one of the user's that cannot be called so.
+    """
     path = algorithm.advantage
     own = comparison_of(path)
     wanted = inspect.signature(own).parameters
@@ -130,7 +133,19 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
         given = {"lengths": lengths} if "lengths" in wanted else {}
         return own(rewards, **given, **settings, **options)
 
-    return advantages
+    return advantages if _compares_batches(own) else _one_by_one(advantages)
+
+
+def _one_by_one(compare: Advantages) -> Advantages:
+    """How many groups come together is the schedule's, and no bit may depend on it: not even `torch.std` is the same
+    for one row and for several, as it has an algorithm of its own (`std_var_all_cpu`) for a single result."""
+
+    def compared(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        if lengths is None:
+            return torch.cat([compare(group, None) for group in rewards.split(1)])
+        return torch.cat([compare(*group) for group in zip(rewards.split(1), lengths.split(1), strict=True)])
+
+    return compared
 
 
 def compares_lengths(algorithm: AlgorithmConfig) -> bool:
@@ -141,7 +156,11 @@ def compares_lengths(algorithm: AlgorithmConfig) -> bool:
 def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:
     """Whether advantages are made batch by batch, in order, not group by group: rewards of a batch are compared, or the
     coefficient of the KL in the reward goes from batch to batch."""
-    return algorithm.kl_target is not None or bool(getattr(comparison_of(algorithm.advantage), "whole_batch", False))
+    return algorithm.kl_target is not None or _compares_batches(comparison_of(algorithm.advantage))
+
+
+def _compares_batches(compare: Callable[..., torch.Tensor]) -> bool:
+    return bool(getattr(compare, "whole_batch", False))
 
 
 def comparison_of(name: str) -> Callable[..., torch.Tensor]:

@@ -31,7 +31,7 @@ from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.driver.initial_weights import initial_model
 from harness.protocols import Completion, Request, Sampling, TrainBatch
-from harness.rl.advantages import group_advantages
+from harness.rl.advantages import advantages_of
 from harness.runtime.runtime import RealClock
 from harness.tasks import Task, make_task, max_tokens, sample_of, score_of
 from harness.tasks.task import Problem
@@ -109,7 +109,7 @@ class BareLoop:
         scored = [(await score_of(self.task, sample)).reward for sample in said]
         self.rewards.append(float(np.mean(scored)))
         grouped = torch.tensor(scored, dtype=torch.float32).view(-1, self.config.algorithm.group_size)
-        return group_advantages(grouped, divide_by_std=self.config.algorithm.normalise_std).flatten().numpy()
+        return advantages_of(self.config.algorithm)(grouped, None).flatten().numpy()
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -80,7 +80,8 @@ def test_turns_and_tool_latency_change_nothing_of_that(lookup_runs: dict[str, Pa
 
 
 TEXT = ("colocated", "separated_streaming", "async_0")
-"""Also with a Qwen2, byte pairs, a chat template, two tokens that end a response, and rewards of processes."""
+"""Also with a Qwen2, byte pairs, a chat template, two tokens that end a response, rewards of processes, and advantages
+that would be others if groups came in other numbers."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def text_runs(results: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = (
         f"model={model} task=data task.data={folder}/rows.jsonl task.max_prompt_tokens=64 task.max_response_tokens=12 "
-        "task.reward=tests.support.rewards:letters"
+        "task.reward=tests.support.rewards:letters algorithm.advantage=tests.support.advantages:touchy"
     )
     return bench_all(results / "text", {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in TEXT})
 

@@ -218,7 +218,7 @@ def _with_config(name: str, **settings: Any) -> Callable[[Groups], torch.Tensor]
 
 
 ADVANTAGES: dict[str, tuple[dict[str, Any], Callable[[Groups], torch.Tensor]]] = {
-    "grpo": ({"options": {"unbiased": True}}, _with_config("grpo")),
+    "grpo": ({}, _with_config("grpo")),
     "dr_grpo": ({"advantage": "dr_grpo"}, _with_config("grpo", norm_adv_by_std_in_grpo=False)),
     "rloo": ({"advantage": "rloo"}, _with_config("rloo")),
     "opo": ({"advantage": "opo"}, _with_config("opo")),

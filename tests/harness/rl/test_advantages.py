@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 import torch
 
-from harness.rl.advantages import ADVANTAGES, group_advantages, max_rl, opo, rloo
+from harness.config import AlgorithmConfig
+from harness.rl.advantages import ADVANTAGES, advantages_of, group_advantages, max_rl, opo, rloo
 from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
 
 OF_GROUPS = [name for name, compare in ADVANTAGES.items() if not hasattr(compare, "whole_batch")]
@@ -11,13 +14,13 @@ def test_advantages_have_mean_zero_and_deviation_one_in_every_group() -> None:
     rewards = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
     advantages = group_advantages(rewards)
     torch.testing.assert_close(advantages.mean(1), torch.zeros(5), atol=1e-6, rtol=0)
-    torch.testing.assert_close(advantages.std(1, unbiased=False), torch.ones(5), atol=1e-4, rtol=0)
+    torch.testing.assert_close(advantages.std(1), torch.ones(5), atol=1e-4, rtol=0)
 
 
 def test_one_right_answer_of_four_by_hand() -> None:
     rewards, ahead = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([[3.0, -1.0, -1.0, -1.0]])
-    torch.testing.assert_close(group_advantages(rewards, unbiased=True), ahead / 2, rtol=1e-5, atol=0)
-    torch.testing.assert_close(group_advantages(rewards), ahead / 3**0.5, rtol=1e-5, atol=0)
+    torch.testing.assert_close(group_advantages(rewards), ahead / 2, rtol=1e-5, atol=0)
+    torch.testing.assert_close(group_advantages(rewards, unbiased=False), ahead / 3**0.5, rtol=1e-5, atol=0)
 
 
 def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
@@ -32,10 +35,25 @@ def test_a_group_of_equal_rewards_teaches_exactly_nothing(divide_by_std: bool) -
     assert group_advantages(rewards, divide_by_std=divide_by_std).tolist() == [[0.0] * 7] * 4
 
 
-def test_groups_do_not_see_each_other() -> None:
-    rewards = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
-    rows = [group_advantages(rewards[[group]]) for group in range(6)]
-    assert torch.equal(group_advantages(rewards), torch.cat(rows))
+COMPARED = [
+    *({"advantage": name} for name in (*OF_GROUPS, "tests.support.advantages:touchy")),
+    {"options": {"unbiased": False}},
+]
+
+
+@pytest.mark.parametrize("settings", COMPARED, ids=str)
+@pytest.mark.parametrize("n", [2, 4])
+def test_what_a_group_gets_is_the_same_to_the_bit_whatever_groups_are_beside_it(
+    settings: dict[str, Any], n: int
+) -> None:
+    random, shape = torch.Generator().manual_seed(1), (1000, n)
+    # fractions, as rewards are: alone, torch.std rounds one of these groups of 4 otherwise, and 47 of those of 2
+    rewards = torch.randint(0, 6, shape, generator=random) / torch.randint(1, 9, shape, generator=random)
+    lengths = torch.randint(1, 30, shape, generator=random)
+    advantages = advantages_of(AlgorithmConfig("test", 4, n, 1, learning_rate=1e-3, **settings))
+    for groups in (1, 250):
+        cut = zip(rewards.split(groups), lengths.split(groups), strict=True)
+        assert torch.equal(advantages(rewards, lengths), torch.cat([advantages(*part) for part in cut]))
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (4,), (2, 2, 2)])

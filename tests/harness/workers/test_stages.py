@@ -141,7 +141,7 @@ async def test_every_column_that_training_reads_belongs_to_its_row() -> None:
             assert prompt.tolist() == problem.prompt.tolist()
             scores.append((await score_of(TASK, sample_of(TASK, prompt, response, problem.answer))).reward)
             row += 1
-        expected = group_advantages(torch.tensor(scores).view(-1, GROUP)).flatten()
+        expected = GRPO(torch.tensor(scores).view(-1, GROUP), None).flatten()
         np.testing.assert_array_equal(batch.advantages, expected.numpy())
         scores_now = await scored.log_probs(batch.prompts, batch.responses)
         for column in (batch.ref_log_probs, batch.old_log_probs):

@@ -1,0 +1,10 @@
+"""Advantages for tests of runs: in a module that workers can import."""
+
+from __future__ import annotations
+
+import torch
+
+
+def touchy(rewards: torch.Tensor) -> torch.Tensor:
+    """What no schedule may show: it depends on how many groups it is given at a time."""
+    return (rewards - rewards.mean(1, keepdim=True)) * (1 + 0.1 * len(rewards))
