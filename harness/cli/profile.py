@@ -31,7 +31,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
                 job.model,
                 job.training,
                 device=this_device(job),
-                progress=lambda row: status.update(f"timing {row.phase}: {row.samples} x {row.length}"),
+                bucket_bytes=job.cluster.bucket_bytes,
+                progress=lambda row: status.update(f"timing {row}"),
             )
         write_profile(path, found)
         console.print(f"{path}", highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from harness.config.fields import STRICT, ConfigError, first_line
 from harness.config.job import (
     AlgorithmConfig,
     Backend,
+    BytesCost,
     ClusterConfig,
     CostConfig,
     DeviceConfig,
@@ -19,6 +20,7 @@ from harness.config.job import (
     ScheduleConfig,
     TaskConfig,
     TrainingConfig,
+    TransferCost,
     job_config,
 )
 
@@ -26,6 +28,7 @@ __all__ = [
     "STRICT",
     "AlgorithmConfig",
     "Backend",
+    "BytesCost",
     "ClusterConfig",
     "ConfigError",
     "CostConfig",
@@ -42,6 +45,7 @@ __all__ = [
     "ScheduleConfig",
     "TaskConfig",
     "TrainingConfig",
+    "TransferCost",
     "first_line",
     "job_config",
 ]

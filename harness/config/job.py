@@ -319,6 +319,27 @@ class LatencyConfig:
     timeout_s: Positive = 3600.0
 
 
+@dataclass(frozen=True, config=STRICT)
+class BytesCost:
+    """Moving bytes lasts fixed_s, and the bytes over bytes_per_s."""
+
+    fixed_s: NotNegative
+    bytes_per_s: Positive
+
+
+@dataclass(frozen=True, config=STRICT)
+class TransferCost:
+    """Weights by one transport from so many training ranks, as `make profile` times them. send: until the trainer goes
+    on; stage: from then until they are in an engine's host memory, nothing of which where it is None; load: what an
+    engine waits, besides sync_s."""
+
+    transport: Literal["collective", "ipc", "host_staged"]
+    ranks: Count
+    send: BytesCost
+    load: BytesCost
+    stage: BytesCost | None = None
+
+
 ONE_TOKEN = LengthsConfig(kind="constant", mean=1.0, cap=1)
 NO_LATENCY = LatencyConfig()
 
@@ -363,6 +384,7 @@ class CostConfig:
     turns: LengthsConfig | None = None  # how often the policy speaks in one sample; None: once
     observation_tokens: LengthsConfig = ONE_TOKEN  # that the environment writes after each turn but the last
     tool_latency: LatencyConfig = NO_LATENCY
+    transfers: tuple[TransferCost, ...] = ()  # transports that were timed; others go by the bytes and speeds above
 
     def __post_init__(self) -> None:
         _check_turns(self)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.config import CostConfig
+from harness.config import BytesCost, CostConfig, TransferCost
 from harness.transfer_queue import Ragged
 from schedules import Transport
 
@@ -81,8 +81,9 @@ class TransferTimes:
     load_s: float
 
 
-def transfer_times(cost: CostConfig, transport: Transport, sender_links: float = 1.0) -> TransferTimes:
-    """What each transport of `harness.weight_sync` costs.
+def transfer_times(cost: CostConfig, transport: Transport, sender_links: float = 1.0, ranks: int = 1) -> TransferTimes:
+    """What each transport of `harness.weight_sync` costs, from so many training ranks: as it was timed from the largest
+    number of ranks that is not above, or where it was not timed, by speeds.
 
     collective: both sides at once, over the network. ipc: the trainer writes host memory, then engines read it. local:
     the same, an upper bound: what is copied on one device need not go through the host. host_staged: the trainer copies
@@ -91,6 +92,9 @@ def transfer_times(cost: CostConfig, transport: Transport, sender_links: float =
     sender_links: to host memory, of the training ranks that send, for each one of an engine's. Over the network they
     gain nothing: an engine takes in all of the weights, however many send them.
     """
+    timed = [each for each in cost.transfers if each.transport == transport and each.ranks <= ranks]
+    if timed:
+        return _timed(cost, max(timed, key=lambda each: each.ranks))
     network_s = cost.weight_bytes / cost.network_bytes_per_s
     host_s = cost.weight_bytes / cost.host_bytes_per_s
     out_s = host_s / sender_links
@@ -101,6 +105,15 @@ def transfer_times(cost: CostConfig, transport: Transport, sender_links: float =
         "host_staged": TransferTimes(out_s + cost.sync_s, network_s, host_s + cost.sync_s),
     }
     return times[transport]
+
+
+def _timed(cost: CostConfig, transfer: TransferCost) -> TransferTimes:
+    """What was timed ends where the receiver has the weights; what an engine does beyond that is in sync_s."""
+
+    def lasts(part: BytesCost | None) -> float:
+        return part.fixed_s + cost.weight_bytes / part.bytes_per_s if part else 0.0
+
+    return TransferTimes(lasts(transfer.send), lasts(transfer.stage), lasts(transfer.load) + cost.sync_s)
 
 
 def offload_s(cost: CostConfig) -> float:

@@ -338,7 +338,7 @@ class SimulatedEngines:
     @property
     def times(self) -> TransferTimes:
         """Of a weight update."""
-        return transfer_times(self.cost, self.transport, self.sender_links)
+        return transfer_times(self.cost, self.transport, self.sender_links, self.data_parallel["actor"])
 
 
 _PACED_WEIGHTS = 32_768

@@ -38,8 +38,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class Phase:
-    """What was fitted of one kind of work. costs: names of `CostConfig`; timings: what they were fitted to, in words;
-    error: median of |fitted / measured - 1|, None where a median was taken and nothing fitted; note: what to mind."""
+    """What was fitted of one kind of work. costs: names of `CostConfig` that are numbers; timings: what they were
+    fitted to, in words; error: median of |fitted / measured - 1|, None where a median was taken and nothing fitted;
+    note: what to mind."""
 
     name: str
     costs: tuple[str, ...]
@@ -144,7 +145,7 @@ def _phase(fitted: FittedCosts, phase: Phase) -> str:
         parts.append(f"median error {phase.error:.1%}")
     if phase.note:
         parts.append(phase.note)
-    return f"{phase.name}: {', '.join(fitted.values(phase.costs))}; {'; '.join(parts)}."
+    return f"{phase.name}: {'; '.join([*filter(None, [', '.join(fitted.values(phase.costs))]), *parts])}."
 
 
 def _settings(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:

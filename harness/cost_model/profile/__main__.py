@@ -16,11 +16,11 @@ from pydantic import TypeAdapter
 
 from harness.config import ModelConfig, TrainingConfig
 from harness.cost_model.profile.record import record
-from harness.cost_model.profile.rows import Row, write_profile
+from harness.cost_model.profile.rows import Row, TransferRow, write_profile
 
 
-def _print(row: Row) -> None:
-    print(f"{row.phase:<15}{row.layers:>3} layers  {row.samples:>4} x {row.length:<6}{row.seconds:.6f} s", flush=True)
+def _print(row: Row | TransferRow) -> None:
+    print(row, flush=True)
 
 
 def main() -> None:

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 
-from harness.config import CostConfig, DeviceConfig, JobConfig, ModelConfig
+from harness.config import BytesCost, CostConfig, DeviceConfig, JobConfig, ModelConfig, TransferCost
 from harness.cost_model import shape
-from harness.cost_model.calibration.fitting import FittedCosts, Phase, fit
-from harness.cost_model.profile.rows import DeviceProfile, Row
+from harness.cost_model.calibration.fitting import FittedCosts, Phase, fit, relative_error
+from harness.cost_model.profile.rows import DeviceProfile, Row, TransferRow
 from harness.cost_model.roofline import OPTIMIZER_BYTES
 
 _BETTER = 0.8  # of the squares: as much has to be left for a step's floor to be believed
 
-_UNSEEN = ("call_s", "network_bytes_per_s", "kv_tokens", "reward_s_per_sample", "prompt_tokens", "lengths")
+_NETWORK = "network_bytes_per_s"
+_UNSEEN = ("call_s", _NETWORK, "kv_tokens", "reward_s_per_sample", "prompt_tokens", "lengths")
 
 
 def this_device(job: JobConfig) -> torch.device:
@@ -63,11 +64,17 @@ def fit_profile(profile: DeviceProfile, base: CostConfig, name: str) -> FittedCo
     train, of_train = _pass(profile.of("train"), "train", "train_call_s")
     (step,) = profile.of("optimizer")
     copies, of_copies = _copies(profile)
+    transfers, of_transfers = _transfers(profile.transfers)
     costs: dict[str, Any] = {**decode, **prefill, **log_prob, **train, **copies, "train_step_s": step.seconds}
+    costs["transfers"] = transfers
+    broadcast = [each for each in transfers if each.transport == "collective"]
+    if broadcast:
+        costs[_NETWORK] = broadcast[0].load.bytes_per_s
     cost = replace(base, name=name, weight_bytes=shape.weight_bytes(profile.model), **costs)
     of_step = Phase("optimizer", ("train_step_s",), "one timing", None)
-    phases = (of_decode, of_prefill, of_log_prob, of_train, of_step, *of_copies)
-    return FittedCosts(cost, tuple(_at_depths(phase, profile) for phase in phases), _UNSEEN, base.name)
+    phases = (of_decode, of_prefill, of_log_prob, of_train, of_step, *of_copies, *of_transfers)
+    unseen = tuple(name for name in _UNSEEN if not (broadcast and name == _NETWORK))
+    return FittedCosts(cost, tuple(_at_depths(phase, profile) for phase in phases), unseen, base.name)
 
 
 def _decode(rows: Sequence[Row]) -> tuple[dict[str, float], Phase]:
@@ -132,9 +139,40 @@ def _bytes(rows: Sequence[Row]) -> tuple[float, Phase]:
     return per_byte, Phase.of("copies", ("host_bytes_per_s",), replace(found, doubtful=found.doubtful[1:]), what)
 
 
+def _transfers(rows: Sequence[TransferRow]) -> tuple[tuple[TransferCost, ...], list[Phase]]:
+    """Of each transport and number of training ranks: a fixed part and a part by the byte of each thing that waits."""
+    found, phases = [], []
+    for transport, ranks in sorted({(row.transport, row.ranks) for row in rows}):
+        same = [row for row in rows if (row.transport, row.ranks) == (transport, ranks)]
+        moved = np.array([row.bytes for row in same], np.float64)
+        parts, errors = {}, []
+        for part in ("send", "stage", "load") if transport == "host_staged" else ("send", "load"):
+            parts[part], error = _bytes_cost(np.array([getattr(row, f"{part}_s") for row in same]), moved)
+            errors.append(error)
+        found.append(TransferCost(transport, ranks, **parts))
+        lines = [f"{part} {cost.fixed_s:.3g} s and {cost.bytes_per_s / 1e9:.3g} GB/s" for part, cost in parts.items()]
+        of = f"{transport} from {ranks} training rank{'s' if ranks > 1 else ''}"
+        sizes = f"{', '.join(lines)}; transfers of {moved.min() / 1e6:.3g} to {moved.max() / 1e6:.4g} MB"
+        phases.append(Phase(of, (), sizes, max(errors)))
+    return tuple(found), phases
+
+
+def _bytes_cost(seconds: np.ndarray, moved: np.ndarray) -> tuple[BytesCost, float]:
+    """The line through these times, and the median of |fitted / measured - 1|. Where time did not grow with the bytes,
+    the largest transfer tells the speed, and nothing is fixed."""
+    seconds = np.maximum(seconds, 1e-9)  # what was there at once
+    found = fit(seconds, np.stack([np.ones(len(seconds)), moved], axis=1), 1 / seconds)
+    fixed_s, per_byte = found.costs.tolist()
+    if per_byte == 0.0:
+        fixed_s, per_byte = 0.0, float(seconds[moved.argmax()] / moved.max())
+    fitted = fixed_s + per_byte * moved
+    error = relative_error(fitted, seconds)
+    return BytesCost(float(f"{fixed_s:.6g}"), float(f"{1 / per_byte:.6g}")), error
+
+
 def _at_depths(phase: Phase, profile: DeviceProfile) -> Phase:
     """Say where fewer layers than all were timed."""
-    depths = profile.depths(phase.name) if phase.name != "copies" else []  # type: ignore[arg-type]
+    depths = profile.depths(phase.name)  # type: ignore[arg-type]
     if depths in ([], [profile.model.layers]):
         return phase
     return replace(phase, timings=f"{phase.timings}; timed with {depths[0]} and {depths[1]} layers")
@@ -190,4 +228,6 @@ def implied_shares(cost: CostConfig, model: ModelConfig, device: DeviceConfig) -
         "memory_share (optimizer)": (state / device.memory_bytes_per_s, cost.train_step_s),
         "host_share": (1 / device.host_bytes_per_s, 1 / cost.host_bytes_per_s),
     }
+    if any(each.transport == "collective" for each in cost.transfers):
+        found["network_share"] = (1 / device.link_bytes_per_s, 1 / cost.network_bytes_per_s)
     return {name: least / seconds for name, (least, seconds) in found.items() if seconds > 0}

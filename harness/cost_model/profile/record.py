@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from engines.torch.model import build_model
 from harness.config import ConfigError, ModelConfig, TrainingConfig
 from harness.cost_model import shape
-from harness.cost_model.profile.rows import DeviceProfile, Row
+from harness.cost_model.profile.rows import DeviceProfile, Row, TransferRow
 from harness.cost_model.profile.timing import (
     Sizes,
     Stopwatch,
@@ -26,6 +26,7 @@ from harness.cost_model.profile.timing import (
     time_training,
     time_weights,
 )
+from harness.cost_model.profile.transfers import time_transfers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,11 +77,14 @@ def record(
     watch: Stopwatch | None = None,
     grid: Grid | None = None,
     depths: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
-    progress: Callable[[Row], None] = lambda row: None,
+    ranks: Sequence[int] | None = None,
+    bucket_bytes: int = 64 << 20,
+    progress: Callable[[Row | TransferRow], None] = lambda row: None,
 ) -> DeviceProfile:
     """Time everything, weights drawn at random.
 
-    depths: layers to time inference and training with; by default as many as fit. progress: is called with every row.
+    depths: layers to time inference and training with; by default as many as fit. ranks: training ranks to time
+    transfers from; by default one, and as many as there are devices for. progress: is called with every row.
     Raises ConfigError for a model that the embedded engines do not make, or of which not even four layers fit.
     """
     if model.experts:
@@ -94,6 +98,10 @@ def record(
     for row in _rows(model, training, watch, grid, inference, trained):
         progress(row)
         rows.append(row)
+    transfers = []
+    for transfer in time_transfers(model, device, bucket_bytes, ranks):
+        progress(transfer)
+        transfers.append(transfer)
     return DeviceProfile(
         model=replace(model, checkpoint=None),
         device=device_name(device),
@@ -102,6 +110,7 @@ def record(
         threads=torch.get_num_threads(),
         versions={"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         rows=tuple(rows),
+        transfers=tuple(transfers),
     )
 
 

@@ -16,6 +16,7 @@ from harness.config import ConfigError, ModelConfig, first_line
 Phase = Literal[
     "decode", "prefill", "log_prob", "train", "optimizer", "load", "sleep", "wake", "copy_to_host", "copy_to_device"
 ]
+TimedTransport = Literal["collective", "ipc", "host_staged"]
 PHASES: tuple[str, ...] = get_args(Phase)
 
 
@@ -32,10 +33,34 @@ class Row:
     seconds: float
     spread: float
 
+    def __str__(self) -> str:
+        return f"{self.phase}, {self.layers} layers, {self.samples} x {self.length}: {self.seconds:.6f} s"
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """Weights of so many bytes from `ranks` training ranks, each with its shards, to one receiver that copies them to
+    memory of its own. Medians: send_s until the trainer may go on; stage_s from then until all is in the receiver's
+    host memory, of host_staged; load_s of the receiver: the whole transfer, or of host_staged the copy from there.
+    spread: as of Row, the largest of the three."""
+
+    transport: TimedTransport
+    ranks: int
+    bytes: int
+    send_s: float
+    stage_s: float
+    load_s: float
+    spread: float
+
+    def __str__(self) -> str:
+        taken = f"{self.send_s:.6f} s, {self.stage_s:.6f} s, {self.load_s:.6f} s"
+        return f"{self.transport} from {self.ranks}, {self.bytes / 1e6:.4g} MB: {taken}"
+
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """Timings of one model on one device. kind: of the device; versions: of packages."""
+    """Timings of one model on one device; transfers: between devices of this machine. kind: of the device; versions: of
+    packages."""
 
     model: ModelConfig
     device: str
@@ -44,6 +69,7 @@ class DeviceProfile:
     threads: int
     versions: dict[str, str]
     rows: tuple[Row, ...]
+    transfers: tuple[TransferRow, ...] = ()
 
     def of(self, *phases: Phase) -> list[Row]:
         """The rows of these phases, for all of the model's layers. Where fewer were measured, they are extrapolated."""
@@ -87,9 +113,10 @@ def deep(rows: Sequence[Row], model: ModelConfig) -> list[Row]:
 def write_profile(path: Path, profile: DeviceProfile) -> None:
     """As JSON, a row a line."""
     head = asdict(profile)
-    rows = ",\n  ".join(json.dumps(row) for row in head.pop("rows"))
+    lists = {name: ",\n  ".join(json.dumps(row) for row in head.pop(name)) for name in ("rows", "transfers")}
+    rows = ",\n".join(f' "{name}": [\n  {listed}\n ]' for name, listed in lists.items())
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    path.write_text(f"{json.dumps(head, indent=1)[:-2]},\n{rows}\n}}\n", encoding="utf-8")
 
 
 def read_profile(path: Path) -> DeviceProfile:

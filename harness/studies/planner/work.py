@@ -168,7 +168,7 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> W
     train_s = pools.epochs * _total(train) + (pools.steps - 1) * cost.train_step_s
     if pools.freezes:
         train_s += _total(_score_s(cost, lengths, pools.rows, pools.ranks))
-    times = transfer_times(cost, pools.transport, pools.sender_links)
+    times = transfer_times(cost, pools.transport, pools.sender_links, pools.ranks)
     return Work(
         generate_s=generate_s,
         batch_s=cost.generate_s + max(generate_s, longest_s),

@@ -10,14 +10,34 @@ import pytest
 import torch
 
 from harness.cli import main as cli
-from harness.config import ConfigError, CostConfig, ModelConfig, RooflineConfig, TrainingConfig
+from harness.config import (
+    BytesCost,
+    ConfigError,
+    CostConfig,
+    ModelConfig,
+    RooflineConfig,
+    TrainingConfig,
+    TransferCost,
+)
 from harness.config.compose import choices, compose_job
 from harness.cost_model import shape
+from harness.cost_model.calibration.fitting import write_costs
+from harness.cost_model.cost import transfer_times
 from harness.cost_model.memory import Layout
 from harness.cost_model.profile.fitting import fit_profile, implied_shares, known_device
 from harness.cost_model.profile.record import Grid, grid_for, inference_depths, record, training_depths
-from harness.cost_model.profile.rows import PHASES, DeviceProfile, Phase, Row, deep, read_profile, write_profile
+from harness.cost_model.profile.rows import (
+    PHASES,
+    DeviceProfile,
+    Phase,
+    Row,
+    TransferRow,
+    deep,
+    read_profile,
+    write_profile,
+)
 from harness.cost_model.profile.timing import Stopwatch
+from harness.cost_model.profile.transfers import parts_of, time_transfers
 from harness.cost_model.roofline import roofline
 
 JOB = compose_job(["model=qwen3-0.6b", "cost=roofline", "device=h100"])
@@ -158,6 +178,81 @@ def test_implied_shares_are_those_that_a_roofline_was_made_with() -> None:
         assert shares[f"memory_share ({of})"] == pytest.approx(0.71), of
 
 
+# -- transfers
+
+TIMED = (
+    TransferCost("collective", 1, BytesCost(0.002, 2e9), BytesCost(0.003, 2e9)),
+    TransferCost("host_staged", 1, BytesCost(0.001, 4e9), BytesCost(0.0005, 8e9), BytesCost(0.01, 1e9)),
+    TransferCost("host_staged", 2, BytesCost(0.001, 6e9), BytesCost(0.0005, 8e9), BytesCost(0.01, 1.5e9)),
+)
+
+
+def transfer_rows() -> tuple[TransferRow, ...]:
+    def lasts(part: BytesCost | None, size: float) -> float:
+        return part.fixed_s + size / part.bytes_per_s if part else 0.0
+
+    return tuple(
+        TransferRow(of.transport, of.ranks, size, *(lasts(part, size) for part in (of.send, of.stage, of.load)), 0.01)
+        for of in TIMED
+        for size in (4_000_000, 20_000_000, 100_000_000)
+    )
+
+
+def test_transfers_are_priced_as_they_were_timed_and_others_by_the_speeds(tmp_path: Path) -> None:
+    found = fit_profile(replace(profile_of(TRUTH), transfers=transfer_rows()), BASE, "mine")
+
+    for fitted, true in zip(found.cost.transfers, TIMED, strict=True):
+        assert (fitted.transport, fitted.ranks, fitted.stage is None) == (
+            true.transport,
+            true.ranks,
+            true.stage is None,
+        )
+        for of in ("send", "load", "stage"):
+            if part := getattr(true, of):
+                assert getattr(fitted, of).fixed_s == pytest.approx(part.fixed_s, rel=1e-4), of
+                assert getattr(fitted, of).bytes_per_s == pytest.approx(part.bytes_per_s, rel=1e-4), of
+    assert found.cost.network_bytes_per_s == pytest.approx(2e9) and "network_bytes_per_s" not in found.unseen
+
+    cost = compose_job([f"cost={write_costs(tmp_path, found, [])}"]).cost
+    assert isinstance(cost, CostConfig) and cost.transfers == found.cost.transfers
+    size = cost.weight_bytes
+    for ranks, stage_speed, send_speed in ((1, 1e9, 4e9), (2, 1.5e9, 6e9), (8, 1.5e9, 6e9)):
+        times = transfer_times(cost, "host_staged", ranks, ranks)
+        assert times.stage_s == pytest.approx(0.01 + size / stage_speed)
+        assert times.send_s == pytest.approx(0.001 + size / send_speed)
+        assert times.load_s == pytest.approx(0.0005 + size / 8e9 + cost.sync_s, rel=1e-3)
+    assert transfer_times(cost, "ipc") == transfer_times(replace(cost, transfers=()), "ipc")
+
+
+def test_what_does_not_grow_with_its_bytes_has_a_speed_all_the_same() -> None:
+    rows = tuple(TransferRow("ipc", 1, size, 0.01, 0.0, 0.01, 0.0) for size in (1_000, 2_000, 4_000))
+    (found,) = fit_profile(replace(profile_of(TRUTH), transfers=rows), BASE, "mine").cost.transfers
+
+    assert found.send == BytesCost(0.0, 400_000.0)
+
+
+def test_parts_of_the_weights_grow_up_to_what_is_moved_at_most() -> None:
+    few, more, most = parts_of(MODEL, 1 << 28)
+
+    sizes = [sum(2 * int(np.prod(shape)) for shape in part.values()) for part in (few, more, most)]
+    assert sizes[0] < sizes[1] < sizes[2] <= 1 << 28 and few.items() < more.items() < most.items()
+    (whole,) = {frozenset(part) for part in parts_of(TINY, 1 << 28)[-1:]}
+    assert len(whole) == 4 * 11 + 2
+
+
+@pytest.mark.slow
+def test_every_transport_is_timed_from_one_and_from_two_training_ranks() -> None:
+    model = replace(TINY, dtype="bfloat16")
+    rows = list(time_transfers(model, torch.device("cpu"), bucket_bytes=1 << 15))
+
+    ways = {(row.transport, row.ranks) for row in rows}
+    assert ways == {(transport, ranks) for transport in ("collective", "ipc", "host_staged") for ranks in (1, 2)}
+    assert {row.bytes for row in rows if row.ranks == 2} == {row.bytes for row in rows if row.ranks == 1}
+    assert max(row.bytes for row in rows) == shape.weight_bytes(model)
+    assert all(row.send_s > 0 and row.load_s > 0 for row in rows)
+    assert all((row.stage_s > 0) == (row.transport == "host_staged") for row in rows)
+
+
 # -- a profile of this machine
 
 TINY = ModelConfig("small", 32, 4, 4, 2, 8, 64, 32, True, 64)
@@ -171,7 +266,7 @@ GRID = Grid(
 def profile() -> DeviceProfile:
     cpu = torch.device("cpu")
     watch = Stopwatch(cpu, repeats=3, warmup=1)
-    return record(TINY, TrainingConfig(), device=cpu, watch=watch, grid=GRID, depths=((4,), (2, 3)))
+    return record(TINY, TrainingConfig(), device=cpu, watch=watch, grid=GRID, depths=((4,), (2, 3)), ranks=())
 
 
 def test_everything_is_timed(profile: DeviceProfile) -> None:
@@ -185,6 +280,7 @@ def test_everything_is_timed(profile: DeviceProfile) -> None:
 
 def test_a_profile_is_the_same_when_it_is_read_again(profile: DeviceProfile, tmp_path: Path) -> None:
     path = tmp_path / "profiles" / "tiny.json"
+    profile = replace(profile, transfers=transfer_rows())
     write_profile(path, profile)
 
     assert read_profile(path) == profile
