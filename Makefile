@@ -34,7 +34,7 @@ help:
 	@echo "make compare schedules side by side, with a report: SCHEDULES=all|a,b SEEDS=3 DRY=1, and what bench takes (docs/comparison.md)"
 	@echo "make sweep   the same along settings with several values: ARGS=\"schedule.max_staleness=0,1,2\" DRY=1"
 	@echo "make report  one page of what an experiment found, for a browser, and in Markdown: EXPERIMENT= (docs/report.md)"
-	@echo "make matrix  staleness x correction x schedule, with a heat map: SEEDS=3 SCHEDULES= STALENESS=0,1,2,4 CORRECTIONS=clip,tis DRY=1"
+	@echo "make matrix  staleness x correction x schedule, with a heat map: SEEDS=3 SCHEDULES= STALENESS=0,1,2,4 CORRECTIONS=clip,decoupled_4@2e-4 DRY=1"
 	@echo "make list    what can be chosen"
 	@echo "make table   every schedule under twelve conditions on the virtual clock, into docs/schedule_table.md"
 	@echo "make memory  what lies on the devices of five machines under every schedule, into docs/gpu_memory.md"

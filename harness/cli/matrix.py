@@ -12,16 +12,15 @@ from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.correction_matrix import matrix_of, write_matrix
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
 from harness.comparison.running.cells import CellRequest
+from harness.comparison.running.corrections import correction_axes, named_corrections, refuse_overridden
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
-from harness.config.job import CORRECTIONS
 from harness.config.machine import Machine, this_machine
 from harness.config.plugins import is_path
 from harness.report.correction_matrix import draw_matrix
 from schedules import SCHEDULES
 
-AXES = ("schedule", "algorithm.correction")
 _SCHEDULES = "fully_async,half_step,one_step_off"
 _STALENESS = "0,1,2,4"
 _CORRECTIONS = "none,clip,decoupled,tis,mis"
@@ -64,15 +63,18 @@ def matrix_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequ
     first. Raises ConfigError for what cannot be read."""
     own, settings = comparison_arguments(arguments, "schedules", "staleness", "corrections")
     settings = [*_SHARED, *settings]
-    corrections = _listed("corrections", own.get("corrections", _CORRECTIONS), CORRECTIONS)
-    names = _listed("schedules", own.get("schedules", _SCHEDULES), tuple(SCHEDULES))
+    corrections = named_corrections(own.get("corrections", _CORRECTIONS))
+    refuse_overridden(corrections, settings)
+    names = _schedules(own.get("schedules", _SCHEDULES))
     rows = [row for name in names for row in _rows(name, own.get("staleness", _STALENESS))]
     cells = [
-        CellRequest(f"{row.label}, {correction}", (*row.settings, f"algorithm.correction={correction}", *settings))
+        CellRequest(f"{row.label}, {correction.name}", (*row.settings, *correction.settings, *settings))
         for row in sorted(rows, key=lambda row: _eta(row, settings))
         for correction in corrections
     ]
-    return comparison_request("matrix", AXES, cells, settings, machine, dry=own.get("dry") == "true")
+    return comparison_request(
+        "matrix", ("schedule", *correction_axes()), cells, settings, machine, dry=own.get("dry") == "true"
+    )
 
 
 def _rows(schedule: str, staleness: str) -> list[CellRequest]:
@@ -90,9 +92,9 @@ def _eta(row: CellRequest, settings: Sequence[str]) -> float:
     return make_schedule(compose_job((*row.settings, *settings))).eta
 
 
-def _listed(name: str, value: str, known: Sequence[str]) -> list[str]:
-    listed = [part.strip() for part in value.split(",")]
-    for part in listed:
-        if part not in known and not is_path(part):
-            raise ConfigError(f"{name}={part} is unknown; choose some of {','.join(known)}")
-    return list(dict.fromkeys(listed))
+def _schedules(listed: str) -> list[str]:
+    names = [part.strip() for part in listed.split(",")]
+    for name in names:
+        if name not in SCHEDULES and not is_path(name):
+            raise ConfigError(f"schedules={name} is unknown; choose some of {','.join(SCHEDULES)}")
+    return list(dict.fromkeys(names))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
@@ -12,14 +13,18 @@ import pandas as pd
 from harness.comparison.comparison import Comparison
 from harness.comparison.measures import EXACT_MATCH, CellMeasure, Measure
 from harness.comparison.runs import Cell
+from harness.comparison.statistics.differences import Difference, corrected, paired_difference
 from harness.config import ConfigError
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import number, plural
 
 _NAME = "matrix"
+_WIDEST = 6  # columns
 _CORRECTION = "algorithm.correction"
-_AXES = {"schedule", "schedule.max_staleness", "schedule.k", _CORRECTION}
-"""What the rows and columns of a matrix tell apart."""
+_SCHEDULE = {"schedule", "schedule.max_staleness", "schedule.k"}
+"""What the rows of a matrix tell apart."""
+_ALGORITHM = "algorithm."
+"""What its columns do: corrections, with all that belongs to them."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two corrections under one schedule: one - other, paired by seed. distinguishable: after Holm's correction for all
+    pairs of the row."""
+
+    one: str
+    other: str
+    difference: Difference
+
+
+@dataclass(frozen=True)
 class CorrectionMatrix:
     """rows, columns: in the order of the comparison's cells; entries: by row and column, as far as there are any.
 
@@ -60,14 +75,22 @@ class CorrectionMatrix:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     entries: Mapping[tuple[str, str], Entry]
+    pairs: Mapping[str, Sequence[Pair]]
     what: str
     about: str
+
+    @property
+    def upright(self) -> bool:
+        return len(self.columns) > _WIDEST
 
 
 def has_matrix(comparison: Comparison) -> bool:
     """Whether these cells differ in correction, in nothing that a matrix has no place for, and were rewarded."""
-    axes = set(comparison.axes)
-    return _CORRECTION in axes and axes <= _AXES and comparison.measure(EXACT_MATCH) is not None
+    axes = comparison.axes
+    placed = all(axis in _SCHEDULE or axis.startswith(_ALGORITHM) for axis in axes)
+    places = {(row_of(cell), column_of(cell)) for cell in comparison.cells}
+    whole = len(places) == len(comparison.cells) and comparison.measure(EXACT_MATCH) is not None
+    return _CORRECTION in axes and placed and whole
 
 
 def matrix_of(comparison: Comparison, key: str = EXACT_MATCH) -> CorrectionMatrix:
@@ -77,7 +100,7 @@ def matrix_of(comparison: Comparison, key: str = EXACT_MATCH) -> CorrectionMatri
         raise ConfigError(f"these runs have no {key}: simulated runs learn nothing; set backend=real")
     entries: dict[tuple[str, str], Entry] = {}
     for index, cell in enumerate(comparison.cells):
-        place = (row_of(cell), str(cell.runs[0].config["algorithm"]["correction"]))
+        place = (row_of(cell), column_of(cell))
         if place in entries:
             raise ConfigError(f"two cells are {place[0]} under {place[1]}; a matrix has no place for what else differs")
         entries[place] = Entry(
@@ -87,7 +110,10 @@ def matrix_of(comparison: Comparison, key: str = EXACT_MATCH) -> CorrectionMatri
             _differs(measure, index),
         )
     rows, columns = (tuple(dict.fromkeys(place[axis] for place in entries)) for axis in (0, 1))
-    return CorrectionMatrix(rows, columns, entries, measure.title, _about(comparison))
+    pairs = {
+        row: _pairs([(column, entries[row, column]) for column in columns if (row, column) in entries]) for row in rows
+    }
+    return CorrectionMatrix(rows, columns, entries, pairs, measure.title, _about(comparison))
 
 
 def row_of(cell: Cell) -> str:
@@ -95,6 +121,20 @@ def row_of(cell: Cell) -> str:
     schedule = cell.runs[0].config["schedule"]
     ahead = next((schedule[name] for name in ("max_staleness", "k") if name in schedule), None)
     return str(schedule["name"]) if ahead is None else f"{schedule['name']} {ahead:g}"
+
+
+def column_of(cell: Cell) -> str:
+    """The correction: as the matrix was asked for it, elsewhere the name of its loss."""
+    config = cell.runs[0].config
+    row, _, asked = cell.label.rpartition(", ")
+    return asked if row.startswith(config["schedule"]["name"]) else str(config["algorithm"]["correction"])
+
+
+def _pairs(entries: Sequence[tuple[str, Entry]]) -> tuple[Pair, ...]:
+    """Each two of these, by seed. Equal runs have no difference that could be called one."""
+    two = list(combinations(entries, 2))
+    differences = corrected([paired_difference(a.measured.per_seed, b.measured.per_seed) for (_, a), (_, b) in two])
+    return tuple(Pair(one, other, each) for ((one, _), (other, _)), each in zip(two, differences, strict=True))
 
 
 def write_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
@@ -118,18 +158,49 @@ def as_csv(matrix: CorrectionMatrix) -> str:
 
 
 def as_markdown(matrix: CorrectionMatrix) -> str:
-    """A row per schedule with its lags; the mean in bold, its interval, and every seed."""
+    """The mean in bold, its interval, and every seed; lags of every schedule; then what was told apart."""
     lines = [
         f"{matrix.what.capitalize()} ({matrix.about}). Bold: mean over seeds; in brackets its 95 % interval; then",
         "every seed. \\*: the difference to the baseline, paired by seed, is called one.",
         "",
-        "| schedule | mean lag | " + " | ".join(matrix.columns) + " |",
-        "|---|---:|" + "---|" * len(matrix.columns),
     ]
-    for row in matrix.rows:
-        cells = [_markdown(matrix.entries.get((row, column))) for column in matrix.columns]
-        lines.append(f"| `{row}` | {lags(matrix, row)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    if matrix.upright:
+        lines += [
+            "| correction | " + " | ".join(f"`{row}`, mean lag {lags(matrix, row)}" for row in matrix.rows) + " |",
+            "|---|" + "---|" * len(matrix.rows),
+        ]
+        for column in matrix.columns:
+            cells = [_markdown(matrix.entries.get((row, column))) for row in matrix.rows]
+            lines.append(f"| `{column}` | " + " | ".join(cells) + " |")
+    else:
+        lines += [
+            "| schedule | mean lag | " + " | ".join(matrix.columns) + " |",
+            "|---|---:|" + "---|" * len(matrix.columns),
+        ]
+        for row in matrix.rows:
+            cells = [_markdown(matrix.entries.get((row, column))) for column in matrix.columns]
+            lines.append(f"| `{row}` | {lags(matrix, row)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *told_apart(matrix)]) + "\n"
+
+
+def told_apart(matrix: CorrectionMatrix) -> list[str]:
+    """A line per schedule: which of its corrections were told from each other."""
+    return [
+        f"- `{row}`, corrections told apart (by seed, Holm's correction over {plural(len(pairs), 'pair')}): "
+        f"{_apart(pairs)}."
+        for row, pairs in matrix.pairs.items()
+    ]
+
+
+def _apart(pairs: Sequence[Pair]) -> str:
+    """`clip above none, tis; mis above none`."""
+    below: dict[str, list[str]] = {}
+    for pair in pairs:
+        if pair.difference.distinguishable:
+            first = pair.difference.interval.value > 0
+            better, worse = (pair.one, pair.other) if first else (pair.other, pair.one)
+            below.setdefault(better, []).append(worse)
+    return "; ".join(f"{better} above {', '.join(worse)}" for better, worse in below.items()) or "none"
 
 
 def lags(matrix: CorrectionMatrix, row: str) -> str:

@@ -31,9 +31,14 @@ def draw_matrix(folder: Path, matrix: CorrectionMatrix) -> Path:
 
 
 def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:
-    rows, columns = len(matrix.rows), len(matrix.columns)
-    figure.set_size_inches(max(_LEAST[0], 3.6 + _CELL[0] * columns), max(_LEAST[1], 1.9 + _CELL[1] * rows))
+    schedules = [f"{row}\nmean lag {lags(matrix, row)}" for row in matrix.rows]
     places = [[matrix.entries.get((row, column)) for column in matrix.columns] for row in matrix.rows]
+    down, across, named = schedules, list(matrix.columns), "off-policy correction"
+    if matrix.upright:
+        down, across, named = across, down, "schedule"
+        places = [list(column) for column in zip(*places, strict=True)]
+    rows, columns = len(down), len(across)
+    figure.set_size_inches(max(_LEAST[0], 3.6 + _CELL[0] * columns), max(_LEAST[1], 1.9 + _CELL[1] * rows))
     values = np.array([[math.nan if entry is None else entry.measured.value for entry in row] for row in places])
     axes = figure.subplots()
     shown = np.ma.masked_invalid(values)
@@ -53,11 +58,11 @@ def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:
             fontsize=9,
             linespacing=1.35,
         )
-    axes.set_yticks(np.arange(rows) + 0.5, [f"{row}\nmean lag {lags(matrix, row)}" for row in matrix.rows], rotation=0)
-    axes.set_xticks(np.arange(columns) + 0.5, list(matrix.columns))
+    axes.set_yticks(np.arange(rows) + 0.5, down, rotation=0)
+    axes.set_xticks(np.arange(columns) + 0.5, across)
     axes.tick_params(length=0)
     axes.grid(visible=False)
-    axes.set(xlabel=f"off-policy correction\n\n{_NOTE}")
+    axes.set(xlabel=f"{named}\n\n{_NOTE}")
 
 
 def _text(entry: Entry | None) -> str:

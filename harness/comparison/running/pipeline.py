@@ -170,6 +170,6 @@ def _experiment_name(command: str, axes: Sequence[str], cells: Sequence[CellRequ
             continue
         key = [*axes, fairness_key(plain(job), (), axes)]
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:6]
-        along = [] if command == "compare" else [axis.rpartition(".")[2] for axis in axes]
+        along = [] if command != "sweep" else [axis.rpartition(".")[2] for axis in axes]
         return "-".join([command, *along, job.model.name, job.task.name, digest])
     raise errors[0]

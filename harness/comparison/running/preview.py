@@ -49,7 +49,7 @@ def print_preview(
     pending = runs.to_do()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("cell", "devices", "seeds done", "seeds to run", "a run takes"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for cell in runs.cells:
         due = [seed for seed in runs.seeds if (cell, seed) in pending]
         done = [seed for seed in runs.seeds if seed not in due]

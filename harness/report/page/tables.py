@@ -114,16 +114,20 @@ def _name(index: int, label: str) -> str:
 
 
 def matrix_table(matrix: CorrectionMatrix) -> str:
-    """A row per schedule, a column per correction: mean, its interval, and every seed."""
+    """Schedules by corrections, or the other way round: mean, its interval, and every seed."""
     values = [entry.measured.value for entry in matrix.entries.values() if math.isfinite(entry.measured.value)]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    heads = "".join(f'<th scope="col">{escape(column)}</th>' for column in matrix.columns)
+    schedules = {row: f"{escape(row)}<small>mean lag {escape(lags(matrix, row))}</small>" for row in matrix.rows}
+    corrections = {column: escape(column) for column in matrix.columns}
+    down, across = (corrections, schedules) if matrix.upright else (schedules, corrections)
     rows = []
-    for row in matrix.rows:
-        cells = "".join(_matrix_cell(matrix.entries.get((row, column)), low, high) for column in matrix.columns)
-        lag = f"<small>mean lag {escape(lags(matrix, row))}</small>"
-        rows.append(f'<tr><th scope="row">{escape(row)}{lag}</th>{cells}</tr>')
-    head = f'<thead><tr><th scope="col">schedule</th>{heads}</tr></thead>'
+    for name, head in down.items():
+        places = [(other, name) if matrix.upright else (name, other) for other in across]
+        cells = "".join(_matrix_cell(matrix.entries.get(place), low, high) for place in places)
+        rows.append(f'<tr><th scope="row">{head}</th>{cells}</tr>')
+    heads = "".join(f'<th scope="col">{head}</th>' for head in across.values())
+    corner = "correction" if matrix.upright else "schedule"
+    head = f'<thead><tr><th scope="col">{corner}</th>{heads}</tr></thead>'
     return f'<table class="heat">{head}<tbody>{"".join(rows)}</tbody></table>'
 
 

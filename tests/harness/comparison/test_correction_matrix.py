@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import csv
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.cli.matrix import AXES, matrix_request
+from harness.cli.matrix import matrix_request
 from harness.comparison.comparison import compare
-from harness.comparison.correction_matrix import as_csv, as_markdown, matrix_of, write_matrix
+from harness.comparison.correction_matrix import (
+    as_csv,
+    as_markdown,
+    has_matrix,
+    matrix_of,
+    told_apart,
+    write_matrix,
+)
+from harness.comparison.fairness import fairness_key
+from harness.comparison.running.cells import resolve_cells
+from harness.comparison.running.corrections import correction_axes, read_bundles
+from harness.comparison.runs import Cell
 from harness.config import ConfigError
-from harness.config.compose import compose_job
+from harness.config.compose import compose_job, plain
 from harness.config.machine import Machine
 from harness.report.correction_matrix import draw_matrix
 from tests.support.fabricated_cells import Made, make_cell
 
+AXES = ("schedule", *correction_axes())
 TWO_CORES = Machine(cores=2, gpus=0, gpu_bytes=0)
 
 
@@ -52,12 +65,57 @@ def test_names_that_are_none_are_refused(asked: str) -> None:
         matrix_request([asked], TWO_CORES)
 
 
+def test_a_bundle_is_settings_of_one_name_and_may_have_a_rate_of_its_own() -> None:
+    asked = "corrections=clip,clip_4,decoupled_4@2e-4,sequence_mis,gspo,m2po"
+    request = matrix_request([asked, "schedules=fully_async", "staleness=8"], TWO_CORES)
+    clip, clip_4, decoupled, sequence, gspo, m2po = (compose_job(cell.settings).algorithm for cell in request.cells)
+    assert (clip.mini_batches, clip_4.mini_batches, decoupled.mini_batches) == (1, 4, 4)
+    assert (decoupled.proximal, decoupled.learning_rate) == ("trainer", 2e-4) and clip.learning_rate == "auto"
+    assert (sequence.correction, sequence.options) == ("mis", {"level": "sequence"})
+    assert gspo.aggregation == "sequence_mean_token_mean" and m2po.micro_batch_groups == m2po.batch_groups
+    keys = [fairness_key(plain(compose_job(cell.settings)), (), request.axes) for cell in request.cells]
+    assert all(key == keys[0] for key in keys), "what bundles set is what differs on purpose"
+
+
+def test_every_bundle_runs_as_it_is() -> None:
+    asked = [f"corrections={','.join(read_bundles())}", "schedules=fully_async", "staleness=2"]
+    cells, skipped = resolve_cells(matrix_request(asked, TWO_CORES).cells, {}, TWO_CORES)
+    assert len(cells) == len(read_bundles()) and not skipped
+
+
+def test_a_cell_that_cannot_be_is_left_out_by_name_before_anything_runs() -> None:
+    asked = [
+        "corrections=decoupled,clip",
+        "schedules=fully_async",
+        "staleness=2",
+        "algorithm.recompute_log_probs=false",
+    ]
+    cells, skipped = resolve_cells(matrix_request(asked, TWO_CORES).cells, {}, TWO_CORES)
+    assert [cell.label for cell in cells] == ["fully_async 2, clip"]
+    assert [(cell.label, "recompute_log_probs=true" in cell.why) for cell in skipped] == [
+        ("fully_async 2, decoupled", True)
+    ]
+
+
+def test_a_setting_of_all_cells_does_not_take_the_place_of_a_bundles() -> None:
+    with pytest.raises(ConfigError, match=r"mini_batches=2 is for all cells, but corrections=clip_4 sets"):
+        matrix_request(["corrections=clip,clip_4", "algorithm.mini_batches=2"], TWO_CORES)
+    matrix_request(["corrections=clip,clip_4", "algorithm.micro_batch_groups=2"], TWO_CORES)
+
+
+def test_a_bundle_without_a_loss_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "corrections.yaml"
+    path.write_text("mine: {mini_batches: 4}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="mine names no correction; give it"):
+        read_bundles(path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("matrix")
 
 
-def made(folder: Path, staleness: int, correction: str, exact_match: float, seeds: int = 4) -> object:
+def made(folder: Path, staleness: int, correction: str, exact_match: float, seeds: int = 4) -> Cell:
     settings = (f"schedule.max_staleness={staleness}", f"algorithm.correction={correction}")
     wanted = Made(exact_match=exact_match, lag=staleness, settings=settings, noise=(0.0, 0.01))
     return make_cell(folder, f"fully_async {staleness}, {correction}", wanted, range(seeds))
@@ -73,7 +131,7 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
     assert not matrix.entries["fully_async 0", "tis"].distinguishable
     table = as_markdown(matrix)
     assert "| schedule | mean lag | none | tis |" in table
-    last = table.splitlines()[-1]
+    last = [line for line in table.splitlines() if line.startswith("|")][-1]
     assert last == "| `fully_async 2` | 1.85 | **0.399**\\* [0.388, 0.409] (0.402 0.390 0.398 0.405) | not run |"
     rows = list(csv.DictReader(as_csv(matrix).splitlines()))
     assert [(row["schedule"], row["correction"], row["differs"]) for row in rows] == [
@@ -95,7 +153,7 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
 
 def test_one_seed_alone_has_no_interval_to_show(folder: Path) -> None:
     matrix = matrix_of(compare([made(folder / "alone", 0, "clip", 0.9, seeds=1)], AXES))
-    assert "[" not in as_markdown(matrix).splitlines()[-1]
+    assert "[" not in as_markdown(matrix).splitlines()[5]
     draw_matrix(folder, matrix)
 
 
@@ -111,3 +169,33 @@ def test_what_a_matrix_has_no_place_for_is_named(folder: Path) -> None:
     other = make_cell(folder, "drained", Made(settings=settings), range(4))
     with pytest.raises(ConfigError, match="two cells are fully_async 0 under clip"):
         matrix_of(compare([one, other], AXES))
+
+
+def test_corrections_of_a_schedule_are_told_apart_in_pairs(folder: Path) -> None:
+    learnt = {"clip": 0.9, "tis": 0.9, "none": 0.4}
+    matrix = matrix_of(compare([made(folder / "pairs", 2, name, reached) for name, reached in learnt.items()], AXES))
+    assert told_apart(matrix) == [
+        "- `fully_async 2`, corrections told apart (by seed, Holm's correction over 3 pairs): "
+        "clip above none; tis above none."
+    ]
+
+
+def test_many_corrections_stand_below_each_other(folder: Path) -> None:
+    names = ("none", "clip", "dual_clip", "tis", "mis", "cispo", "sapo")
+    matrix = matrix_of(compare([made(folder / "many", 2, name, 0.9, seeds=2) for name in names], AXES))
+    lines = as_markdown(matrix).splitlines()
+    assert lines[3] == "| correction | `fully_async 2`, mean lag 1.85 |"
+    assert [line.split(" | ")[0] for line in lines[5:12]] == [f"| `{name}`" for name in names]
+    picture = draw_matrix(folder, matrix).read_bytes()
+    width, height = struct.unpack(">II", picture[16:24])
+    assert height > 0.7 * width
+
+
+def test_a_column_is_called_what_was_asked_for_and_a_sweep_of_more_is_no_matrix(folder: Path) -> None:
+    asked = [made(folder / "named", 2, "clip", 0.9), made(folder / "named", 2, "tis", 0.9)]
+    asked[1] = replace(asked[1], label="fully_async 2, tis@2e-4")
+    assert matrix_of(compare(asked, AXES)).columns == ("clip", "tis@2e-4")
+    swept = [
+        replace(cell, label=f"learning_rate={rate}") for cell, rate in zip([asked[0], asked[0]], "12", strict=True)
+    ]
+    assert has_matrix(compare(asked, AXES)) and not has_matrix(compare(swept, AXES))
