@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from harness.driver.evaluation import Evaluated
 from harness.driver.job import EngineEvent
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
+from harness.metrics.parts import Parts, Response
 from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import (
     Fate,
@@ -34,12 +36,13 @@ from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics, policy_metrics
 from harness.workers.training import TrainedRows, TrainReport
 
-Response = tuple[int, np.ndarray, np.ndarray, np.ndarray]
-"""Sample id, tokens int64 [L], log-probs float32 [L], mask bool [L]."""
-
 
 class SampleDecoder(Protocol):
     """What the columns of a trained sample mean: tokens that were sampled, or runs of tokens that were simulated."""
+
+    @property
+    def extra_names(self) -> Sequence[str]:
+        """Of the extra values that scores may have."""
 
     def prompt_tokens(self, values: int) -> int:
         """Tokens of a prompt whose column has this many values."""
@@ -91,6 +94,7 @@ class RunLengthDecoder:
 
     prompt: int
     """Tokens of every prompt."""
+    extra_names = ()
 
     def prompt_tokens(self, values: int) -> int:
         return self.prompt
@@ -138,6 +142,9 @@ class Work:
         return sample_flops(self.model, prompt, response, self.scorings, self.epochs)
 
 
+_LEDGER_EVERY_S = 5.0
+
+
 @dataclass(frozen=True)
 class _Admitted:
     group_id: int
@@ -174,13 +181,21 @@ class Recorder:
         self.on_doing: Callable[[str, str], None] = lambda role, what: None
         self.engines: list[dict[str, Any]] = []
         """What happened to rollout engines: which, what, when (seconds), why."""
-        self._admitted: dict[int, _Admitted] = {}
-        self._dropped: dict[int, DropReason] = {}
-        self._records: list[SampleRecord] = []
-        self._responses: list[Response] = []
+        self._admitted: dict[int, _Admitted] = {}  # in flight
+        self._trained_samples = 0
+        self._records: list[SampleRecord] = []  # trained or dropped, and not in the parts
+        self._spans: list[Span] = []  # not in the parts yet; of a run that has some
+        self._parts: Parts | None = None
+        self._ledger_due = 0.0
         self._trained: tuple[int, Sequence[TrainReport]] | None = None
         self._skipped_steps = 0.0
         self._evaluated: Evaluated | None = None  # and in no line yet
+
+    def write_into(self, run: RunDirectory) -> None:
+        """From now on what is known goes into the run's files as it happens, and is not remembered here."""
+        self._run = run
+        extra_names = self.decoder.extra_names
+        self._parts = run.open_parts(self.timeline.placement, self.timeline.warmup, extra_names)
 
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
         self.events += 1
@@ -190,7 +205,9 @@ class Recorder:
     def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
         self.events += 1
         self.ledger.dropped(rows, reason)
-        self._dropped |= dict.fromkeys(rows, reason)
+        self._records += [self._untrained(row, _FATE_OF[reason]) for row in rows]
+        for row in rows:
+            del self._admitted[row]
 
     def doing(self, role: str, what: str) -> None:
         self.events += 1
@@ -202,7 +219,10 @@ class Recorder:
         self.doing("rollout", f"{name} {ENGINE_EVENTS[what]}" + (f": {why}" if why else ""))
 
     def spans(self, spans: Iterable[Span]) -> None:
+        spans = list(spans)
         self.timeline.add(spans)
+        if self._parts is not None:
+            self._spans += spans
 
     def evaluated(self, found: Evaluated) -> None:
         self._evaluated = found
@@ -210,7 +230,7 @@ class Recorder:
 
     def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None:
         for report in reports:
-            self.timeline.add(report.spans)
+            self.spans(report.spans)
         self._trained = (iteration, reports)
 
     def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
@@ -238,9 +258,7 @@ class Recorder:
         """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended."""
         trained = [rows for report in reports for rows in report.trained]
         records = [record for rows in trained for record in self.decoder.records(rows, iteration, self.group_size)]
-        self._records += records
-        for rows in trained:
-            self._responses += self.decoder.responses(rows)
+        self._trained_samples += len(records)
         sums: dict[str, float] = {}
         for report in reports:
             sums = add_diagnostics(sums, report.sums)
@@ -248,7 +266,7 @@ class Recorder:
         times = self.timeline.iteration_metrics(iteration)
         metrics = iteration_metrics(
             iteration,
-            len(self._records),
+            self._trained_samples,
             at,
             times,
             throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
@@ -261,6 +279,23 @@ class Recorder:
         )
         for listener in self.listeners:
             listener(metrics)
+        self._records += records
+        for record in records:
+            del self._admitted[record.sample_id]
+        if self._parts is not None:
+            self._parts.responses([response for rows in trained for response in self.decoder.responses(rows)])
+            self._write_parts(self._parts, {iteration: at})
+            self.timeline.forget(iteration)
+
+    def _write_parts(self, parts: Parts, ended: Mapping[int, float]) -> None:
+        """What is not there yet."""
+        records, self._records = self._records, []
+        spans, self._spans = self._spans, []
+        parts.samples(records)
+        parts.spans(spans, ended)
+        if (now := time.monotonic()) >= self._ledger_due:
+            self._run.write_ledger(self.ledger, self.engines)
+            self._ledger_due = now + _LEDGER_EVERY_S
 
     def _utilisation(self, records: Sequence[SampleRecord], seconds: float) -> dict[str, float]:
         """Where a device's peak is known."""
@@ -282,18 +317,24 @@ class Recorder:
         }
 
     def samples(self) -> list[SampleRecord]:
-        """One record per sample ever admitted, by sample id."""
-        dropped = [self._untrained(row, _FATE_OF[reason]) for row, reason in self._dropped.items()]
-        in_flight = [self._untrained(row, "in_flight") for row in self.ledger.in_flight]
-        return sorted([*self._records, *dropped, *in_flight], key=lambda record: record.sample_id)
+        """One record per sample ever admitted, by sample id, of a run without parts."""
+        assert self._parts is None, "they are in the parts"
+        return sorted([*self._records, *self._in_flight()], key=lambda record: record.sample_id)
 
     def write(self, run: RunDirectory) -> None:
         """Everything but the metrics, which are there already. Raises LedgerError if a sample was lost."""
-        run.write_samples(self.samples())
-        if self._responses:
-            run.write_responses(*zip(*self._responses, strict=True))
-        run.write_trace(self.timeline)
+        ended: Mapping[int, float] = {}
+        if self._parts is None:  # all of it is here; but for the responses, which a simulated run has none of
+            self.write_into(run)
+            self._spans, ended = self.timeline.spans, self.timeline.iteration_ends
+        assert self._parts is not None
+        self._records += self._in_flight()
+        self._write_parts(self._parts, ended)
+        run.merge_parts()
         run.write_ledger(self.ledger, self.engines)
+
+    def _in_flight(self) -> list[SampleRecord]:
+        return [self._untrained(row, "in_flight") for row in self.ledger.in_flight]
 
     def _untrained(self, row: int, fate: Fate) -> SampleRecord:
         admitted = self._admitted[row]

@@ -72,6 +72,7 @@ def run_seed(
         runner = stack.enter_context(event_loop(plan))
         session = Session(spec, clock_of(plan, runner.get_loop()))
         session.recorder.listeners.append(folder.append_metrics)
+        session.recorder.write_into(folder)
         session.recorder.on_evaluated = lambda found: folder.append_evaluation(dataclasses.asdict(found))
         session.publish_address = partial(_written_address, folder)
         open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)

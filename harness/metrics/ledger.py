@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Literal, get_args
+
+import msgspec
 
 DropReason = Literal["stale", "filtered"]
 
@@ -18,8 +21,59 @@ ENGINE_EVENTS = {
 """What can happen to a rollout engine during a run, as ledger.json lists it, in words."""
 
 
+Range = tuple[int, int]
+"""The first id, and the one after the last."""
+
+
+class LedgerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """trained: (first, end, iteration); dropped: (reason, first, end)."""
+
+    admitted: int
+    in_flight: list[Range]
+    trained: list[tuple[int, int, int]]
+    dropped: list[tuple[DropReason, int, int]]
+
+
 class LedgerError(RuntimeError):
     """A sample was counted twice, came from nowhere, or is missing."""
+
+
+class _Trained:
+    """Which samples were trained in which iteration, as ranges of ids: of a batch that is trained in the order of
+    admission, one."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int, int]] = []  # (first, end, iteration), disjoint, by first
+        self.by_iteration: Counter[int] = Counter()
+
+    def add(self, ids: Iterable[int], iteration: int) -> None:
+        for first, end in ranges_of(ids):
+            self.by_iteration[iteration] += end - first
+            at = bisect_left(self.ranges, (first,))
+            if at < len(self.ranges) and self.ranges[at][0] == end and self.ranges[at][2] == iteration:
+                end = self.ranges.pop(at)[1]
+            if at and self.ranges[at - 1][1] == first and self.ranges[at - 1][2] == iteration:
+                at, first = at - 1, self.ranges.pop(at - 1)[0]
+            self.ranges.insert(at, (first, end, iteration))
+
+    def iteration_of(self, sample: int) -> int | None:
+        """None of one that was not trained."""
+        at = bisect_right(self.ranges, sample, key=lambda one: one[0]) - 1
+        return self.ranges[at][2] if at >= 0 and sample < self.ranges[at][1] else None
+
+    def __len__(self) -> int:
+        return self.by_iteration.total()
+
+
+def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """(first, end) of consecutive ids, ascending."""
+    found: list[tuple[int, int]] = []
+    for sample in sorted(ids):
+        if found and found[-1][1] == sample:
+            found[-1] = (found[-1][0], sample + 1)
+        else:
+            found.append((sample, sample + 1))
+    return found
 
 
 class Ledger:
@@ -31,14 +85,14 @@ class Ledger:
     def __init__(self) -> None:
         self._admitted = 0
         self._in_flight: set[int] = set()
-        self._trained: dict[int, int] = {}
+        self._trained = _Trained()
         self._dropped: dict[int, DropReason] = {}
 
     def admit(self, ids: Iterable[int]) -> None:
         """Samples enter. Raises LedgerError for one that was admitted before."""
         ids = self._each_once("admitted", ids)
         for sample in ids:
-            if sample in self._in_flight or sample in self._trained or sample in self._dropped:
+            if sample in self._in_flight or sample in self._dropped or self._trained.iteration_of(sample) is not None:
                 raise LedgerError(f"sample {sample} is admitted a second time: it is {self._fate(sample)}")
         self._in_flight.update(ids)
         self._admitted += len(ids)
@@ -46,7 +100,7 @@ class Ledger:
     def trained(self, ids: Iterable[int], iteration: int) -> None:
         """Samples were trained in `iteration`. Raises LedgerError for one that is not in flight."""
         ids = self._leaving(f"trained in iteration {iteration}", ids)
-        self._trained.update(dict.fromkeys(ids, iteration))
+        self._trained.add(ids, iteration)
 
     def dropped(self, ids: Iterable[int], reason: DropReason) -> None:
         """Samples will not be trained. Raises LedgerError for one that is not in flight, ValueError for the reason."""
@@ -94,9 +148,30 @@ class Ledger:
                 f"{len(lost)} lost {lost[:8]}, {len(unknown)} held but not in flight {unknown[:8]}"
             )
 
+    def state(self) -> LedgerState:
+        """All of it, as it is now."""
+        dropped = [
+            (reason, *range_)
+            for reason in get_args(DropReason)
+            for range_ in ranges_of(sample for sample, why in self._dropped.items() if why == reason)
+        ]
+        return LedgerState(self._admitted, ranges_of(self._in_flight), list(self._trained.ranges), dropped)
+
+    @classmethod
+    def restored(cls, state: LedgerState) -> Ledger:
+        """As it was. Raises LedgerError for a state that does not close."""
+        ledger = cls()
+        ledger._admitted = state.admitted
+        ledger._in_flight = {sample for first, end in state.in_flight for sample in range(first, end)}
+        for first, end, iteration in state.trained:
+            ledger._trained.add(range(first, end), iteration)
+        ledger._dropped = {sample: reason for reason, first, end in state.dropped for sample in range(first, end)}
+        ledger.check()
+        return ledger
+
     def to_json(self) -> dict[str, object]:
         """What ledger.json holds: the counts, how many were trained in each iteration, and who was not trained."""
-        by_iteration = Counter(self._trained.values())
+        by_iteration = self._trained.by_iteration
         dropped: dict[str, list[int]] = {reason: [] for reason in get_args(DropReason)}
         for sample in sorted(self._dropped):
             dropped[self._dropped[sample]].append(sample)
@@ -126,8 +201,8 @@ class Ledger:
     def _fate(self, sample: int) -> str:
         if sample in self._in_flight:
             return "in flight"
-        if sample in self._trained:
-            return f"trained in iteration {self._trained[sample]}"
+        if (iteration := self._trained.iteration_of(sample)) is not None:
+            return f"trained in iteration {iteration}"
         if sample in self._dropped:
             return f"dropped as {self._dropped[sample]}"
         return "not admitted"

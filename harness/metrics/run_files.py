@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
 import pyarrow as pa
 from omegaconf import OmegaConf
 
@@ -18,8 +17,16 @@ from harness.config import JobConfig
 from harness.metrics.atomic_files import Lock, write_text
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
-from harness.metrics.samples import SampleRecord, read_samples, write_responses, write_samples
-from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
+from harness.metrics.parts import (
+    PARTS,
+    RESPONSES,
+    Parts,
+    read_growing,
+    read_samples_so_far,
+    read_timeline_so_far,
+)
+from harness.metrics.samples import SampleRecord, read_samples, write_responses, write_samples, write_table
+from harness.metrics.timeline import Place, Timeline, chrome_trace, timeline_of
 
 _LOCK = ".lock"
 MODEL = "model"
@@ -53,6 +60,7 @@ class RunDirectory:
         self._lock: Lock | None = None
         self._metrics: TextIO | None = None
         self._system: TextIO | None = None
+        self._parts: Parts | None = None
 
     @property
     def done(self) -> bool:
@@ -118,15 +126,27 @@ class RunDirectory:
         """samples.parquet: one row per sample ever admitted."""
         write_samples(self.path / "samples.parquet", records)
 
-    def write_responses(
-        self,
-        samples: Sequence[int],
-        responses: Sequence[np.ndarray],
-        log_probs: Sequence[np.ndarray],
-        masks: Sequence[np.ndarray],
-    ) -> None:
+    def write_responses(self, responses: pa.Table) -> None:
         """responses.parquet: one row per trained sample."""
-        write_responses(self.path / "responses.parquet", samples, responses, log_probs, masks)
+        write_responses(self.path / "responses.parquet", responses)
+
+    def open_parts(self, placement: Mapping[tuple[str, str], Place], warmup: int, extra_names: Sequence[str]) -> Parts:
+        """Where samples, responses and spans go while the run lasts."""
+        self._parts = Parts(self.path / PARTS, placement, warmup, extra_names)
+        return self._parts
+
+    def merge_parts(self) -> None:
+        """samples.parquet, responses.parquet where there are any, and trace.json, of all that is in the parts, which
+        end with it."""
+        assert self._parts is not None, "open_parts comes first"
+        write_table(self.path / "samples.parquet", read_samples_so_far(self._parts.folder))
+        responses = read_growing(self._parts.folder / RESPONSES)
+        if len(responses):
+            self.write_responses(responses)
+        self.write_trace(read_timeline_so_far(self._parts.folder))
+        del responses
+        self._parts.remove()
+        self._parts = None
 
     def write_trace(self, timeline: Timeline) -> None:
         """trace.json, for Perfetto."""
@@ -149,6 +169,9 @@ class RunDirectory:
         for file in (self._metrics, self._system):
             if file is not None:
                 file.close()
+        if self._parts is not None:
+            self._parts.close()
+            self._parts = None
         self._metrics = self._system = None
         if self._lock is not None:
             self._lock.release()
@@ -234,12 +257,16 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def load_samples(path: Path) -> pa.Table:
-    """samples.parquet of the run in folder `path`."""
+    """samples.parquet of the run in folder `path`; of one that has not ended, what it has settled so far."""
+    if not (path / "samples.parquet").exists() and (path / PARTS).is_dir():
+        return read_samples_so_far(path / PARTS)
     return read_samples(path / "samples.parquet")
 
 
 def load_timeline(path: Path) -> Timeline:
-    """The Timeline that trace.json of the run in folder `path` holds."""
+    """The Timeline that trace.json of the run in folder `path` holds; of one that has not ended, so far."""
+    if not (path / "trace.json").exists() and (path / PARTS).is_dir():
+        return read_timeline_so_far(path / PARTS)
     return timeline_of(json.loads((path / "trace.json").read_text(encoding="utf-8")))
 
 

@@ -294,6 +294,11 @@ def write_samples(path: Path, records: Iterable[SampleRecord]) -> None:
     table = pa.table({name: [getattr(r, name) for r in rows] for name in SCHEMA.names}, schema=SCHEMA)
     for name in sorted({name for r in rows for name in r.custom}):
         table = table.append_column(CUSTOM + name, pa.array([r.custom.get(name) for r in rows], pa.float64()))
+    write_table(path, table)
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """As Parquet, atomically."""
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
 
@@ -344,27 +349,18 @@ RESPONSES_SCHEMA = pa.schema(
 )
 
 
-def write_responses(
-    path: Path,
-    samples: Sequence[int],
-    responses: Sequence[np.ndarray],
-    log_probs: Sequence[np.ndarray],
-    masks: Sequence[np.ndarray],
-) -> None:
+_GROUP_ROWS, _GROUP_BYTES = 1 << 20, 256 << 20
+
+
+def write_responses(path: Path, table: pa.Table) -> None:
     """Write responses.parquet: a row per sample, by sample id: its tokens, their log-probabilities when sampled, and
-    whether the policy sampled them."""
-    order = np.argsort(np.asarray(samples, dtype=np.int64))
-    table = pa.Table.from_pydict(
-        {
-            "sample_id": [samples[i] for i in order],
-            "response": [responses[i].astype(np.int32) for i in order],
-            "log_probs": [log_probs[i] for i in order],
-            "loss_mask": [masks[i] for i in order],
-        },
-        schema=RESPONSES_SCHEMA,
-    )
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary)
+    whether the policy sampled them. table: of RESPONSES_SCHEMA, in any order; no more than a part of it is copied at a
+    time."""
+    order = np.argsort(table["sample_id"].to_numpy(), kind="stable")
+    rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, RESPONSES_SCHEMA) as writer:
+        for start in range(0, len(order), rows):
+            writer.write_table(table.take(order[start : start + rows]).combine_chunks())
 
 
 def read_responses(path: Path) -> pa.Table:

@@ -92,6 +92,14 @@ class Timeline:
             raise ValueError(f"iteration {iteration} ends at {at} s, before the previous one ended at {last} s")
         self.iteration_ends[iteration] = at
 
+    def forget(self, iteration: int) -> None:
+        """What only iterations up to this one, which has ended, are made of: no more can be asked of those."""
+        end = self.iteration_ends[iteration]
+        for past in [past for past in self._by_iteration if past <= iteration]:
+            del self._by_iteration[past]
+        for spans in (*self._by_device.values(), self._background_syncs):
+            del spans[: bisect_right(spans, end, key=_end)]
+
     def window(self, iteration: int) -> Interval:
         """From the end of the iteration before (or the start of the run) to the end of this one."""
         end = self.iteration_ends[iteration]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -21,7 +22,9 @@ from harness.driver.progress import ProgressDisplay
 from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, Work, worker_places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
+from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, read_growing
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
+from harness.metrics.samples import read_responses
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.rl.diagnostics import diagnostics
@@ -380,3 +383,43 @@ def test_a_failure_leaves_the_terminal_usable_and_goes_on(terminal: bool) -> Non
         raise RuntimeError("broken")
     if terminal:
         assert told.getvalue().count("\x1b[?25h") == 1, "the cursor is back"
+
+
+# -- while it goes on
+
+
+def test_what_happened_can_be_read_while_the_run_goes_on_and_after_its_writer_died(
+    recorder: Recorder, run: RunDirectory
+) -> None:
+    recorder.write_into(run)
+    admit(recorder, range(3 * BATCH))
+    for iteration in range(2):
+        play(recorder, iteration, version=0)
+    assert load_samples(run.path)["sample_id"].to_pylist() == list(range(2 * BATCH * N))
+    assert load_timeline(run.path).iteration_ends == {0: 1.0, 1: 2.0}
+    assert load_ledger(run.path)["trained"] == 6  # as of the first iteration: it is written every few seconds
+    for name in (SAMPLES, RESPONSES, SPANS):
+        path = run.path / PARTS / name
+        path.write_bytes(path.read_bytes()[:-5])  # in the middle of the second batch
+    assert load_samples(run.path)["sample_id"].to_pylist() == list(range(BATCH * N))
+    assert load_timeline(run.path).iteration_ends == {0: 1.0}
+    assert len(read_growing(run.path / PARTS / RESPONSES)) == BATCH * N
+
+
+def test_a_recorder_that_writes_as_it_goes_remembers_nothing_of_what_is_settled(
+    recorder: Recorder, run: RunDirectory
+) -> None:
+    recorder.write_into(run)
+    sizes = []
+    for iteration in range(40):
+        admit(recorder, range(iteration * BATCH, (iteration + 1) * BATCH))
+        play(recorder, iteration, version=iteration)
+        sizes.append(
+            len(pickle.dumps((recorder._admitted, recorder._records, recorder._spans, recorder.timeline._by_device)))
+        )
+    assert max(sizes[1:]) == sizes[1] and not recorder.timeline.spans
+    recorder.write(run)
+    assert len(load_samples(run.path)) == 40 * BATCH * N and len(load_timeline(run.path).spans) == 80
+    responses = read_responses(run.path / "responses.parquet")
+    assert responses["sample_id"].to_pylist() == list(range(40 * BATCH * N))
+    assert responses["response"][5].as_py() == [7, 1] and not (run.path / PARTS).exists()

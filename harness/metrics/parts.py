@@ -1,0 +1,162 @@
+"""What a run has found so far, in tables that grow batch by batch while it goes on, so that its driver need not
+remember it: samples, responses and spans, in the folder `parts` of the run.
+
+Each is a file in Arrow's stream format. It can be read at any moment; what follows the last whole batch, where its
+writer died, is left out. When the run is over they become samples.parquet, responses.parquet and trace.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from harness.metrics.samples import CUSTOM, RESPONSES_SCHEMA, SCHEMA, SampleRecord
+from harness.metrics.timeline import Place, Timeline
+from harness.protocols import Span
+
+PARTS = "parts"
+SAMPLES, RESPONSES, SPANS = "samples.arrows", "responses.arrows", "spans.arrows"
+
+Response = tuple[int, np.ndarray, np.ndarray, np.ndarray]
+"""Sample id, tokens int64 [L], log-probs float32 [L], mask bool [L]."""
+
+_SPAN_SCHEMA = pa.schema(
+    [
+        pa.field("role", pa.string()),
+        pa.field("engine", pa.string()),
+        pa.field("kind", pa.string()),
+        pa.field("start", pa.float64()),
+        pa.field("end", pa.float64()),
+        pa.field("version", pa.int64()),
+        pa.field("iteration", pa.int64()),
+    ]
+)
+_ITERATION_END = "iteration_end"
+"""The kind of a row that is no span: `end` is when the iteration ended."""
+
+
+class GrowingTable:
+    """A file to which batches are appended, each in the hands of the system when `append` returns."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._file: BinaryIO = path.open("ab")
+        if self._file.tell() == 0:
+            self._write(schema.serialize())
+
+    @property
+    def size(self) -> int:
+        """Bytes so far: the file cut there holds what it holds now."""
+        return self._file.tell()
+
+    def append(self, columns: Mapping[str, Sequence[object]]) -> None:
+        table = pa.table(dict(columns), schema=self.schema)
+        for batch in table.to_batches():
+            self._write(batch.serialize())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, buffer: pa.Buffer) -> None:
+        self._file.write(buffer)
+        self._file.flush()
+
+
+def read_growing(path: Path) -> pa.Table:
+    """All whole batches; their memory is the file's. Raises ValueError where the file does not begin as such a one."""
+    source = pa.memory_map(str(path))
+    try:
+        reader = pa.ipc.open_stream(source)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} holds no table: {error}") from error
+    batches = []
+    while True:
+        try:
+            batches.append(reader.read_next_batch())
+        except (StopIteration, pa.ArrowInvalid, OSError):  # its end, or a batch that was cut off
+            return pa.Table.from_batches(batches, reader.schema)
+
+
+class Parts:
+    """The growing tables of one run. extra_names: of the values that scores may have."""
+
+    def __init__(
+        self, folder: Path, placement: Mapping[tuple[str, str], Place], warmup: int, extra_names: Sequence[str]
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        custom = [pa.field(CUSTOM + name, pa.float64()) for name in extra_names]
+        places = [
+            {"role": role, "engine": engine, "pool": place.pool, "devices": list(place.devices)}
+            for (role, engine), place in placement.items()
+        ]
+        told = {"placement": json.dumps(places), "warmup": str(warmup)}
+        self._tables = {
+            SAMPLES: GrowingTable(folder / SAMPLES, pa.schema([*SCHEMA, *custom])),
+            RESPONSES: GrowingTable(folder / RESPONSES, RESPONSES_SCHEMA),
+            SPANS: GrowingTable(folder / SPANS, _SPAN_SCHEMA.with_metadata(told)),
+        }
+        self._extra_names = list(extra_names)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file so far."""
+        return {name: table.size for name, table in self._tables.items()}
+
+    def samples(self, records: Sequence[SampleRecord]) -> None:
+        columns: dict[str, list[object]] = {name: [getattr(r, name) for r in records] for name in SCHEMA.names}
+        columns |= {CUSTOM + name: [r.custom.get(name) for r in records] for name in self._extra_names}
+        self._tables[SAMPLES].append(columns)
+
+    def responses(self, responses: Sequence[Response]) -> None:
+        names = RESPONSES_SCHEMA.names
+        ids, tokens, log_probs, masks = (
+            (list(column) for column in zip(*responses, strict=True)) if responses else ([] for _ in names)
+        )
+        columns = [ids, [row.astype(np.int32) for row in tokens], log_probs, masks]
+        self._tables[RESPONSES].append(dict(zip(names, columns, strict=True)))
+
+    def spans(self, spans: Iterable[Span], ended: Mapping[int, float]) -> None:
+        """ended: iterations, and when."""
+        ends = [Span("", "", _ITERATION_END, at, at, 0, iteration) for iteration, at in ended.items()]
+        rows = [*spans, *ends]
+        self._tables[SPANS].append({name: [getattr(row, name) for row in rows] for name in _SPAN_SCHEMA.names})
+
+    def close(self) -> None:
+        for table in self._tables.values():
+            table.close()
+
+    def remove(self) -> None:
+        """All of it is in other files."""
+        self.close()
+        shutil.rmtree(self.folder)
+
+
+def read_samples_so_far(folder: Path) -> pa.Table:
+    """As samples.parquet has it: by sample id, with those of the `custom/` columns that have a value."""
+    table = read_growing(folder / SAMPLES)
+    custom = sorted(name for name in table.column_names if name.startswith(CUSTOM))
+    filled = [name for name in custom if table.column(name).null_count < len(table)]
+    return table.select([*SCHEMA.names, *filled]).sort_by("sample_id").combine_chunks()
+
+
+def read_timeline_so_far(folder: Path) -> Timeline:
+    """Of all spans."""
+    table = read_growing(folder / SPANS)
+    told = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    placement = {
+        (one["role"], one["engine"]): Place(one["pool"], tuple(one["devices"])) for one in json.loads(told["placement"])
+    }
+    timeline = Timeline(placement, warmup=int(told["warmup"]))
+    for row in table.to_pylist():
+        if row["kind"] == _ITERATION_END:
+            timeline.end_iteration(row["iteration"], row["end"])
+        else:
+            timeline.add([Span(**row)])
+    return timeline
