@@ -109,9 +109,18 @@ def _quiet(busy: Sequence[Interval], at: float, start: float) -> float:
     return max(0.0, start - max(at, busy[before - 1][1])) if before else start - at
 
 
-def measured(timeline: Timeline, samples: pd.DataFrame, *, slots: int, micro_batch: int, warmup: int) -> WorkTimes:
+def measured(
+    timeline: Timeline,
+    samples: pd.DataFrame,
+    *,
+    slots: int,
+    micro_batch: int,
+    warmup: int,
+    mini_batches: int = 1,
+    epochs: int = 1,
+) -> WorkTimes:
     """What a run did after its first `warmup` iterations. samples: of samples.parquet; slots: of one rollout engine;
-    micro_batch: samples of one call.
+    micro_batch: samples of one call; an optimizer step after each mini-batch of each epoch.
 
     Where a role has several workers, what each of its calls held is not recorded: all are taken to be equal. Raises
     ValueError for a run that has no iteration beyond `warmup`, and for one in which samples lagged.
@@ -122,7 +131,7 @@ def measured(timeline: Timeline, samples: pd.DataFrame, *, slots: int, micro_bat
     if trained["lag_worst"].max() > 0:
         raise ValueError("some samples lagged, so devices did not take turns; use a run of a synchronous schedule")
     places = {role: timeline.placement[role, engine] for role, engine in timeline.placement}
-    found = _Values(slots, micro_batch, places["rollout"].pool == places["actor"].pool)
+    found = _Values(slots, micro_batch, places["rollout"].pool == places["actor"].pool, mini_batches, epochs)
     engines = sum(role == "rollout" for role, _ in timeline.placement)
     done = turns(timeline)
     for _, batch in trained.groupby("trained_iteration"):
@@ -141,9 +150,10 @@ def measured(timeline: Timeline, samples: pd.DataFrame, *, slots: int, micro_bat
 class _Values:
     """The arrays of `WorkTimes`, as they grow by an iteration after the other."""
 
-    def __init__(self, slots: int, micro_batch: int, shared: bool) -> None:
+    def __init__(self, slots: int, micro_batch: int, shared: bool, mini_batches: int, epochs: int) -> None:
         self.values: dict[str, list[float]] = defaultdict(list)
         self._slots, self._micro_batch, self._shared = slots, micro_batch, shared
+        self._steps, self._passes = mini_batches * epochs, {"train": epochs}
 
     def add(self, done: Iterable[Turn], batch: pd.DataFrame, engines: int) -> None:
         """batch: the samples of this iteration, in order."""
@@ -161,14 +171,30 @@ class _Values:
             if kind == "generate":
                 self._generation(turns, batch[batch["engine"] == engine], slots)
             elif kind == "update_actor":
-                self.values["step_s"].append(turns.pop().seconds)
-        for kind in _KINDS:
-            workers = [turns for (k, *_), turns in by_worker.items() if k == kind]
-            self._calls(_KINDS[kind], workers, (batch["prompt_tokens"] + batch["response_tokens"]).to_numpy(np.float64))
+                self._take_steps(turns)
+        by_role: dict[tuple[str, str], list[list[Turn]]] = defaultdict(list)
+        for (kind, role, _), turns in by_worker.items():
+            by_role[kind, role].append(turns)
+        for (kind, _), workers in by_role.items():
+            if kind in _KINDS:
+                tokens = (batch["prompt_tokens"] + batch["response_tokens"]).to_numpy(np.float64)
+                self._calls(_KINDS[kind], workers, tokens)
         if self._shared:  # the trainer writes, then all read
             self.values["host_copy_s"] += [sum(moved.values()) / len(moved) / 2] * 2
         else:
             self.values["broadcast_s"].append(max(moved.values()))
+
+    def _take_steps(self, turns: list[Turn]) -> None:
+        """Of one rank the optimizer's: after equally many micro-batches each; what is left are those."""
+        after, rest = divmod(len(turns), self._steps)
+        if rest:
+            raise ValueError(
+                f"a batch has {len(turns)} micro-batches and optimizer steps, which {self._steps} steps do not cut "
+                "into equal parts"
+            )
+        ends = slice(after - 1, None, after)
+        self.values["step_s"] += [turn.seconds for turn in turns[ends]]
+        del turns[ends]
 
     def _take_back(self, by_worker: dict[tuple[str, str, str], list[Turn]]) -> None:
         """On each device the first call after generation waits until the engine has given it back: for what it waits
@@ -197,12 +223,13 @@ class _Values:
     def _calls(self, name: str, workers: Sequence[Sequence[Turn]], tokens: np.ndarray) -> None:
         """The calls of all workers of a role. tokens: of each sample, in order."""
         calls = [turn.seconds for turns in workers for turn in turns]
-        parts = [tokens[at : at + self._micro_batch] for at in range(0, len(tokens), self._micro_batch)]
+        passes = self._passes.get(name, 1)
+        parts = [tokens[at : at + self._micro_batch] for at in range(0, len(tokens), self._micro_batch)] * passes
         if len(workers) == 1 and len(parts) == len(calls):
             sizes, pairs = [part.sum() for part in parts], [(part**2).sum() for part in parts]
         else:
-            sizes = [tokens.sum() / max(1, len(calls))] * len(calls)
-            pairs = [(tokens**2).sum() / max(1, len(calls))] * len(calls)
+            sizes = [passes * tokens.sum() / max(1, len(calls))] * len(calls)
+            pairs = [passes * (tokens**2).sum() / max(1, len(calls))] * len(calls)
         self.values[f"{name}_s"] += calls
         self.values[f"{name}_tokens"] += sizes
         self.values[f"{name}_pairs"] += pairs

@@ -57,12 +57,6 @@ def read_run(folder: Path) -> Recorded:
         raise ConfigError(f"run={folder} is {manifest['backend']}: its times were simulated; give a run that was real")
     config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     algorithm = config["algorithm"]
-    several = [name for name in ("mini_batches", "epochs") if algorithm.get(name, 1) > 1]
-    if several:
-        raise ConfigError(
-            f"run={folder} has algorithm.{several[0]}={algorithm[several[0]]}: several optimizer steps of a batch "
-            "cannot be told apart by their times; give a run with one"
-        )
     try:
         model = TypeAdapter(ModelConfig).validate_python(config["model"])
     except ValidationError as error:
@@ -75,6 +69,8 @@ def read_run(folder: Path) -> Recorded:
             slots=config["engine"]["slots"],
             micro_batch=algorithm["micro_batch_groups"] * algorithm["group_size"],
             warmup=min(WARMUP, len(timeline.iteration_ends) // 4),
+            mini_batches=algorithm.get("mini_batches", 1),
+            epochs=algorithm.get("epochs", 1),
         )
     except ValueError as error:
         raise ConfigError(f"run={folder}: {error}") from error

@@ -62,8 +62,16 @@ def simulated(cost: CostConfig, slots: int, *settings: str) -> WorkTimes:
     job = replace(job, cost=cost, engine=replace(job.engine, slots=slots))
     run = simulate(job, 0)
     samples = pd.DataFrame([asdict(sample) for sample in run.samples()])
-    micro_batch = job.algorithm.micro_batch_groups * job.algorithm.group_size
-    return measured(run.timeline, samples, slots=slots, micro_batch=micro_batch, warmup=1)
+    algorithm = job.algorithm
+    return measured(
+        run.timeline,
+        samples,
+        slots=slots,
+        micro_batch=algorithm.micro_batch_groups * algorithm.group_size,
+        warmup=1,
+        mini_batches=algorithm.mini_batches,
+        epochs=algorithm.epochs,
+    )
 
 
 def runs(cost: CostConfig, *settings: str, slots: int = 128) -> WorkTimes:
@@ -80,6 +88,17 @@ def test_all_that_shows_on_one_shared_device_is_found_again() -> None:
     for name in (*COSTS, *FIXED):
         assert getattr(found.cost, name) == pytest.approx(getattr(TRUTH, name), rel=1e-6), name
     assert all(phase.error is not None and phase.error < 1e-6 for phase in found.phases)
+
+
+@pytest.mark.parametrize("where", [ALONE, APART])
+def test_of_several_optimizer_steps_a_batch_the_same_is_found(where: tuple[str, ...]) -> None:
+    several = ("algorithm.mini_batches=2", "algorithm.epochs=3", "algorithm.correction=decoupled")
+    base = replace(TRUTH, decode_step_s=1.0, train_s_per_token=1.0, train_step_s=9.0)
+
+    found = calibrate(runs(TRUTH, *where, *several, "algorithm.proximal=trainer"), base)
+
+    for name in (*COSTS, "call_s", "train_step_s"):
+        assert getattr(found.cost, name) == pytest.approx(getattr(TRUTH, name), rel=1e-6), name
 
 
 def test_pools_of_their_own_show_all_but_what_sharing_costs() -> None:
