@@ -1,6 +1,6 @@
 """Settings that nobody gave, chosen so that the job runs on the GPUs that are there: devices, the split, micro-batches,
 recomputation, where the optimizer's moments rest, slots, buckets of weights. What the user says stays; without GPUs
-everything stays."""
+everything stays but micro-batches that do not divide a batch."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from harness.config.checks.job import (
     real_setting,
     training_ranks,
 )
+from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split
 from harness.cost_model.memory_plan import Lengths, MemoryPlan, plan_memory
@@ -43,15 +44,16 @@ _TOKENS = (65536, 32768, 16384, 8192, 4096)
 
 @dataclass(frozen=True)
 class FittedJob:
-    """settings: that were chosen, by their path; empty where the job is left as it was."""
+    """settings: that were chosen, by their path, for what `chosen_for` says; empty where the job is left as it was."""
 
     config: JobConfig
     settings: Mapping[str, Any]
+    chosen_for: str = "these GPUs"
 
     @property
     def messages(self) -> tuple[str, ...]:
         """For the user."""
-        return (f"Chosen for these GPUs: {as_arguments(self.settings)}",) if self.settings else ()
+        return (f"Chosen for {self.chosen_for}: {as_arguments(self.settings)}",) if self.settings else ()
 
 
 def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> FittedJob:
@@ -62,7 +64,7 @@ def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machin
     """
     wanted = config.backend in ("auto", "real") and config.cluster.kind != "cpu"
     if not machine.gpus or not wanted or only_simulated(config) is not None:
-        return FittedJob(config, {})
+        return _with_micro_batches(config, schedule, given)
     chosen: dict[str, Any] = {}
     if not {"cluster", "cluster.devices"} & set(given) and config.cluster.devices != machine.gpus:
         chosen["cluster.devices"] = machine.gpus
@@ -75,6 +77,17 @@ def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machin
     if not {"cluster", BUCKETS} & set(given):
         settings |= _buckets(changed(base, settings), schedule, machine)
     return FittedJob(changed(base, settings), chosen | settings)
+
+
+def _with_micro_batches(config: JobConfig, schedule: Schedule, given: Collection[str]) -> FittedJob:
+    """With micro-batches that divide a batch, where its own do not; nothing else depends on no GPU."""
+    if _placement(config, schedule) is None:
+        return FittedJob(config, {})
+    groups = _micro_batches(config, given)
+    if groups == config.algorithm.micro_batch_groups:
+        return FittedJob(config, {})
+    settings = {MICRO_BATCH: groups}
+    return FittedJob(changed(config, settings), settings, chosen_for="equal micro-batches")
 
 
 def _buckets(config: JobConfig, schedule: Schedule, machine: Machine) -> dict[str, Any]:
@@ -172,12 +185,17 @@ def _choices(
 
 
 def _micro_batches(config: JobConfig, given: Collection[str]) -> int:
-    """The largest, up to its own, that divides a batch over the ranks."""
+    """The largest, up to its own, that divides a mini-batch over the ranks; all of it for a loss that needs that."""
     algorithm = config.algorithm
     if MICRO_BATCH in given:
         return algorithm.micro_batch_groups
     ranks = training_ranks(config, resolve_split(config.schedule.split, config.cluster.devices, device_roles(config)))
-    own, part = range(algorithm.micro_batch_groups, 0, -1), algorithm.batch_groups // algorithm.mini_batches
+    part = algorithm.batch_groups // algorithm.mini_batches
+    if algorithm.batch_groups % algorithm.mini_batches:
+        return algorithm.micro_batch_groups
+    if algorithm.correction in WHOLE_BATCH and ranks == 1:
+        return part
+    own = range(algorithm.micro_batch_groups, 0, -1)
     return next((groups for groups in own if part % (groups * ranks) == 0), algorithm.micro_batch_groups)
 
 

@@ -145,6 +145,31 @@ def test_without_gpus_for_it_a_job_stays_as_it_is(settings: Sequence[str]) -> No
     assert fitted(config, make_schedule(config), names_of(settings), machine).config == config
 
 
+@pytest.mark.parametrize(
+    ("settings", "groups"),
+    [
+        ("algorithm.mini_batches=4", 4),
+        ("algorithm.mini_batches=4 schedule=colocate_sync cluster.devices=2", 2),
+        ("algorithm.batch_groups=12 backend=virtual", 6),
+        ("algorithm.correction=m2po", 16),
+        ("algorithm.correction=m2po algorithm.mini_batches=8", 2),
+    ],
+)
+def test_micro_batches_are_made_to_divide_a_mini_batch_where_nobody_chose_them(settings: str, groups: int) -> None:
+    given = settings.split()
+    asked, machine = compose_job([*given, "cluster.oversubscribe=true"]), Machine(2, 0, 0)
+    job = fitted(asked, make_schedule(asked), names_of(given), machine)
+    assert job.messages == (f'Chosen for equal micro-batches: ARGS="algorithm.micro_batch_groups={groups}"',)
+    assert job.config.algorithm.micro_batch_groups == groups
+    plan_job(job.config, make_schedule(job.config), machine)
+
+
+def test_micro_batches_that_were_chosen_or_that_nothing_divides_stay() -> None:
+    for settings in (["algorithm.mini_batches=4", "algorithm.micro_batch_groups=8"], ["algorithm.mini_batches=3"]):
+        asked = compose_job(settings)
+        assert fitted(asked, make_schedule(asked), names_of(settings), Machine(2, 0, 0)).config == asked
+
+
 def test_a_number_of_gpus_that_divides_no_batch_gets_another_split() -> None:
     """Six: three ranks do not divide 16 groups; two and four do."""
     config, plan = fit(Machine(64, 6, 81559 * MIB), "model=qwen0.5b")
