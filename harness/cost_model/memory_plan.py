@@ -175,6 +175,7 @@ def _pool(
         moments = _offloaded(config, rank, setting)
         items += training_items(rank, here, shared=shared, moments=moments)
         items += _sent(config, rank, tuple(phase for phase in here if phase != "start"), setting)
+        items += _kept_rows(config, pass_of(config, placement, setting).ranks, setting)
     items += _scoring(config, rank, roles, len(devices), phases, setting)
     return PoolMemory(tuple(roles), len(devices), tuple(phases), tuple(items))
 
@@ -228,6 +229,17 @@ def _offloaded(config: JobConfig, rank: RankMemory, setting: Setting) -> Item | 
         return None
     one = 8.0 * _largest(config) / bytes_per_number(config.model) / rank.shards
     return Item("optimizer state", one if offload == "always" else 2 * rank.copy, ("step",))
+
+
+def _kept_rows(config: JobConfig, ranks: int, setting: Setting) -> list[Item]:
+    """The share of a batch that a rank keeps for its later passes, in the memory of the host: so of these devices only
+    where they are cores. Tokens are int64, what is said of each is float32, its version int32, its mask a byte."""
+    algorithm, lengths = config.algorithm, setting.lengths
+    if setting.gpu or setting.simulated or algorithm.steps_per_version == 1:
+        return []
+    said = 1 + algorithm.has_reference + algorithm.recompute_log_probs + algorithm.freezes_proximal
+    row = 8 * lengths.prompt + (8 + 4 * said + 4 + 1) * lengths.response
+    return [Item("rows kept for later passes", algorithm.batch_samples / ranks * row, ("score", *TRAINING))]
 
 
 def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: Setting) -> list[Item]:

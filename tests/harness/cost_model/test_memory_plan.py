@@ -20,13 +20,11 @@ MODEL = ModelConfig("small", 8, 2, 2, 1, 4, 16, 10, False, 64, dtype="bfloat16",
 EIGHT = Machine(64, 8, 80 * GIB)
 
 
-def planned(*settings: str, response: int = 100) -> tuple[JobConfig, MemoryPlan]:
+def planned(*settings: str, response: int = 100, gpu: bool = True) -> tuple[JobConfig, MemoryPlan]:
     config = compose_job(["model=qwen7b", "model.checkpoint=null", "cluster.devices=8", *settings])
     schedule = make_schedule(config)
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
-    return config, plan_memory(
-        config, placement, real_setting(config, schedule, EIGHT, Lengths(28, response), gpu=True)
-    )
+    return config, plan_memory(config, placement, real_setting(config, schedule, EIGHT, Lengths(28, response), gpu=gpu))
 
 
 def bytes_of(plan: MemoryPlan, pool: str, what: str) -> float:
@@ -69,6 +67,14 @@ def test_moments_on_the_host_take_room_in_a_step_alone_and_one_by_one_only_that_
     assert pools["none"].of("step") == pools["between_phases"].of("step")
     both = 8 + 4  # moments, and the root that AdamW takes of the second
     assert pools["none"].of("step") - pools["always"].of("step") == pytest.approx(both * (size - largest))
+
+
+def test_rows_that_are_kept_for_later_passes_take_memory_of_cores() -> None:
+    settings, twice = ("schedule=colocate_sync", "cluster.devices=2"), ("algorithm.epochs=2",)
+    settings += ("algorithm.recompute_log_probs=false",)
+    for gpu, kept in ((False, 64 * (8 * 28 + (8 + 4 + 4 + 1) * 100)), (True, 0)):
+        bytes_ = [planned(*settings, *more, gpu=gpu)[1].fullest.of("loss") for more in ((), twice)]
+        assert bytes_[1] - bytes_[0] == kept
 
 
 def test_activations_of_a_layer_by_hand() -> None:
