@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.comparison.cautions import warnings_of
 from harness.comparison.conservation import Conservation, check_conservation
 from harness.comparison.curves import (
     Curve,
@@ -18,7 +19,7 @@ from harness.comparison.equivalence import Gate
 from harness.comparison.fairness import refuse_unfair
 from harness.comparison.measures import Measure, measures_of
 from harness.comparison.runs import Cell
-from harness.comparison.verdict import verdict_of, warnings_of
+from harness.comparison.verdict import verdict_of
 from harness.config import ConfigError
 
 
@@ -70,7 +71,7 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
         staleness=staleness_of(cells),
         profiles=profiles_of(cells),
         warnings=warnings_of(cells, measures, baseline),
-        verdict=verdict_of(cells, measures, baseline),
+        verdict=verdict_of(cells, measures, baseline, axes),
         simulated=cells[0].runs[0].identity.backend == "virtual",
         conservation=check_conservation(run for cell in cells for run in cell.runs),
     )

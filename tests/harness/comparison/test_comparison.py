@@ -115,6 +115,14 @@ def test_the_verdict_says_both_and_how_sure_it_is(compared: Comparison, cells: l
     assert against_fast.verdict.startswith("fast trains most samples per second; sync, which comes next, trains 0.7")
 
 
+def test_where_the_algorithm_differs_the_verdict_is_about_what_is_learnt(cells: list[Cell]) -> None:
+    along = ("schedule", "algorithm.correction")
+    verdict = compare(cells, axes=along).verdict
+    assert verdict.startswith("fast has the highest exact match at the end, 0.8")
+    assert verdict.endswith(" of sync; 5 seeds tell 1 of the 2 others from sync, lower: worse.")
+    assert compare(cells[:2], axes=along).verdict.endswith("; 5 seeds tell none of the others from sync.")
+
+
 def test_the_same_schedule_with_other_noise_is_not_called_different(tmp_path: Path) -> None:
     draws = count(100)
     for name in ("first", "second"):
@@ -242,6 +250,15 @@ def test_warnings_name_what_is_odd(tmp_path: Path, cells: list[Cell]) -> None:
     assert "odd, seed 4: other processes used up to 40% of the machine" in warnings
     assert "the runs come from 2 commits: aaaaaaa, bbbbbbb" in warnings
     assert "some runs come from code that differs from its commit" in warnings
+
+
+def test_what_many_cells_would_repeat_is_one_warning(tmp_path: Path) -> None:
+    short = replace(SYNC, iterations=2)
+    made = [make_cell(tmp_path, label, replace(short, draw=draw), range(3)) for draw, label in enumerate("abcd")]
+    said = [warning for warning in compare(made).warnings if "no steady part" in warning]
+    assert said == [
+        "4 of 4 cells: no steady part: the run ends within its 2 warm-up iterations, which its rates now include"
+    ]
 
 
 def test_a_clean_comparison_of_five_seeds_has_no_warning(cells: list[Cell]) -> None:

@@ -1,0 +1,155 @@
+"""What to mind about a comparison, in lines: few seeds, odd runs, a busy machine, no steady part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from harness.comparison.measures import SPEED, Measure, column, seconds, trained, warmup
+from harness.comparison.runs import Cell, Run
+from harness.comparison.statistics.estimates import outliers, t_critical
+from harness.comparison.statistics.series import drift, has_steady_part
+
+_ENOUGH_SEEDS = 5
+_MANY = 1000  # degrees of freedom
+_SLOW = 0.05  # relative: a smaller deviation is no outlier
+_DRIFTS = 1.25
+_BUSY = 0.10  # share of the machine
+_AHEAD = 0.05  # share of the samples of the steady part
+_EACH = 3  # cells that a warning has a line for each of
+
+
+def warnings_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int) -> tuple[str, ...]:
+    """Lines on what to mind, most general first: few seeds, odd runs, a busy machine, no steady part."""
+    return (
+        *_of_seeds(cells, baseline),
+        *_of_origin(cells),
+        *_of_outliers(cells, measures),
+        *_of_runs(cells),
+        *_of_drift(cells),
+    )
+
+
+def _of_seeds(cells: Sequence[Cell], baseline: int) -> Iterator[str]:
+    fewest = min(len(cell.runs) for cell in cells)
+    others = len(cells) - 1
+    if fewest == 1:
+        yield "one seed: there is no interval, and nothing can be told apart"
+    elif fewest < _ENOUGH_SEEDS:
+        few, many = (t_critical(freedom, 1 - 0.05 / max(1, others)) for freedom in (fewest - 1, _MANY))
+        yield (
+            f"{fewest} seeds only: the clearest difference has to be {few:.1f} standard errors large to be called one; "
+            f"with many seeds {many:.1f} would do"
+        )
+    reference = set(cells[baseline].seeds)
+    for cell in cells:
+        if not reference & set(cell.seeds):
+            yield f"{cell.label} has no seed in common with the baseline: compared as groups, which tells less"
+        elif reference != set(cell.seeds):
+            both = len(reference & set(cell.seeds))
+            yield f"{cell.label} and the baseline have {both} seeds in common: they are compared by these only"
+
+
+def _of_origin(cells: Sequence[Cell]) -> Iterator[str]:
+    runs = [run for cell in cells for run in cell.runs]
+    commits = {(run.manifest["git"] or {}).get("commit", "unknown") for run in runs}
+    if len(commits) > 1:
+        yield f"the runs come from {len(commits)} commits: {', '.join(sorted(commit[:7] for commit in commits))}"
+    if any((run.manifest["git"] or {}).get("dirty") for run in runs):
+        yield "some runs come from code that differs from its commit"
+    if runs[0].identity.backend == "virtual":
+        return
+    machines = {(hw["cpu"], hw["cores"], tuple(hw["gpus"])) for hw in (run.manifest["hardware"] for run in runs)}
+    if len(machines) > 1:
+        yield f"the runs were made on {len(machines)} kinds of machines: their times cannot be compared"
+
+
+def _of_outliers(cells: Sequence[Cell], measures: Sequence[Measure]) -> list[str]:
+    """Runs far from the others of their cell; of speeds that were measured, not simulated."""
+    if cells[0].runs[0].identity.backend == "virtual":
+        return []
+    lines, distances = [], []
+    speed = next(measure for measure in measures if measure.key == SPEED)
+    for cell, measured in zip(cells, speed.cells, strict=True):
+        seeds, values = list(measured.per_seed), list(measured.per_seed.values())
+        first = seeds.index(min(cell.runs, key=lambda run: run.manifest["started_at"]).identity.seed)
+        for index in outliers(values, least=_SLOW):
+            off = values[index] / float(np.median(values)) - 1
+            far = f"{abs(off):.0%} {'faster' if off > 0 else 'slower'} than the median of its seeds"
+            cold = index == first and off < 0
+            which = f"the first run (seed {seeds[index]}) is" if cold else f"seed {seeds[index]} is an outlier,"
+            why = ": caches may have been cold" if cold else ""
+            lines.append(f"{cell.label}: {which} {far}{why}; run it again with force=true")
+            distances.append(abs(off))
+    farthest = max(distances, default=0.0)
+    return _few(lines, f"{len(lines)} runs are outliers in speed, by up to {farthest:.0%} of the median of their seeds")
+
+
+def _of_runs(cells: Sequence[Cell]) -> Iterator[str]:
+    """Of single runs, a line per cell: otherwise every seed would repeat it."""
+    for text, of in _RUN_WARNINGS:
+        lines, worst = [], 0.0
+        for cell in cells:
+            found = {run.identity.seed: value for run in cell.runs if (value := of(run)) is not None}
+            if found:
+                which = "every seed" if len(found) == len(cell.runs) else _seeds_text(list(found))
+                lines.append(f"{cell.label}, {which}: {text.format(max(found.values()))}")
+                worst = max(worst, *found.values())
+        yield from _few(lines, f"{len(lines)} of {len(cells)} cells: {text.format(worst)}")
+
+
+def _of_drift(cells: Sequence[Cell]) -> list[str]:
+    """Cells whose iterations take another time at the end of a run than after warm-up."""
+    text = "not steady: iterations at the end take {} times as long as after warm-up"
+    lines, changes = [], []
+    for cell in cells:
+        change = float(np.median([drift(column(run, "time/iteration_s"), warmup(run)) for run in cell.runs]))
+        if max(change, 1 / change) > _DRIFTS:
+            lines.append(f"{cell.label}: {text.format(f'{change:.2f}')}")
+            changes.append(change)
+    spread = f"{min(changes):.2f} to {max(changes):.2f}" if changes else ""
+    return _few(lines, f"{len(lines)} of {len(cells)} cells: {text.format(spread)}")
+
+
+def _few(lines: list[str], many: str) -> list[str]:
+    """These, or one line for all of them where they are many."""
+    return lines if len(lines) <= _EACH else [many]
+
+
+def _unsteady(run: Run) -> float | None:
+    return None if has_steady_part(len(run.metrics), warmup(run)) else float(warmup(run))
+
+
+def _ahead(run: Run) -> float | None:
+    """Share of the samples of the steady part that were finished before it began."""
+    if not has_steady_part(len(run.metrics), warmup(run)) or not warmup(run):
+        return None
+    start = seconds(run)[warmup(run) - 1]
+    counted = trained(run, "trained_at") >= start
+    share = float(np.mean(trained(run, "finished_at")[counted] < start))
+    return share if share > _AHEAD else None
+
+
+def _busy(run: Run) -> float | None:
+    if run.identity.backend == "virtual":
+        return None
+    others = run.manifest.get("load", {}).get("others", 0.0)
+    return others if others > _BUSY else None
+
+
+def _lost(run: Run) -> float | None:
+    lost = sum(event["what"] == "lost" for event in run.ledger.get("engines", []))
+    return float(lost) if lost else None
+
+
+_RUN_WARNINGS: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
+    ("no steady part: the run ends within its {:.0f} warm-up iterations, which its rates now include", _unsteady),
+    ("{:.0%} of the samples in the steady part were sampled before it: a longer run may be slower", _ahead),
+    ("other processes used up to {:.0%} of the machine meanwhile; its times are too long", _busy),
+    ("{:.0f} rollout engines were lost", _lost),
+)
+
+
+def _seeds_text(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
