@@ -71,6 +71,9 @@ def answered(work: Callable[[], int], errors: Console) -> int:
         from harness.runtime.runtime import parts_of
 
         parts = list(parts_of(failure))
+        if settings := [part for part in parts if isinstance(part, ConfigError)]:  # what only a run could show
+            errors.print(f"{settings[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
+            return 2
         if not (losses := _losses(parts)):
             raise parts[0] from None  # the rest was cancelled because of it
         # What else failed is how others met a death.

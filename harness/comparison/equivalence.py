@@ -16,7 +16,7 @@ GATE = "gate.json"
 GATE_RUNS = "-gate"
 """Ends the name of the experiment that the gate's own runs are in, beside the one it is for."""
 
-LEARNT = ("reward/", "response_length/", "policy/", "staleness/", "ledger/")
+LEARNT = ("reward/", "filter/", "response_length/", "policy/", "staleness/", "ledger/")
 """Metrics that say nothing of time."""
 
 _SAMPLES = ["sample_id", "group_id", "response_tokens", "reward", "exact_match", "lag_worst", "version_first"]

@@ -238,6 +238,7 @@ OF_TRAINING = {
     "policy/cut": ("tokens whose weight the correction cuts", ""),
     "response_length/truncated": ("truncated responses", ""),
     "reward/same_in_group": ("groups with one reward", ""),
+    "filter/share": ("groups that the filter refused", ""),
 }
 """Means over all iterations: title and unit."""
 

@@ -35,6 +35,7 @@ _FREE = (
         "algorithm.options.",
         "algorithm.rejection.",
         "algorithm.rejection=",
+        "cost.filtered_share=",
         "task.reward_options.",
         *(f"task.{name}=" for name in COMMON_TO_TASKS),
     ),
@@ -48,7 +49,17 @@ _PLUGINS = ("schedule", "engine", "task")
 _SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
 _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
 """Splits of a schedule that has no file."""
-_SHAPED = ("rejection", "kl_in", "kl_target", "kl_horizon", "shaping", "mask_truncated", "entropy_coef")
+_SHAPED = (
+    "rejection",
+    "kl_in",
+    "kl_target",
+    "kl_horizon",
+    "shaping",
+    "filter",
+    "filter_rounds",
+    "mask_truncated",
+    "entropy_coef",
+)
 _WRITTEN_IF_SET = {
     "task": COMMON_TO_TASKS,
     "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to", "aggregation", "kl", *_SHAPED),

@@ -129,6 +129,8 @@ _NEEDS_MORE = {
 """Advantages that others have, and why they cannot be had here."""
 SHAPING = ("overlong", "length", "scale", "clip")
 """What can be done to rewards before they are compared, built in."""
+FILTERS = ("none", "zero_variance")
+"""Which groups are trained at all, built in."""
 AGGREGATIONS = (
     *("token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"),
     "sequence_mean_token_sum_norm",
@@ -184,9 +186,11 @@ class AlgorithmConfig:
     rejection: dict[Annotated[str, one_of(*REJECTIONS)], tuple[float | None, float | None]] = field(
         default_factory=dict
     )  # for each measure the bounds of what is not left out
+    filter: Annotated[str, one_of(*FILTERS)] = "none"  # groups that it refuses are generated anew, from other prompts
+    filter_rounds: Count = 10  # times a batch that may be generated for it; then the run ends, and says why
     mask_truncated: Switch = False  # responses cut off at max_tokens have no loss
     entropy_coef: NotNegative = 0.0  # of the entropy of each token's distribution, which the loss is less
-    options: dict[str, Any] = field(default_factory=dict)  # of the correction, the advantage and the shaping
+    options: dict[str, Any] = field(default_factory=dict)  # of the correction, advantage, shaping and filter
 
     @property
     def batch_samples(self) -> int:
@@ -197,6 +201,11 @@ class AlgorithmConfig:
     def steps_per_version(self) -> int:
         """Optimizer steps from one version of the weights to the next."""
         return self.mini_batches * self.epochs
+
+    @property
+    def filters(self) -> bool:
+        """Whether some groups may be refused."""
+        return self.filter != "none"
 
     @property
     def has_reference(self) -> bool:
@@ -385,6 +394,7 @@ class CostConfig:
     observation_tokens: LengthsConfig = ONE_TOKEN  # that the environment writes after each turn but the last
     tool_latency: LatencyConfig = NO_LATENCY
     transfers: tuple[TransferCost, ...] = ()  # transports that were timed; others go by the bytes and speeds above
+    filtered_share: Part | None = None  # of groups, that `algorithm.filter` refuses
 
     def __post_init__(self) -> None:
         _check_turns(self)
@@ -436,6 +446,7 @@ class RooflineConfig:
     turns: LengthsConfig | None = None  # these three as in CostConfig
     observation_tokens: LengthsConfig = ONE_TOKEN
     tool_latency: LatencyConfig = NO_LATENCY
+    filtered_share: Part | None = None  # of groups, that `algorithm.filter` refuses
 
     def __post_init__(self) -> None:
         _check_turns(self)

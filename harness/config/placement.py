@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.config import ConfigError
+from harness.config import AlgorithmConfig, ConfigError
 
 DEVICE_ROLES = ("rollout", "actor", "actor_fwd", "reference")
-HOST_ROLES = ("reward", "advantages")
+HOST_ROLES = ("reward", "filter", "advantages")
+
+
+def host_roles(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """Those that this job has."""
+    return tuple(role for role in HOST_ROLES if role != "filter" or algorithm.filters)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, 
         turns=factors.turns,
         observation_tokens=factors.observation_tokens,
         tool_latency=factors.tool_latency,
+        filtered_share=factors.filtered_share,
     )
 
 

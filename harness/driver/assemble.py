@@ -17,19 +17,22 @@ it to an engine only below the dispatch limit of that engine's version. Nothing 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.config import JobConfig
-from harness.config.placement import HOST_ROLES, Placement
+from harness.config import AlgorithmConfig, JobConfig
+from harness.config.placement import HOST_ROLES, Placement, host_roles
 from harness.driver.backends import Backend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
+from harness.driver.filtering import RefilledPrompts, WholeRunPool
 from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
 from harness.rl.advantages import needs_whole_batch
+from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import environment_of, extra_metrics
@@ -45,6 +48,7 @@ from schedules import Schedule
 from schedules.capacity import Capacity
 
 STAGES = ("reference", "actor_fwd", "reward", "advantages")
+_BEFORE_FILTER = ("reward", "filter")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,20 @@ class Assembly:
     trainers: Sequence[Handle[ActorRole]]
     roles: Sequence[Handle[Any]]
     """All of them, the trainers too."""
+    whole_run: Sequence[WholeRunPool] = ()
+    """Stages that work beside the schedule."""
+
+    async def run(self, schedule: Schedule) -> None:
+        """The whole job, and what goes on beside the schedule."""
+        prompts = self.job.prompts
+        if not isinstance(prompts, RefilledPrompts):
+            return await schedule.run(self.job)
+        async with asyncio.TaskGroup() as tasks:
+            for pool in self.whole_run:
+                tasks.create_task(pool.work())
+            tasks.create_task(prompts.refill())
+            await schedule.run(self.job)
+            await prompts.close()
 
     async def waiting(self) -> list[str]:
         """What every loop waits for, now. Workers that compute are not waited for."""
@@ -73,7 +91,7 @@ class Assembly:
 def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
     """Start all roles and build the job around them."""
     config, schedule, placement = run.config, run.schedule, run.plan.placement
-    counts = worker_counts(backend.engines, placement)
+    counts = worker_counts(backend.engines, placement, host_roles(config.algorithm))
     queue = backend.runtime.start_queue(
         queue_spec(
             list(placement.devices),
@@ -84,6 +102,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             environment=environment_of(backend.engines.task) is not None,
             advantages_read=columns_compared(config.algorithm),
             batches_compared=needs_whole_batch(config.algorithm),
+            filter_reads=_filter_reads(run, backend),
             beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         )
     )
@@ -103,7 +122,9 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
     )
     build = build_in_stages if schedule.colocated and run.plan.backend == "real" else build_roles
     roles = start_workers(backend, placement, counts, partial(build, spec=spec))
-    pools = {role: StagePool(role, roles[role], observer) for role in STAGES if role in roles}
+    filters = config.algorithm.filters
+    whole_run = {role: WholeRunPool(role, roles[role], observer) for role in _BEFORE_FILTER if filters}
+    pools = {role: StagePool(role, roles[role], observer) for role in STAGES if role in roles} | whole_run
     fleet = Fleet(
         roles["rollout"],
         on_lost=config.cluster.on_lost_engine,
@@ -121,7 +142,8 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         retry=RetryPolicy(config.cluster.transfer_attempts, config.cluster.verify_weights),
     )
     algorithm = config.algorithm
-    prompts = PromptSource(
+    prompts = _prompts(
+        algorithm,
         backend.engines.task,
         queue,
         backend.clock,
@@ -138,13 +160,29 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         prompts=prompts,
         rollout=rollout,
         device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
-        host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES],
+        host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES and role != "filter"],
         trainer=TrainerPool(roles["actor"], observer, config.training.tensor_parallel),
         weights=PublishedWeights(
             coordinator, queue, observer, [rollout, *pools.values()], _evaluation(run, backend, fleet, roles, observer)
         ),
     )
-    return Assembly(job, queue, coordinator, roles["actor"], every_role)
+    return Assembly(job, queue, coordinator, roles["actor"], every_role, list(whole_run.values()))
+
+
+def _prompts(algorithm: AlgorithmConfig, *args: Any, **kwargs: Any) -> PromptSource:
+    if not algorithm.filters:
+        return PromptSource(*args, **kwargs)
+    return RefilledPrompts(*args, name=algorithm.filter, rounds=algorithm.filter_rounds, **kwargs)
+
+
+def _filter_reads(run: RunSpec, backend: Backend) -> Sequence[str] | None:
+    """Columns besides rewards; None where nothing is filtered."""
+    algorithm = run.config.algorithm
+    if not algorithm.filters:
+        return None
+    if run.plan.backend != "real":
+        return ("sample",)
+    return [GIVEN[name] for name in given_to_filter(algorithm)]
 
 
 def _evaluation(
@@ -182,7 +220,7 @@ def start_workers(
     workers: dict[tuple[int, ...], list[RoleName]] = {}
     for role, count in counts.items():
         for number in range(count):
-            devices = () if role in HOST_ROLES else backend.engines.devices_of(role, number, placement)
+            devices = () if role not in placement.devices else backend.engines.devices_of(role, number, placement)
             workers.setdefault(devices, []).append((role, number))
     handles: dict[RoleName, Handle[Any]] = {}
     for devices, names in workers.items():
@@ -200,10 +238,12 @@ async def clear_up(queue: TransferQueue, engine: Handle[Any]) -> None:
     await queue.release(engine.name)
 
 
-def worker_counts(engines: EngineFactory, placement: Placement) -> dict[str, int]:
-    """Workers of every role, host roles too."""
+def worker_counts(
+    engines: EngineFactory, placement: Placement, host: Sequence[str] = ("reward", "advantages")
+) -> dict[str, int]:
+    """Workers of every role, those on the host too."""
     on_devices = {role: engines.workers(role, len(devices)) for role, devices in placement.devices.items()}
-    return on_devices | dict.fromkeys(HOST_ROLES, 1)
+    return on_devices | dict.fromkeys(host, 1)
 
 
 def capacity_rows(config: JobConfig, schedule: Schedule) -> int:

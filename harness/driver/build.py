@@ -24,6 +24,7 @@ from harness.weight_sync.simulated import PacedRole
 from harness.workers.actor import ActorRole
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes
+from harness.workers.filtering import FilterStage
 from harness.workers.held_engine import HeldEngine
 from harness.workers.readers import (
     CompletionReader,
@@ -153,6 +154,18 @@ def _reward(number: int, spec: WorkerSpec, beside: Beside) -> RewardStage:
     return RewardStage(task, scorer, reward=reward, sample_s=sample_s, name=name, rows=rows, minimum=1, **spec.stage)
 
 
+def _filter(number: int, spec: WorkerSpec, beside: Beside) -> FilterStage:
+    algorithm = spec.config.algorithm
+    return FilterStage(
+        judge=spec.engines.judge(),
+        group_size=algorithm.group_size,
+        name=str(number),
+        rows=algorithm.batch_samples,
+        minimum=algorithm.group_size,
+        **spec.stage,
+    )
+
+
 def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage:
     algorithm, longest = spec.config.algorithm, spec.engines.response_limit
     return AdvantageStage(
@@ -266,6 +279,7 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
 _BUILD: dict[str, Callable[[int, WorkerSpec, Beside], Any]] = {
     "rollout": _rollout,
     "reward": _reward,
+    "filter": _filter,
     "advantages": _advantages,
     "reference": _reference,
     "actor_fwd": _actor_fwd,
@@ -281,6 +295,7 @@ def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -
 ROLE_CLASSES: dict[str, type] = {
     "rollout": RolloutRole,
     "reward": RewardStage,
+    "filter": FilterStage,
     "advantages": AdvantageStage,
     "reference": ReferenceStage,
     "actor_fwd": OldLogProbStage,

@@ -21,10 +21,12 @@ from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.engine_share import EngineShare
 from harness.cost_model.lengths import Lengths
 from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
+from harness.rl.filters import filter_of, given_to_filter
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
 from harness.weight_sync.endpoints import LocalReceiver, LocalSender, WeightReceiver, WeightSender
 from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender
+from harness.workers.filtering import DrawnJudge, Judge, RewardJudge
 from harness.workers.simulated_environment import simulated_environment
 from harness.workers.turns import EngineTurns, Turns, world_turns
 from schedules import Transport
@@ -79,6 +81,9 @@ class EngineFactory(Protocol):
     @property
     def reward_s_per_sample(self) -> float:
         """Simulated seconds of the host for the reward of one sample."""
+
+    def judge(self) -> Judge:
+        """Of a job with a filter."""
 
     def workers(self, role: str, devices: int) -> int:
         """How many workers a role has on so many devices: one each, or one that stands for several."""
@@ -151,6 +156,12 @@ class RealEngines:
     @property
     def training_ranks(self) -> int:
         return self.training_world // self.ranks_together
+
+    def judge(self) -> Judge:
+        algorithm = self.config.algorithm
+        keep = filter_of(algorithm)
+        assert keep is not None, "a job without a filter has no such role"
+        return RewardJudge(keep, given_to_filter(algorithm), algorithm.group_size)
 
     def workers(self, role: str, devices: int) -> int:
         return devices // self._devices_each(role)
@@ -282,6 +293,10 @@ class SimulatedEngines:
     @property
     def reward_s_per_sample(self) -> float:
         return self.cost.reward_s_per_sample
+
+    def judge(self) -> Judge:
+        assert self.cost.filtered_share is not None, "the check at the door asks for it"
+        return DrawnJudge(self.cost.filtered_share, self.seed, self.config.algorithm.group_size)
 
     def workers(self, role: str, devices: int) -> int:
         return devices // self.config.engine.tensor_parallel if role == "rollout" else 1

@@ -17,7 +17,7 @@ from harness.metrics.ledger import DropReason
 from harness.protocols import Clock, Span
 from harness.runtime.runtime import Handle, ask_all, death_in
 from harness.tasks import Problem, Task
-from harness.transfer_queue import Ragged, TransferQueue
+from harness.transfer_queue import Column, Ragged, TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from harness.weight_sync.membership import Fleet
@@ -88,7 +88,7 @@ class PromptSource:
             await asyncio.sleep(0)  # it leaves before the prompts are made
             groups = range(self.next, min(below, self._end))
             try:
-                problems = [self.task.problem(group, self.seed) for group in groups]
+                problems = [self._problem(group) for group in groups]
             except BaseException:
                 if creating is not None:
                     creating.cancel()
@@ -99,12 +99,14 @@ class PromptSource:
             self.next = groups.stop
 
     async def drop(self, started_below: int) -> int:
-        rows = await self.queue.drop("actor", started="rollout", below=started_below * self.group_size)
-        if rows:
-            self.observer.dropped(rows, "stale")
-        groups = len(rows) // self.group_size
-        self.groups += groups
-        return groups
+        n = self.group_size
+        rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
+        groups = sorted({row // n for row in rows})
+        if groups:
+            self.observer.dropped([self.first_sample(group) + k for group in groups for k in range(n)], "stale")
+            self._now_stale(groups)
+        self.groups += len(groups)
+        return len(groups)
 
     async def close(self) -> None:
         await self.queue.close()
@@ -116,23 +118,43 @@ class PromptSource:
         if self.next >= self.planned:
             end = min(end, below)
         name, rows = partition_name(self._partitions), range(self.next * n, end * n)
+        self._new_partition(name, end - self.next)
         self._partitions, self._end = self._partitions + 1, end
         return asyncio.create_task(self.queue.create_partition(name, rows, n), name="prompts.create")
 
-    async def _put(self, partition: str, groups: range, problems: Sequence[Problem]) -> None:
-        n, now = self.group_size, self.clock.now()
-        rows = range(groups.start * n, groups.stop * n)
+    async def _put(self, partition: str, groups: Sequence[int], problems: Sequence[Problem]) -> None:
+        now = self.clock.now()
         for group, problem in zip(groups, problems, strict=True):
-            self.observer.admitted(range(group * n, (group + 1) * n), len(problem.prompt), now)
+            first = self.first_sample(group)
+            self.observer.admitted(range(first, first + self.group_size), len(problem.prompt), now)
+        rows = self._rows(groups)
         await self.queue.put(
-            partition,
-            rows,
-            {
-                "prompt": Ragged.from_rows([problem.prompt for problem in problems for _ in range(n)]),
-                "answer": text_column([problem.answer for problem in problems for _ in range(n)]),
-                "admitted_at": np.full(len(rows), now),
-            },
+            partition, rows, self._columns(groups, problems) | {"admitted_at": np.full(len(rows), now)}
         )
+
+    def first_sample(self, group: int) -> int:
+        """The id of the first of the samples that this group's rows hold now; the others follow."""
+        return group * self.group_size
+
+    def _problem(self, group: int) -> Problem:
+        return self.task.problem(group, self.seed)
+
+    def _columns(self, groups: Sequence[int], problems: Sequence[Problem]) -> dict[str, Column]:
+        """Of the rows of these groups, a problem for each group."""
+        n = self.group_size
+        return {
+            "prompt": Ragged.from_rows([problem.prompt for problem in problems for _ in range(n)]),
+            "answer": text_column([problem.answer for problem in problems for _ in range(n)]),
+        }
+
+    def _rows(self, groups: Sequence[int]) -> list[int]:
+        return [group * self.group_size + k for group in groups for k in range(self.group_size)]
+
+    def _now_stale(self, groups: Sequence[int]) -> None:
+        """These will not be trained."""
+
+    def _new_partition(self, name: str, groups: int) -> None:
+        """One is made, of so many groups."""
 
 
 class SpanSource(Protocol):

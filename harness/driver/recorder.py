@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from harness.config import ModelConfig
-from harness.config.placement import HOST_ROLES, Placement
+from harness.config.placement import Placement
 from harness.cost_model.shape import sample_flops
 from harness.driver.evaluation import Evaluated
 from harness.driver.job import EngineEvent
@@ -23,6 +23,7 @@ from harness.metrics.samples import (
     SampleRecord,
     TrainedSamples,
     custom_metrics,
+    filter_metrics,
     length_metrics,
     reward_metrics,
     staleness_metrics,
@@ -165,11 +166,14 @@ class Recorder:
         devices: int,
         several_turns: bool = False,
         steps_per_version: int = 1,
+        filters: bool = False,
     ) -> None:
         self.timeline, self.clock, self.decoder = timeline, clock, decoder
         self.steps_per_version = steps_per_version
         self.group_size, self.devices, self.several_turns = group_size, devices, several_turns
         self.ledger = Ledger()
+        self.filters = filters
+        """Whether some groups may be refused."""
         self.events = 0
         """Grows whenever anything happened: what a watch for a stall looks at."""
         self.listeners: list[Callable[[Mapping[str, float]], None]] = []
@@ -189,6 +193,7 @@ class Recorder:
         self._ledger_due = 0.0
         self._trained: tuple[int, Sequence[TrainReport]] | None = None
         self._skipped_steps = 0.0
+        self._refused = 0  # samples, since the last version
         self._evaluated: Evaluated | None = None  # and in no line yet
 
     def write_into(self, run: RunDirectory) -> None:
@@ -208,6 +213,7 @@ class Recorder:
         self._records += [self._untrained(row, _FATE_OF[reason]) for row in rows]
         for row in rows:
             del self._admitted[row]
+        self._refused += len(rows) if reason == "filtered" else 0
 
     def doing(self, role: str, what: str) -> None:
         self.events += 1
@@ -246,7 +252,8 @@ class Recorder:
         if self._evaluated is not None and self._evaluated.version:  # there is no line for the first one
             ledger |= self._evaluated.metrics
         self._evaluated = None
-        return lambda queue: self._close(iteration, reports, at, {**ledger, **queue})
+        refused, self._refused = self._refused // self.group_size, 0
+        return lambda queue: self._close(iteration, reports, at, {**ledger, **queue}, refused)
 
     def _close(
         self,
@@ -254,8 +261,10 @@ class Recorder:
         reports: Sequence[TrainReport],
         at: float,
         counts: Mapping[str, float],
+        refused: int,
     ) -> None:
-        """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended."""
+        """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended; refused:
+        groups, by a filter, meanwhile."""
         trained = [rows for report in reports for rows in report.trained]
         records = [record for rows in trained for record in self.decoder.records(rows, iteration, self.group_size)]
         self._trained_samples += len(records)
@@ -273,6 +282,7 @@ class Recorder:
             staleness_metrics(records, self.steps_per_version),
             self.decoder.metrics(records, sums),
             turn_metrics(records) if self.several_turns else {},
+            filter_metrics(records, refused) if self.filters else {},
             self._step_metrics(reports),
             self._utilisation(records, times["time/iteration_s"]),
             counts,
@@ -350,9 +360,11 @@ class Recorder:
 _FATE_OF: dict[DropReason, Fate] = {"stale": "dropped_stale", "filtered": "dropped_filtered"}
 
 
-def worker_places(placement: Placement, *, pooled: bool, per_engine: int = 1) -> dict[tuple[str, str], Place]:
+def worker_places(
+    placement: Placement, *, pooled: bool, per_engine: int = 1, host: Sequence[str] = ("reward", "advantages")
+) -> dict[tuple[str, str], Place]:
     """(role, worker) -> its pool and devices, for the timeline. A simulated (`pooled`) role is one worker that stands
-    for all its devices, save rollout, whose engines each have `per_engine` of their own."""
+    for all its devices, save rollout, whose engines each have `per_engine` of their own. host: the roles there."""
     found: dict[tuple[str, str], Place] = {}
     for pool, devices in placement.pools.items():
         names = tuple(f"device {device}" for device in devices)
@@ -363,4 +375,4 @@ def worker_places(placement: Placement, *, pooled: bool, per_engine: int = 1) ->
                 size = per_engine if role == "rollout" else 1
                 parts = [names[start : start + size] for start in range(0, len(names), size)]
                 found |= {(role, str(number)): Place(pool, part) for number, part in enumerate(parts)}
-    return found | {(role, "0"): Place(f"host {role}", (f"host {role}",)) for role in HOST_ROLES}
+    return found | {(role, "0"): Place(f"host {role}", (f"host {role}",)) for role in host}

@@ -14,6 +14,7 @@ from harness.config import JobConfig, RooflineConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import EXPERIMENTS, make_schedule, read_settings
 from harness.config.machine import Machine, gpu_kind
+from harness.config.placement import host_roles
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, TokenDecoder, Work, worker_places
@@ -57,7 +58,12 @@ class Session:
         self.run, self.clock = run, clock
         self.recorder = Recorder(
             Timeline(
-                worker_places(placement, pooled=not real, per_engine=config.engine.tensor_parallel),
+                worker_places(
+                    placement,
+                    pooled=not real,
+                    per_engine=config.engine.tensor_parallel,
+                    host=host_roles(config.algorithm),
+                ),
                 warmup=config.warmup_iterations,
             ),
             clock,
@@ -66,6 +72,7 @@ class Session:
             devices=placement.total,
             several_turns=several_turns,
             steps_per_version=config.algorithm.steps_per_version,
+            filters=config.algorithm.filters,
         )
         self.recorder.work = _work(run)
         self.publish_address: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
@@ -119,7 +126,7 @@ class Session:
                 self.clock.restart()
                 await self.backend.runtime.start_clocks(self.clock.origin)
             async with self._served():
-                await self._watched(self.run.schedule.run(self.assembly.job))
+                await self._watched(self.assembly.run(self.run.schedule))
                 await weights.recorded()
                 await self._watched(weights.evaluate_last(self.run.config.iterations))
                 await self.assembly.coordinator.finish()

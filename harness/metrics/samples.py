@@ -17,6 +17,8 @@ from harness.protocols import FINISH_REASONS
 
 Fate = Literal["trained", "dropped_stale", "dropped_filtered", "in_flight"]
 FATES: tuple[str, ...] = get_args(Fate)
+DEALT_AGAIN = 1 << 26
+"""A place whose group was refused by a filter is dealt another: its number is as much higher each time."""
 CUSTOM = "custom/"
 """What the columns, and the metrics, of extra values of scores begin with."""
 
@@ -240,6 +242,18 @@ def truncation_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     """The share of the trained samples among `records` that the limit on tokens ended. Raises ValueError if none was
     trained."""
     return {"response_length/truncated": float(np.mean([r.finish_reason == "length" for r in _trained(records)]))}
+
+
+def filter_metrics(records: Iterable[SampleRecord], refused: int) -> dict[str, float]:
+    """filter/* of an iteration in which a filter refused so many groups: that number, its share of all groups that were
+    refused or trained, and how many prompts the place of a trained group was dealt at most. Raises ValueError if none
+    was trained."""
+    groups = {record.group_id for record in _trained(records)}
+    return {
+        "filter/refused": float(refused),
+        "filter/share": refused / (refused + len(groups)),
+        "filter/rounds": float(max(groups) // DEALT_AGAIN + 1),
+    }
 
 
 def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:

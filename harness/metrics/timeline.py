@@ -19,7 +19,7 @@ from typing import Any
 from harness.protocols import Span
 
 SYNC_KINDS = frozenset({"load_weights", "publish_weights"})
-WORK_KINDS = SYNC_KINDS | {"generate", "reward", "reference", "old_log_prob", "advantages", "update_actor"}
+WORK_KINDS = SYNC_KINDS | {"generate", "reward", "filter", "reference", "old_log_prob", "advantages", "update_actor"}
 BACKGROUND_SYNC_KINDS = frozenset({"stage_weights"})
 KINDS = WORK_KINDS | BACKGROUND_SYNC_KINDS | {"wait_for_samples"}
 TRAINING_ROLE = "actor"

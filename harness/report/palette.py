@@ -16,6 +16,7 @@ KINDS = {
     "generate": "#0173B2",
     "load_weights": "#D55E00",
     "reward": "#ECE133",
+    "filter": "#949494",
     "reference": "#CC78BC",
     "old_log_prob": "#56B4E9",
     "advantages": "#CA9161",

@@ -15,6 +15,7 @@ from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.saving import save_weights
 from harness.workers.computing_role import ComputingRole
+from harness.workers.dataflow import samples_in
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.training import ONE_STEP, TrainedRows, Training, TrainReport, Updates
 from harness.workers.turns import NO_TURNS, Turns
@@ -110,7 +111,7 @@ def _of_samples(batch: Batch, iteration: int) -> dict[str, float]:
 def _trained_rows(batch: Batch, at: float) -> TrainedRows:
     columns: dict[str, Any] = dict(batch.columns)
     return TrainedRows(
-        rows=batch.rows,
+        rows=samples_in(batch),
         engine=columns["engine"],
         responses=columns["response"],
         loss_mask=columns["loss_mask"],

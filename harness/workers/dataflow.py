@@ -4,6 +4,7 @@
     rollout ─ response, loss_mask, log_probs, versions, engine, started_at, finished_at, finish_reason, turns,
        │      environment_reward
        ├─> reward      ─ reward, exact_match, reward_failed, (score_extras) ─> advantages ─ advantage, (kl_coef)
+       │                   └─> (filter ─ passed ─> prompts ─ kept): all below and advantages wait for kept
        ├─> reference   ─ ref_log_probs
        ├─> actor_fwd   ─ old_log_probs, old_version
        └─> actor reads all of them
@@ -16,11 +17,12 @@ prompt, with what an environment wrote; `loss_mask` is True where the policy sam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from harness.transfer_queue import ColumnSpec, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue import Batch, ColumnSpec, QueueSpec, Ragged, TaskSpec
 from schedules import Order
 
 PROMPT_COLUMNS = {
@@ -51,6 +53,11 @@ EXTRA_COLUMNS = {"score_extras": ColumnSpec("float64", ragged=True)}
 ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32")}
 REWARD_KL_COLUMNS = {"kl_coef": ColumnSpec("float32")}  # with which the KL was taken off the reward
 REFERENCE_COLUMNS = {"ref_log_probs": ColumnSpec("float32", ragged=True)}
+FILTER_COLUMNS = {
+    "sample": ColumnSpec("int64"),  # whose row this is now: others had it before, and were refused
+    "passed": ColumnSpec("bool"),
+    "kept": ColumnSpec("bool"),
+}
 OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version": ColumnSpec("int32")}
 
 
@@ -65,6 +72,12 @@ def text_column(texts: Sequence[str]) -> Ragged:
 def texts_of(column: Ragged) -> list[str]:
     """The inverse of `text_column`."""
     return [row.tobytes().decode() for row in column.rows()]
+
+
+def samples_in(batch: Batch) -> np.ndarray:
+    """The samples that these rows hold, int64 [rows]: their ids are the rows', unless a filter had others there
+    before."""
+    return batch.dense("sample") if "sample" in batch.columns else batch.rows
 
 
 def partition_name(iteration: int) -> str:
@@ -91,6 +104,7 @@ def queue_spec(
     environment: bool = False,
     advantages_read: Sequence[str] = (),
     batches_compared: bool = False,
+    filter_reads: Sequence[str] | None = None,
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
 
@@ -103,7 +117,9 @@ def queue_spec(
     of its ranks reads a share of every micro-batch. environment: whether rollout plays with one, which reads what
     rewards read.
     advantages_read: what advantages are made of besides rewards. batches_compared: whether they take batches whole, and
-    in order.
+    in order. filter_reads: what the filter is made of besides rewards; None: there is none. With one, a group goes to
+    no role after it before it is `kept`; until then its rows may begin again, and rollout, rewards and filter wait for
+    them.
     """
     if order != "fifo":
         training_ranks = 1
@@ -141,4 +157,27 @@ def queue_spec(
         columns |= EXTRA_COLUMNS
         trained += EXTRA_COLUMNS
     tasks["actor"] = TaskSpec(tuple(trained), policy=training, ranks=training_ranks, whole_groups=True)
+    if filter_reads is not None:
+        columns |= FILTER_COLUMNS
+        tasks = _filtered(tasks, filter_reads)
     return QueueSpec(columns, tasks, capacity_rows)
+
+
+VERDICTS = "verdicts"
+"""The task of the queue by which whoever deals prompts hears what the filter says."""
+
+
+def _filtered(tasks: Mapping[str, TaskSpec], filter_reads: Sequence[str]) -> dict[str, TaskSpec]:
+    """With a filter between reward and all that follows."""
+    before = {
+        "rollout": replace(tasks["rollout"], columns=(*tasks["rollout"].columns, "sample")),
+        "reward": tasks["reward"],
+        "filter": TaskSpec(("reward", *filter_reads), policy="ready", whole_groups=True),
+        VERDICTS: TaskSpec(("passed",), policy="ready", whole_groups=True),
+    }
+    after = {
+        name: replace(task, columns=(*task.columns, *(("sample",) if name == "actor" else ()), "kept"))
+        for name, task in tasks.items()
+        if name not in before
+    }
+    return {name: replace(task, settled_by="kept") for name, task in before.items()} | after

@@ -14,7 +14,7 @@ from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import EngineWorker
-from harness.workers.dataflow import partition_name, texts_of
+from harness.workers.dataflow import partition_name, samples_in, texts_of
 from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
 from harness.workers.turns import NO_TURNS, HeldTurn, Turns
@@ -67,7 +67,9 @@ class RolloutRole(EngineWorker):
         self.episodes = episodes
         self.turns, self._device = turns, HeldTurn(turns, f"{self.consumer}.generate")
         self._whole_batch = False  # whether it holds the device to the end of a batch, idle or not
-        self._partition_of: dict[int, str] = {}  # of every sample that is not back in the queue
+        self._row_of: dict[
+            int, tuple[str, int]
+        ] = {}  # of every sample that is not back in the queue: with its partition
         self._completed: list[Completion] = []
         self._playing: set[int] = set()  # samples that the engine has had, and that will have another turn or may
         self._settled = asyncio.Event()  # set when one of them is over
@@ -292,7 +294,7 @@ class RolloutRole(EngineWorker):
                 if not self._retired:
                     self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
                     await asyncio.wait([self._feeding])
-                while self._partition_of:
+                while self._row_of:
                     self._empty.clear()
                     with self.waits("empty", "its last samples"):
                         await self._empty.wait()
@@ -310,12 +312,14 @@ class RolloutRole(EngineWorker):
         weights). Ends when the queue has no more."""
         for partition in partitions:
             while not self._retired and (batch := await self._next(partition, most)) is not None:
-                rows, prompts = batch.rows.tolist(), batch.ragged("prompt").rows()
-                self._partition_of.update(dict.fromkeys(rows, batch.partition))
+                samples, prompts = samples_in(batch).tolist(), batch.ragged("prompt").rows()
+                self._row_of |= {
+                    sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
+                }
                 self._submitting = True
                 if self.episodes is not None:
-                    for row, prompt, answer in zip(rows, prompts, texts_of(batch.ragged("answer")), strict=True):
-                        self.episodes.begin(row, Problem(prompt, answer))
+                    for sample, prompt, answer in zip(samples, prompts, texts_of(batch.ragged("answer")), strict=True):
+                        self.episodes.begin(sample, Problem(prompt, answer))
                 await self._take_device()
                 while not self._flowing.is_set():
                     await self._give_back_if_idle()
@@ -323,8 +327,8 @@ class RolloutRole(EngineWorker):
                         await self._flowing.wait()
                     await self._take_device()
                 if self.episodes is not None:
-                    self._playing.update(rows)
-                self._submit([Request(row, prompt) for row, prompt in zip(rows, prompts, strict=True)])
+                    self._playing.update(samples)
+                self._submit([Request(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)])
                 self._submitting = False
 
     def _submit(self, requests: Sequence[Request]) -> None:
@@ -410,12 +414,14 @@ class RolloutRole(EngineWorker):
             completed, self._completed = self._completed, []
             by_partition: dict[str, list[Completion]] = {}
             for completion in completed:
-                by_partition.setdefault(self._partition_of[completion.sample_id], []).append(completion)
+                partition, _ = self._row_of[completion.sample_id]
+                by_partition.setdefault(partition, []).append(completion)
             for partition, part in by_partition.items():
-                await self.queue.put(partition, [c.sample_id for c in part], rollout_columns(part, self.index))
+                rows = [self._row_of[completion.sample_id][1] for completion in part]
+                await self.queue.put(partition, rows, rollout_columns(part, self.index))
                 for completion in part:
-                    del self._partition_of[completion.sample_id]
-            if not self._partition_of:
+                    del self._row_of[completion.sample_id]
+            if not self._row_of:
                 self._empty.set()
 
     def _open_span(self) -> None:

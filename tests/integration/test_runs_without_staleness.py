@@ -128,6 +128,20 @@ def test_several_optimizer_steps_a_batch_change_nothing_of_that(
 
 
 @pytest.mark.slow
+def test_a_filter_changes_nothing_of_that(results: Path) -> None:
+    """Which groups are trained, and what places of refused ones are dealt instead, does not depend on who is faster."""
+    settings = f"{SMALL} iterations=4 algorithm.filter=tests.support.filters:even"
+    names = ("colocated", "separated", "separated_streaming", "async_0", "colocated_2_ranks", "async_0_2_ranks")
+    runs = bench_all(results / "filtered", {name: f"{settings} {RUNS[name]}" for name in names})
+    for name, run in runs.items():
+        assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
+        invariants.check_run(invariants.read_run(run))
+        counts = load_ledger(run)
+        assert counts["trained"] == 4 * 128 and counts["dropped_filtered"] > 100
+        assert max(row["filter/rounds"] for row in load_metrics(run)) > 2
+
+
+@pytest.mark.slow
 def test_a_model_with_experts_changes_nothing_of_that(results: Path, tmp_path: Path) -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     settings = f"{SMALL} iterations=4 model={random_folder(tmp_path / 'experts', 'qwen3_moe', **sizes)}"

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from harness.config import JobConfig, job_config
 from harness.config.compose import make_schedule
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples, load_timeline
-from harness.metrics.samples import SampleRecord, read_responses, record_of
+from harness.metrics.samples import DEALT_AGAIN, SampleRecord, read_responses, record_of
 from harness.metrics.timeline import WORK_KINDS, Timeline
 from harness.protocols import Span
 from schedules.capacity import Capacity
@@ -70,7 +70,11 @@ def check_run(run: Finished) -> None:
 
 def check_every_sample_once(run: Finished) -> None:
     """Trained once or dropped for a reason, groups whole, every batch full, nothing left in flight, a closed ledger."""
-    assert [sample.sample_id for sample in run.samples] == list(range(len(run.samples)))
+    places = {place_of(sample) for sample in run.samples}
+    if not run.config.algorithm.filters:
+        assert [sample.sample_id for sample in run.samples] == list(range(len(run.samples)))
+    assert places == set(range(len(places)))
+    check_refused(run)
     per_iteration = Counter(sample.trained_iteration for sample in run.trained)
     assert per_iteration == {i: run.batch * run.group for i in range(run.config.iterations)}
     fates: dict[int, set[tuple[str, int | None]]] = {}
@@ -81,7 +85,25 @@ def check_every_sample_once(run: Finished) -> None:
     left = {fate: count for fate, count in run.counts.items() if fate != "admitted"}
     assert run.counts["admitted"] == len(run.samples) == sum(left.values())
     assert Counter(sample.fate for sample in run.samples) == {fate: count for fate, count in left.items() if count}
-    assert run.counts["in_flight"] == run.counts["dropped_filtered"] == 0
+    assert run.counts["in_flight"] == 0
+
+
+def place_of(sample: SampleRecord) -> int:
+    """The number of the group that was first dealt to where its group was."""
+    return sample.group_id % DEALT_AGAIN
+
+
+def check_refused(run: Finished) -> None:
+    """Of the groups that a place was dealt, one after the other, all but the last were refused by a filter."""
+    dealt: dict[int, list[tuple[int, str]]] = {}
+    for sample in run.samples:
+        dealt.setdefault(place_of(sample), []).append((sample.group_id // DEALT_AGAIN, sample.fate))
+    for fates in dealt.values():
+        last = max(deal for deal, _ in fates)
+        assert {deal for deal, _ in fates} == set(range(last + 1))
+        assert all((fate == "dropped_filtered") == (deal < last) for deal, fate in fates)
+    if not run.config.algorithm.filters:
+        assert run.counts["dropped_filtered"] == 0
 
 
 def check_dispatch(run: Finished) -> None:
@@ -90,7 +112,7 @@ def check_dispatch(run: Finished) -> None:
     dropped = run.counts["dropped_stale"] // run.group
     for sample in run.trained:
         assert sample.version_first is not None
-        assert sample.group_id < capacity.limit(sample.version_first) + dropped
+        assert place_of(sample) < capacity.limit(sample.version_first) + dropped
 
 
 def check_times(run: Finished) -> None:
@@ -121,7 +143,7 @@ def check_drops(run: Finished) -> None:
 
 def check_fifo(run: Finished) -> None:
     """Group N is trained in iteration N // batch."""
-    assert all(sample.trained_iteration == sample.group_id // run.batch for sample in run.samples)
+    assert all(sample.trained_iteration == place_of(sample) // run.batch for sample in run.trained)
 
 
 def check_turns(folder: Path) -> None:

@@ -105,6 +105,7 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
     """Engines, batches, groups, lengths, room for contexts, rollout against training from 1:5 to 5:1, transfers of 0 to
     several iterations."""
     config = base(schedule)
+    filtered = draw(st.sampled_from(["none", "none", "zero_variance"]))
     options = draw(options_of(type(make_schedule(config))))
     made = make_schedule(with_options(config, options))
     engines = draw(st.integers(made.least_engines, max(5, made.least_engines)))
@@ -145,6 +146,7 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
         decode_s_per_cached_token=draw(st.sampled_from([0.0, 0.002])) * per_token,
         kv_tokens=draw(st.sampled_from([None, longest, 2 * longest])),
         reward_s_per_sample=draw(st.sampled_from([0.0, 0.1])) / (batch * group),
+        filtered_share=None if filtered == "none" else draw(st.sampled_from([0.0, 0.2, 0.5, 0.8])),
     )
     if made.colocated:
         split: dict[str, int | str] = {
@@ -160,7 +162,14 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
             "actor_fwd": draw(st.sampled_from(["actor", "actor", 1])),
             "reference": draw(st.sampled_from(["actor", "actor_fwd", 1])),
         }
-    algorithm = replace(config.algorithm, batch_groups=batch, group_size=group, micro_batch_groups=micro)
+    algorithm = replace(
+        config.algorithm,
+        batch_groups=batch,
+        group_size=group,
+        micro_batch_groups=micro,
+        filter=filtered,
+        filter_rounds=100,
+    )
     return replace(
         config,
         iterations=draw(st.integers(1, 6)),

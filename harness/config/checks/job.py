@@ -101,6 +101,12 @@ def _simulated(
     config: JobConfig, schedule: Schedule, placement: Placement, backend: Literal["virtual", "paced"], why: str = ""
 ) -> JobPlan:
     """Nothing is asked of the machine."""
+    algorithm = config.algorithm
+    if algorithm.filters and config.cost.filtered_share is None:
+        raise ConfigError(
+            f"algorithm.filter={algorithm.filter} has no rewards to read on a simulated clock; set "
+            "cost.filtered_share to the share of groups that it refuses, such as 0.3"
+        )
     _check_batch(config, schedule, training_ranks(config, placement))
     _check_pools(schedule, placement)
     check_memory(config, placement)

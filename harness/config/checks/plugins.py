@@ -100,10 +100,10 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
         from harness.rl.rejection import rejection_of
 
         rejection_of(algorithm)
-    own = algorithm.options or algorithm.shaping or is_path(algorithm.correction)
+    own = algorithm.options or algorithm.shaping or algorithm.filters or is_path(algorithm.correction)
     if not (own or algorithm.advantage != "group" or algorithm.kl_target is not None):
         return
-    from harness.rl import advantages, losses, shaping
+    from harness.rl import advantages, filters, losses, shaping
 
     losses.policy_loss(algorithm)
     advantages.advantages_of(algorithm)
@@ -116,10 +116,15 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
             "set schedule.order=fifo"
         )
     shaping.shaping_of(algorithm, sys.maxsize)  # how long a response may be is asked of the task later
-    named = losses.own_options(algorithm) | advantages.own_options(algorithm) | shaping.own_options(algorithm)
+    filters.filter_of(algorithm)
+    named = losses.own_options(algorithm) | advantages.own_options(algorithm)
+    named |= shaping.own_options(algorithm) | filters.own_options(algorithm)
     for option in algorithm.options:
         if option not in named:
-            names = " or ".join((algorithm.correction, algorithm.advantage, *algorithm.shaping))
+            names = " or ".join(
+                (algorithm.correction, algorithm.advantage, *algorithm.shaping)
+                + ((algorithm.filter,) if algorithm.filters else ())
+            )
             raise ConfigError(f"algorithm.options.{option} is no option of {names}; leave it out")
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness.config.placement import HOST_ROLES, Placement
+from harness.config.placement import Placement
 from harness.cost_model.shape import sample_flops
 from harness.driver.evaluation import Evaluated
 from harness.driver.progress import ProgressDisplay
@@ -125,7 +125,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     play(recorder, 0, version=0)
     play(recorder, 1, version=0)
     first, second = load_metrics(run.path)
-    idle = {f"idle/{role}" for role in (*PLACEMENT.devices, *HOST_ROLES)}
+    idle = {f"idle/{role}" for role in (*PLACEMENT.devices, "reward", "advantages")}
     absent = {
         "policy/kl_coef",
         "policy/kl_ref",
@@ -133,8 +133,8 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/proximal_lag",
         "policy/rejected",
         "throughput/mfu",
-        *(name for name in METRIC_NAMES if name.startswith("turns/")),
-    }  # no reference, no recomputed log-probs, no rejection, no environment in these reports
+        *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/"))),
+    }  # no reference, no recomputed log-probs, no rejection, no environment, no filter in these reports
     phases = {name for name in METRIC_NAMES if name.startswith(("time/", "eval/"))}
     assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
     assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)

@@ -1,0 +1,76 @@
+"""Which groups are trained at all: `algorithm.filter` names one function, and the places of the groups that it refuses
+are dealt other prompts.
+
+A filter takes rewards float32 [groups, n], as the task gave them, and, where it has such keyword-only parameters,
+`exact_match` (bool [groups, n]), `lengths` (the sampled tokens of each response, int64 [groups, n]) and `truncated`
+(bool [groups, n], whether the limit on tokens ended it). It returns bool [groups]: whether to keep each. What it says
+of a group depends on nothing else, so that a group's fate does not depend on when it was generated.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from harness.config import AlgorithmConfig
+from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
+
+Filter = Callable[[torch.Tensor, Mapping[str, torch.Tensor]], torch.Tensor]
+"""Rewards float32 [groups, n], and of `GIVEN` what the filter reads -> bool [groups]."""
+
+
+def zero_variance(rewards: torch.Tensor) -> torch.Tensor:
+    """Keep groups whose rewards are not all equal: others have no advantage, and no gradient.
+
+    Dynamic sampling, DAPO (arXiv 2503.14476), equation 11: 0 < |correct responses| < n.
+    """
+    return rewards.amax(dim=1) != rewards.amin(dim=1)
+
+
+FILTERS: dict[str, Callable[..., torch.Tensor]] = {"zero_variance": zero_variance}
+"""Every filter by name."""
+
+GIVEN = {"exact_match": "exact_match", "lengths": "loss_mask", "truncated": "finish_reason"}
+"""Keyword arguments that a filter that has them is given, and the column of the queue that each is made of."""
+
+
+def filter_of(algorithm: AlgorithmConfig) -> Filter | None:
+    """What the settings name, with its options; None where they name nothing. Raises ConfigError for an option that it
+    lacks, and for a function of the user's that cannot be called as such."""
+    if not algorithm.filters:
+        return None
+    function = _named(algorithm.filter)
+    own = named_by(function, algorithm.options)
+    options = keywords(function, own, "algorithm.options", algorithm.filter, given=GIVEN)
+
+    def keep(rewards: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        kept = function(rewards, **given, **options)
+        if kept.shape != rewards.shape[:1] or kept.dtype != torch.bool:
+            raise ValueError(
+                f"algorithm.filter={algorithm.filter} must return bool [groups] = [{len(rewards)}], "
+                f"not {str(kept.dtype).removeprefix('torch.')} {list(kept.shape)}"
+            )
+        return kept
+
+    return keep
+
+
+def given_to_filter(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """Which of `GIVEN` it reads."""
+    wanted = inspect.signature(_named(algorithm.filter)).parameters
+    return tuple(name for name in GIVEN if name in wanted)
+
+
+def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Of `algorithm.options` those that the filter names."""
+    return named_by(_named(algorithm.filter), algorithm.options) if algorithm.filters else {}
+
+
+def _named(name: str) -> Callable[..., torch.Tensor]:
+    found = lookup(FILTERS, name, "algorithm.filter")
+    if is_path(name):
+        check_called(found, 1, "algorithm.filter", name, "keep(rewards)")
+    return found

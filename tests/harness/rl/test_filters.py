@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.config import AlgorithmConfig, ConfigError
+from harness.config.job import FILTERS as NAMES
+from harness.rl.filters import FILTERS, filter_of, given_to_filter
+
+REWARDS = torch.tensor([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.1, 0.1, 0.1]])
+
+
+def algorithm(name: str, **options: object) -> AlgorithmConfig:
+    return AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, filter=name, options=options)
+
+
+def kept(name: str, **options: object) -> list[bool]:
+    keep = filter_of(algorithm(name, **options))
+    assert keep is not None
+    there = {"lengths": torch.tensor([[3, 5, 4], [9, 9, 9], [1, 2, 3]])}
+    return keep(REWARDS, {given: there[given] for given in given_to_filter(algorithm(name))}).tolist()
+
+
+def test_every_filter_has_its_name_among_the_settings() -> None:
+    assert ("none", *FILTERS) == NAMES and filter_of(algorithm("none")) is None
+
+
+def test_groups_whose_rewards_are_all_equal_have_no_variance() -> None:
+    assert kept("zero_variance") == [False, True, False]
+
+
+def test_a_filter_of_ones_own_is_named_by_its_path_and_given_what_it_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_filters.py").write_text(
+        "def short(rewards, *, lengths, most: int = 4):\n    return lengths.float().mean(dim=1) <= most\n"
+        "def broken(rewards):\n    return rewards\n"
+        "class No: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert kept("own_filters:short") == [True, False, True]
+    assert kept("own_filters:short", most=3) == [False, False, True]
+    with pytest.raises(ValueError, match=r"must return bool \[groups\] = \[3\], not float32 \[3, 3\]"):
+        kept("own_filters:broken")
+    with pytest.raises(ConfigError, match=r"algorithm.filter=own_filters:No cannot be called as keep\(rewards\)"):
+        kept("own_filters:No")
+    with pytest.raises(ConfigError, match="algorithm.options.most"):
+        kept("own_filters:short", most="none")

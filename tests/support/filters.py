@@ -1,0 +1,10 @@
+"""A filter for tests: in a module that runs can import."""
+
+from __future__ import annotations
+
+import torch
+
+
+def even(rewards: torch.Tensor, *, lengths: torch.Tensor) -> torch.Tensor:
+    """Keeps about half of the groups, whatever they are worth: those with an even number of tokens."""
+    return lengths.sum(dim=1) % 2 == 0
