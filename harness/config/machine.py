@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from harness.config import DeviceConfig
 from harness.config.gpus import gpus
 
 
@@ -24,6 +25,12 @@ def this_machine() -> Machine:
     found = gpus()
     smallest = min((gpu.memory_bytes for gpu in found), default=0)
     return Machine(len(os.sched_getaffinity(0)), len(found), smallest, any(gpu.instance for gpu in found))
+
+
+def described(device: DeviceConfig, gpus: int) -> Machine:
+    """So many GPUs as `device` says, in nodes of as many as it says, with the cores of this machine."""
+    cores = len(os.sched_getaffinity(0))
+    return Machine(cores, gpus, int(device.memory_bytes), nodes=-(-gpus // device.per_node))
 
 
 GPU_KINDS = {

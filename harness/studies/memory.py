@@ -15,10 +15,10 @@ from harness.config.checks.job import (
     lengths_of,
     plan_job,
     real_setting,
+    without_hub,
 )
 from harness.config.compose import DOCS, compose_job, make_schedule, names_of
-from harness.config.machine import Machine, this_machine
-from harness.config.model_folder import HUB
+from harness.config.machine import Machine, described, this_machine
 from harness.config.placement import Placement, resolve_split
 from harness.cost_model.memory_plan import GIB, USABLE, Item, Lengths, MemoryPlan, PoolMemory, plan_memory
 from schedules import SCHEDULES
@@ -42,7 +42,7 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
 
     Raises ConfigError where the job cannot be made, or does not divide.
     """
-    config = _without_hub(compose_job(arguments))
+    config = without_hub(compose_job(arguments))
     given = names_of(arguments)
     machine = described_machine(config, given)
     if not {"cluster", "cluster.devices"} & given:
@@ -60,14 +60,6 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     return PlannedMemory(job.config, machine, placement, lengths, plan, job.messages, fixes)
 
 
-def _without_hub(config: JobConfig) -> JobConfig:
-    """The same sizes without the weights and the tokenizer of a repository, which nothing here is read from."""
-    checkpoint = config.model.checkpoint
-    if checkpoint is None or not checkpoint.startswith(HUB):
-        return config
-    return replace(config, model=replace(config.model, checkpoint=None))
-
-
 def described_machine(config: JobConfig, given: Collection[str]) -> Machine:
     """GPUs as `device` describes them, where it is named or there are none here: DEVICES, or a node of them."""
     here = this_machine()
@@ -75,7 +67,7 @@ def described_machine(config: JobConfig, given: Collection[str]) -> Machine:
         return here
     device = config.device
     gpus = config.cluster.devices if {"cluster", "cluster.devices"} & set(given) else device.per_node
-    return Machine(here.cores, gpus, int(device.memory_bytes), nodes=-(-gpus // device.per_node))
+    return described(device, gpus)
 
 
 def refusal(found: PlannedMemory) -> str:

@@ -14,12 +14,15 @@ from harness.config import ConfigError, JobConfig
 from harness.config.changes import as_arguments, changed
 from harness.config.checks.job import (
     WEIGHTS_ALONE,
+    JobPlan,
     check_layout,
     device_roles,
     lengths_of,
     only_simulated,
+    plan_elsewhere,
     real_setting,
     training_ranks,
+    without_hub,
 )
 from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
@@ -88,6 +91,12 @@ def _with_micro_batches(config: JobConfig, schedule: Schedule, given: Collection
         return FittedJob(config, {})
     settings = {MICRO_BATCH: groups}
     return FittedJob(changed(config, settings), settings, chosen_for="equal micro-batches")
+
+
+def plan_fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> JobPlan:
+    """The door that `make bench BACKEND=real` has on another machine, after what nobody gave is chosen for it. Raises
+    ConfigError where it does not open."""
+    return plan_elsewhere(fitted(without_hub(config), schedule, given, machine).config, schedule, machine)
 
 
 def _buckets(config: JobConfig, schedule: Schedule, machine: Machine) -> dict[str, Any]:

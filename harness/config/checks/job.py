@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import psutil
@@ -65,29 +65,55 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
 
     backend=auto runs for real where this machine can hold the job, and is a simulation otherwise.
     """
+    placement, groups = _check_itself(config, schedule)
+    if config.backend in ("virtual", "paced"):
+        return _simulated(config, schedule, placement, config.backend)
+    check_environment(config)
+    try:
+        return _real(config, schedule, placement, groups, machine)
+    except HardwareMissing as missing:
+        if config.backend == "real":
+            raise
+        return _simulated(config, schedule, placement, "virtual", why=str(missing))
+
+
+def plan_elsewhere(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
+    """As `plan_job` with backend=real, for another machine: neither what is installed on this one nor what it has of
+    the hub is asked for."""
+    config = without_hub(config)
+    return _real(config, schedule, *_check_itself(config, schedule), machine)
+
+
+def without_hub(config: JobConfig) -> JobConfig:
+    """The same sizes without the weights and the tokenizer of a repository, which nothing is read from."""
+    checkpoint = config.model.checkpoint
+    if checkpoint is None or not checkpoint.startswith(HUB):
+        return config
+    return replace(config, model=replace(config.model, checkpoint=None))
+
+
+def _check_itself(config: JobConfig, schedule: Schedule) -> tuple[Placement, list[Communicator]]:
     _check_names(config)
     engine_options(config)
     check_plugins(config, schedule)
     _check_model(config.model)
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     check_layout(config, schedule, placement)
-    groups = _check_communicators(config, schedule, placement)
-    if config.backend in ("virtual", "paced"):
-        return _simulated(config, schedule, placement, config.backend)
-    check_environment(config)
+    return placement, _check_communicators(config, schedule, placement)
+
+
+def _real(
+    config: JobConfig, schedule: Schedule, placement: Placement, groups: Sequence[Communicator], machine: Machine
+) -> JobPlan:
+    """Raises HardwareMissing for what another machine, or a simulation, could do."""
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
-    try:
-        _check_computable(config)
-        _check_engine_alone(config, placement)
-        _check_devices(config, schedule, placement, machine, gpu)
-        _check_instances(groups, machine, gpu)
-        _check_nodes(schedule, placement, machine, gpu)
-        _check_memory(config, schedule, placement, machine, gpu, WEIGHTS_ALONE)
-        _check_memory(config, schedule, placement, machine, gpu, lengths_of(config))
-    except HardwareMissing as missing:
-        if config.backend == "real":
-            raise
-        return _simulated(config, schedule, placement, "virtual", why=str(missing))
+    _check_computable(config)
+    _check_engine_alone(config, placement)
+    _check_devices(config, schedule, placement, machine, gpu)
+    _check_instances(groups, machine, gpu)
+    _check_nodes(schedule, placement, machine, gpu)
+    _check_memory(config, schedule, placement, machine, gpu, WEIGHTS_ALONE)
+    _check_memory(config, schedule, placement, machine, gpu, lengths_of(config))
     _check_weights(config.model)
     _check_lengths(config)
     _check_top_p(config.algorithm.top_p)

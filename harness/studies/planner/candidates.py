@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from harness.config import JobConfig
+from harness.config.changes import changed
+from harness.config.checks.job import only_simulated
 from schedules import Schedule
 
 PARALLEL = (1, 2, 4, 8)
@@ -21,6 +23,8 @@ STALENESS = (0.5, 1.0, 2.0, 4.0)
 
 SCORING = (0.25, 0.5, 1.0)
 """Devices of a pool for scoring, for each of the actor's."""
+
+_ENGINE, _PIPELINE, _EXPERTS = "engine.tensor_parallel", "training.pipeline_parallel", "training.expert_parallel"
 
 _STEP = 1.2  # numbers of training ranks closer together than that count as one
 
@@ -83,10 +87,10 @@ class Candidate:
         return {
             **{f"schedule.split.{role}": share for role, share in self.split(roles).items()},
             **{f"schedule.{name}": value for name, value in self.options},
-            "engine.tensor_parallel": self.engine_parallel,
+            _ENGINE: self.engine_parallel,
             "training.tensor_parallel": self.tensor_parallel,
-            "training.pipeline_parallel": self.pipeline_parallel,
-            "training.expert_parallel": self.expert_parallel,
+            _PIPELINE: self.pipeline_parallel,
+            _EXPERTS: self.expert_parallel,
             "training.recompute_activations": self.recompute,
             "algorithm.micro_batch_groups": self.micro_groups,
         }
@@ -143,7 +147,7 @@ def _layouts(config: JobConfig, fixed: Collection[str]) -> Iterator[tuple[int, i
     tensor parallel stays inside of a node."""
     training, model = config.training, config.model
     tensors = (training.tensor_parallel,) if "training.tensor_parallel" in fixed else PARALLEL
-    pipelines = (training.pipeline_parallel,) if "training.pipeline_parallel" in fixed else _sizes(config)
+    pipelines = _sizes(config, _PIPELINE, training.pipeline_parallel, fixed)
     again = (training.recompute_activations,) if "training.recompute_activations" in fixed else (False, True)
     for tensor, pipeline, recompute in product(tensors, pipelines, again):
         shared = (model.heads, model.kv_heads, model.ff, model.vocabulary)
@@ -152,10 +156,15 @@ def _layouts(config: JobConfig, fixed: Collection[str]) -> Iterator[tuple[int, i
             yield tensor, pipeline, recompute
 
 
-def _sizes(config: JobConfig) -> tuple[int, ...]:
-    """Of an engine, of a pipeline, of ranks that share experts: what BACKEND=real asks for has none of more than one
-    (harness/config/checks/job.py)."""
-    return (1,) if config.backend == "real" else PARALLEL
+def _sizes(config: JobConfig, setting: str, now: int, fixed: Collection[str]) -> tuple[int, ...]:
+    """Of an engine, of a pipeline, of ranks that share experts: those that could run where BACKEND=real asks."""
+    if setting in fixed:
+        return (now,)
+    if config.backend != "real":
+        return PARALLEL
+    alone = changed(config, {_ENGINE: 1, _PIPELINE: 1, _EXPERTS: 1})  # what another setting is refused for is no matter
+    told = {size: only_simulated(changed(alone, {setting: size})) for size in PARALLEL}
+    return tuple(size for size in PARALLEL if told[size] == told[1])
 
 
 def _micro_groups(config: JobConfig, fixed: Collection[str]) -> tuple[int, ...]:
@@ -174,7 +183,7 @@ def _actors(config: JobConfig, rank_devices: int, micro: int) -> Iterator[int]:
 def _experts(config: JobConfig, ranks: int, fixed: Collection[str]) -> Iterator[int]:
     """Ranks over which experts are spread: dividing both."""
     training, model = config.training, config.model
-    spread = (training.expert_parallel,) if "training.expert_parallel" in fixed else _sizes(config)
+    spread = _sizes(config, _EXPERTS, training.expert_parallel, fixed)
     yield from (size for size in spread if size == 1 or (model.experts and model.experts % size == ranks % size == 0))
 
 
@@ -186,10 +195,11 @@ def _scoring(actor: int, rank_devices: int, scored: bool) -> set[int]:
 
 def _engines(config: JobConfig, fixed: Collection[str]) -> Iterator[int]:
     """Devices of an engine: inside of a node, and dividing the attention heads."""
-    if "engine.tensor_parallel" in fixed:
+    if _ENGINE in fixed:
         yield config.engine.tensor_parallel
         return
-    yield from (size for size in _sizes(config) if size <= config.device.per_node and config.model.heads % size == 0)
+    sizes = _sizes(config, _ENGINE, config.engine.tensor_parallel, fixed)
+    yield from (size for size in sizes if size <= config.device.per_node and config.model.heads % size == 0)
 
 
 def _rollout(config: JobConfig, actor: int, scoring: int, engine: int, shared: bool) -> Iterator[int]:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.config import ConfigError, CostConfig, JobConfig
+from harness.config.checks.defaults import plan_fitted
 from harness.config.checks.job import device_roles
 from harness.config.compose import make_schedule
+from harness.config.machine import described
 from harness.config.placement import resolve_split
 from harness.cost_model.job_cost import check_memory, simulated_cost
 from harness.cost_model.transfer import sender_links
@@ -72,12 +74,15 @@ class Window:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What was found of one schedule with its options. unfit: candidates that memory cannot hold."""
+    """What was found of one schedule with its options. unfit: candidates that memory cannot hold. refused: those that a
+    real run would not begin, where BACKEND=real asks for one, and why the last of them."""
 
     config: JobConfig
     candidates: int
     unfit: int
     found: SearchResult[Candidate, TrialResult] | None
+    refused: int = 0
+    refusal: str = ""
 
     @property
     def name(self) -> str:
@@ -94,7 +99,9 @@ def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort
     batch_samples = config.algorithm.batch_samples
     trial_window = window(schedule, batch_samples)
     candidates = grid(config, schedule, bool(scoring_roles(roles)), fixed)
-    prospects = list(_prospects(config, schedule, candidates, LengthSamples.of(config, seed, trial_window.iterations)))
+    door = _Door(config, schedule, fixed) if config.backend == "real" else None
+    lengths = LengthSamples.of(config, seed, trial_window.iterations)
+    prospects = list(_prospects(config, schedule, candidates, lengths, door))
     bounds = {prospect.candidate: prospect.bound for prospect in prospects}
 
     def run(candidate: Candidate) -> TrialResult:
@@ -102,17 +109,41 @@ def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort
 
     budget = max(1, min(effort.trials, effort.samples // (batch_samples * trial_window.iterations)))
     found = search(prospects, run, budget) if prospects else None
-    return Exploration(config, len(candidates), len(candidates) - len(prospects), found)
+    refused, refusal = (door.refused, door.refusal) if door else (0, "")
+    unfit = len(candidates) - len(prospects) - refused
+    return Exploration(config, len(candidates), unfit, found, refused, refusal)
+
+
+class _Door:
+    """What `make bench BACKEND=real` says to each candidate on the machine that is planned for. fixed: settings that
+    the user chose, which stay."""
+
+    def __init__(self, config: JobConfig, schedule: Schedule, fixed: Collection[str]) -> None:
+        self._schedule, self._fixed = schedule, frozenset(fixed) | {"cluster.devices"}
+        self._machine = described(config.device, config.cluster.devices)
+        self.refused, self.refusal = 0, ""
+
+    def opens(self, job: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> bool:
+        try:
+            plan_fitted(job, self._schedule, self._fixed | candidate.settings(roles).keys(), self._machine)
+        except ConfigError as error:
+            self.refused, self.refusal = self.refused + 1, str(error)
+            return False
+        return True
 
 
 def _prospects(
-    config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], lengths: LengthSamples
+    config: JobConfig,
+    schedule: Schedule,
+    candidates: Sequence[Candidate],
+    lengths: LengthSamples,
+    door: _Door | None,
 ) -> Iterator[Prospect[Candidate]]:
-    """Those that fit memory, with the time that they need at least, and probably."""
+    """Those that fit memory and get past the door, with the time that they need at least, and probably."""
     roles, streaming = device_roles(config), isinstance(schedule, _STREAMING)
     for candidate in candidates:
         cost = cost_of(config, candidate, roles)
-        if cost is not None:
+        if cost is not None and (door is None or door.opens(candidate.apply(config, roles), candidate, roles)):
             pools = pool_layout(config, schedule, candidate, len(scoring_roles(roles)))
             least = least_work(cost, pools, lengths)
             likely = likely_work(cost, pools, lengths, streaming=streaming)

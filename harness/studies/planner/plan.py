@@ -50,7 +50,7 @@ _GIVEN = frozenset(
 )
 """Costs that are given are those of one layout: no other is searched."""
 
-_VARIABLES = {
+VARIABLES = {
     "schedule": "SCHEDULE",
     "model": "MODEL",
     "cluster.devices": "DEVICES",
@@ -158,11 +158,21 @@ def make_plan(
     plan = Plan(explore_all(jobs, fixed, effort, processes=processes, progress=progress))
     if not plan.choices:
         job = jobs[0]
+        for exploration in plan.explorations:
+            if exploration.refusal:
+                raise ConfigError(f"{exploration.name}: {why_none(exploration)}")
         raise ConfigError(
             f"model={job.model.name} fits no split of {job.cluster.devices} devices of device={job.device.name}; "
             "set DEVICES higher, or a device with more memory, as in DEVICE=h200"
         )
     return plan
+
+
+def why_none(exploration: Exploration) -> str:
+    """Of one that found nothing."""
+    if exploration.refused:
+        return f"a real run would refuse {exploration.refused} candidates, the last one thus: {exploration.refusal}"
+    return f"none of {exploration.candidates} candidates fits memory"
 
 
 def explore_all(
@@ -234,8 +244,8 @@ def bench_command(choice: Choice, settings: Sequence[str], iterations: int = ITE
     options = {f"schedule.{name}": value for name, value in choice.config.schedule.options.items()}
     searched = {name: value for name, value in options.items() if name == "schedule.max_staleness"}
     given |= {name: as_argument(value) for name, value in (searched | layout(choice)).items()}
-    variables = [f"{_VARIABLES[name]}={shlex.quote(value)}" for name, value in given.items() if name in _VARIABLES]
-    others = [f"{name}={value}" for name, value in given.items() if name not in _VARIABLES]
+    variables = [f"{VARIABLES[name]}={shlex.quote(value)}" for name, value in given.items() if name in VARIABLES]
+    others = [f"{name}={value}" for name, value in given.items() if name not in VARIABLES]
     return f'make bench {" ".join(variables)} ARGS="{" ".join(others)}"'
 
 

@@ -17,7 +17,7 @@ from harness.config.checks.job import device_roles
 from harness.config.compose import plain
 from harness.report.palette import COLORBLIND
 from harness.report.plots import save_figure
-from harness.studies.planner.plan import WORTH, Choice, Plan, bench_command, layout, origin
+from harness.studies.planner.plan import WORTH, Choice, Plan, bench_command, layout, origin, why_none
 
 _WORTH_SAYING = 0.01  # of an iteration
 
@@ -53,11 +53,12 @@ def searched(plan: Plan) -> list[str]:
     for exploration in plan.explorations:
         name, found = exploration.name, exploration.found
         if found is None:
-            lines.append(f"{name}: none of {exploration.candidates} candidates fits memory")
+            lines.append(f"{name}: {why_none(exploration)}")
             continue
+        refused = f"{exploration.refused:,} a real run would refuse, " if exploration.refused else ""
         room = f"not proved: bounds leave room for {found.gap:.0%} less time"
         lines.append(
-            f"{name}: {exploration.candidates:,} candidates, {exploration.unfit:,} do not fit memory, "
+            f"{name}: {exploration.candidates:,} candidates, {exploration.unfit:,} do not fit memory, {refused}"
             f"{found.pruned:,} cannot be better by their bound, {len(found.tried)} simulated: "
             f"{'the best of the grid' if found.left is None else room}"
         )
@@ -81,6 +82,7 @@ def as_json(plan: Plan, settings: list[str], seconds: float) -> dict[str, Any]:
                 "name": exploration.name,
                 "candidates": exploration.candidates,
                 "unfit": exploration.unfit,
+                "refused": exploration.refused,
                 "pruned": exploration.found.pruned if exploration.found else 0,
                 "gap": exploration.found.gap if exploration.found else None,
             }

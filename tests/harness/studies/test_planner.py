@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.config import JobConfig
-from harness.config.checks.job import device_roles
-from harness.config.compose import compose_job, make_schedule
+from engines import ENGINES
+from harness.config import ConfigError, JobConfig
+from harness.config.checks import job as checks
+from harness.config.checks.defaults import fitted
+from harness.config.checks.job import JobPlan, device_roles, plan_job
+from harness.config.compose import compose_job, make_schedule, names_of
+from harness.config.machine import Machine
 from harness.cost_model.cost import largest_share_s
 from harness.driver.session import simulate
+from harness.studies.planner import explore as explore_module
 from harness.studies.planner.candidates import Candidate, grid
-from harness.studies.planner.explore import Effort, cost_of, explore, pool_layout, scoring_roles, trial, window
+from harness.studies.planner.explore import (
+    Effort,
+    TrialResult,
+    cost_of,
+    explore,
+    pool_layout,
+    scoring_roles,
+    trial,
+    window,
+)
 from harness.studies.planner.period import period
+from harness.studies.planner.plan import VARIABLES, Choice, bench_command, fixed_by, make_plan
 from harness.studies.planner.search import Prospect, front, search
 from harness.studies.planner.work import LengthSamples, least_work, likely_work
 from harness.transfer_queue import Ragged
@@ -128,11 +145,71 @@ def test_the_grid_grows_with_the_logarithm_of_the_devices() -> None:
     assert max(steps) <= 2 * max(1, min(steps)), sizes
 
 
-def test_what_a_real_run_cannot_do_is_not_proposed_for_one() -> None:
-    config = compose_job(["schedule=fully_async", *SMALL, "model=qwen7b", "cluster.devices=16", "backend=real"])
-    every = grid(config, make_schedule(config), True)
-    assert every and {(c.engine_parallel, c.pipeline_parallel, c.expert_parallel) for c in every} == {(1, 1, 1)}
-    assert {c.tensor_parallel for c in every} > {1}, "ranks that share layers are real"
+REAL = (*SMALL, "backend=real", "model.checkpoint=null", "max_tokens=1024")
+MACHINES = (("h100", 8), ("a100", 8), ("h20", 8), ("h200", 1), ("h100", 16))
+
+
+ENDLESS = TrialResult(**dict.fromkeys((field.name for field in fields(TrialResult)), math.inf))
+
+
+@pytest.fixture
+def every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bound rules anything out, and nothing is simulated: whatever may be proposed is among what was tried."""
+    monkeypatch.setattr(explore_module, "trial", lambda *args, **kwargs: ENDLESS)
+
+
+def proposable(*settings: str) -> list[Choice]:
+    """What a plan of one schedule may propose."""
+    job = compose_job(settings)
+    found = explore(job, fixed_by(settings), 0, Effort(10**9, 10**6)).found
+    return [Choice("", job, candidate, outcome) for candidate, outcome in found.tried] if found else []
+
+
+def door_of_a_real_run(choice: Choice, settings: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> JobPlan:
+    """What `make bench` says there to the command that the plan prints."""
+    monkeypatch.setattr(checks, "check_environment", lambda config: None)  # what is installed here
+    words = shlex.split(bench_command(choice, settings))
+    names = {variable: name for name, variable in VARIABLES.items()}
+    arguments = shlex.split(words[-1].removeprefix("ARGS="))
+    arguments += [f"{names[word.partition('=')[0]]}={word.partition('=')[2]}" for word in words[2:-1]]
+    job = compose_job(arguments)
+    machine = Machine(8, job.cluster.devices, int(job.device.memory_bytes), nodes=-(-job.cluster.devices // 8))
+    config = fitted(job, make_schedule(job), names_of(arguments), machine).config
+    return plan_job(config, make_schedule(config), machine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("device", "devices"), MACHINES)
+def test_what_is_proposed_for_a_real_run_passes_its_door(
+    device: str, devices: int, engine: str, every_trial: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits = 0
+    for name in SCHEDULES:
+        settings = (*REAL, f"schedule={name}", f"engine={engine}", f"device={device}", f"cluster.devices={devices}")
+        choices = proposable(*settings)
+        fits += bool(choices)
+        for choice in random.Random(name).sample(choices, min(3, len(choices))):
+            assert door_of_a_real_run(choice, settings, monkeypatch).backend == "real"
+    assert fits == (len(SCHEDULES) if devices > 1 else 1)
+
+
+def test_engines_of_several_devices_are_proposed_for_real_where_they_run(every_trial: None) -> None:
+    """vLLM's, on devices of their own."""
+    for engine, schedule, sizes in (
+        ("vllm", "fully_async", {1, 2, 4}),
+        ("vllm", "colocate_sync", {1}),
+        ("sglang", "fully_async", {1}),
+        ("torch", "fully_async", {1}),
+    ):
+        choices = proposable(*REAL, "cluster.devices=8", f"engine={engine}", f"schedule={schedule}")
+        assert {choice.candidate.engine_parallel for choice in choices} == sizes, (engine, schedule)
+
+
+def test_where_a_real_run_refuses_all_the_plan_says_why() -> None:
+    settings = [*REAL, "schedule=fully_async", "cluster.devices=8", "engine.tensor_parallel=2"]
+    with pytest.raises(ConfigError, match="a real run would refuse .* engine.tensor_parallel=2 can be simulated only"):
+        make_plan([compose_job(settings)], fixed_by(settings), Effort(1, 1), processes=1)
 
 
 def test_what_memory_cannot_hold_is_no_candidate() -> None:
