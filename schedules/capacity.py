@@ -38,11 +38,13 @@ class CompletionOrder:
     """What was started under which version, where groups are trained as they are completed: training in the order of
     admission bounds the lag by itself, here what a version started has to be trained, or dropped, in time.
 
-    It keeps the dispatch limit of every version so far; each tells which groups were started under it or before.
+    It keeps the dispatch limit of every version so far; each tells which groups were started under it or before. Of a
+    version that engines never get, that is the limit of the one that they have.
     """
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity, self._limits, self._dropped = capacity, [capacity.limit(0)], 0
+        self._published = 0  # the version that engines have
 
     @property
     def limit(self) -> int:
@@ -51,20 +53,29 @@ class CompletionOrder:
 
     def publish(self) -> int:
         """There is a new version: its dispatch limit, which makes up for what was dropped before."""
-        self._limits.append(self._capacity.limit(len(self._limits)) + self._dropped)
+        self._published = len(self._limits)
+        self._limits.append(self._capacity.limit(self._published) + self._dropped)
         return self.limit
+
+    def mark(self) -> None:
+        """There is a new version, which engines do not get."""
+        self._limits.append(self.limit)
 
     def widen(self, dropped: int) -> int:
         """So many groups were dropped: the limit under which as many more may be started."""
         self._dropped += dropped
-        self._limits[-1] += dropped
+        self._limits[self._published :] = [limit + dropped for limit in self._limits[self._published :]]
         return self.limit
 
     def due(self) -> list[tuple[int, int]]:
         """(limit, groups) for `Trainer.train`: what version u started is trained in iteration u + worst lag at the
         latest, so it is among the next `groups` groups."""
         batch, worst, now = self._capacity.batch, self._capacity.worst_lag, len(self._limits) - 1
-        return [(self._limits[u], (u + worst + 1 - now) * batch) for u in range(max(0, now - worst), now)]
+        return [
+            (self._limits[u], (u + worst + 1 - now) * batch)
+            for u in range(max(0, now - worst), now)
+            if u == 0 or self._limits[u - 1] < self._limits[u]  # started under u - 1, it is due before
+        ]
 
     def overdue(self) -> int:
         """What was started under this limit would lag too much in the next iteration that is trained; 0: nothing."""

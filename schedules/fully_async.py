@@ -20,6 +20,9 @@ class FullyAsync(Schedule):
     order: fifo trains groups as they were admitted; completion as they are completed, so that long ones are overtaken.
     on_stale: what becomes, in completion order, of groups that would lag by more than ceil(max_staleness): wait for
         them in time, or drop them and generate others instead.
+    publish_every: iterations from one version that engines get to the next; versions in between are the trainer's
+        alone, and engines never stop for them. So many batches are sampled by one version, less what they are ahead:
+        max_staleness must be publish_every - 1 or more.
 
     Worst lag of any token: ceil(max_staleness), by the dispatch rule (see `Capacity`) and group-ordered training, or
     by `on_stale`.
@@ -30,6 +33,16 @@ class FullyAsync(Schedule):
     pause: PauseMode = "keep"
     order: Order = "fifo"
     on_stale: Literal["drop", "wait"] = "wait"
+    publish_every: int = option(1, least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_staleness < self.publish_every - 1:
+            raise ValueError(
+                f"schedule.publish_every={self.publish_every}: the last batch before engines get new weights is "
+                f"{self.publish_every - 1} iterations ahead of those that sample it, more than schedule.max_staleness="
+                f"{self.max_staleness:g} allows; set max_staleness={self.publish_every - 1} or more"
+            )
 
     @property
     def eta(self) -> float:
@@ -43,19 +56,29 @@ class FullyAsync(Schedule):
         )
 
     async def _train(self, job: Job) -> None:
-        """Consumes trained columns, produces versions; each new version admits the next groups and unblocks engines."""
+        """Consumes trained columns, produces versions; each one published admits the next groups and unblocks
+        engines."""
         started = CompletionOrder(self.capacity(job))
         for version in range(job.iterations):
+            new = [self._go_on(job, version, started.limit)] if version % self.publish_every == 0 else []
             if self.order == "fifo":  # which group is next depends on nothing that engines start meanwhile
-                await gather(self._go_on(job, version, started.limit), job.trainer.train(version))
+                await gather(*new, job.trainer.train(version))
             else:
-                await self._go_on(job, version, started.limit)
+                await gather(*new)
                 await self._train_batch(job, started, version)
-            await job.rollout.pause(self.pause)
-            await job.weights.publish(version + 1)
-            started.publish()
+            await self._make_known(job, started, version + 1)
         await self._go_on(job, job.iterations, started.limit)
         await job.prompts.close()
+
+    async def _make_known(self, job: Job, started: CompletionOrder, version: int) -> None:
+        """To the engines, if it is its turn, or the last one."""
+        if version % self.publish_every and version < job.iterations:
+            await job.weights.mark_version(version)
+            started.mark()
+        else:
+            await job.rollout.pause(self.pause)
+            await job.weights.publish(version)
+            started.publish()
 
     async def _go_on(self, job: Job, version: int, limit: int) -> None:
         """Engines, which have this version, may start what is below the limit: they know before it is admitted, so that

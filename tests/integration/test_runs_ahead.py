@@ -33,6 +33,9 @@ RUNS = {
         "task=expand engine.slots=8 cluster.devices=3 schedule.split.actor=2 algorithm.reference=true "
         "algorithm.micro_batch_groups=1"
     ),
+    "every_second_version": (
+        f"{SHORT} schedule=fully_async schedule.max_staleness=1 schedule.publish_every=2 algorithm.mini_batches=2"
+    ),
     "drained": DRAINED,
     "one_pool": (
         f"{SHORT} schedule=tests.support.colocated_stream:ColocatedStream cluster.devices=1 "
@@ -60,6 +63,13 @@ def test_a_real_run_keeps_what_its_schedule_promises(runs: dict[str, Path], name
     check_devices(run)
     worst = summarize(runs[name]).lag_worst
     assert worst == FIXED[name] if name in FIXED else worst <= 1
+
+
+def test_engines_get_every_second_version_and_the_last(runs: dict[str, Path]) -> None:
+    samples = load_samples(runs["every_second_version"]).to_pydict()
+    assert set(samples["version_first"]) == {0, 2, 4}
+    lags = dict(zip(samples["trained_iteration"], samples["lag_worst"], strict=True))
+    assert lags == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0}, "what a version may start is trained before the next one comes"
 
 
 def test_drained_engines_sample_no_sample_under_two_versions(drained: Path) -> None:

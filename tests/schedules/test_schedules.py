@@ -259,6 +259,41 @@ async def test_the_trainer_goes_on_beside_the_engines_that_take_up_a_new_version
         assert at(f"train {version} done") < at(f"publish {version + 1}")
 
 
+async def test_engines_get_every_second_version_and_the_last_and_never_stop_for_the_others() -> None:
+    log = await FakeJob(iterations=5).play(FullyAsync(max_staleness=1.5, publish_every=2))
+    capacity = Capacity(8, 1.5)
+    assert log.of("mark", "publish") == ["mark 1", "publish 2", "mark 3", "publish 4", "publish 5"]
+    assert log.of("pause") == ["pause keep"] * 3
+    limits = [capacity.limit(version) for version in (0, 2, 4, 5)]
+    assert log.of("limit", "resume") == [f"limit {limits[0]}", *(f"resume {limit}" for limit in limits[1:])]
+    assert log.of("admit") == [f"admit {limit}" for limit in limits]
+
+
+@pytest.mark.parametrize(("eta", "every"), [(0, 2), (1.5, 3), (2, 4)])
+def test_engines_that_could_not_start_what_is_trained_before_new_weights_are_refused(eta: float, every: int) -> None:
+    with pytest.raises(ValueError, match=rf"schedule.publish_every={every}: .*; set max_staleness={every - 1} or more"):
+        FullyAsync(max_staleness=eta, publish_every=every)
+
+
+async def test_what_is_due_or_dropped_goes_by_the_versions_that_engines_had() -> None:
+    options = {"order": "completion", "publish_every": 2}
+    job = FakeJob(iterations=6)
+    await job.play(FullyAsync(max_staleness=2, **options))  # type: ignore[arg-type]
+    assert job.trainer.first == [
+        [],
+        [(24, 16)],  # versions 0 and 1 start what is below 24, for batches 0 to 2
+        [(24, 8)],
+        [(40, 16)],
+        [(40, 8)],
+        [(56, 16)],
+    ]
+    job = FakeJob(iterations=5)
+    job.prompts.drops = [3, 2]  # in iterations 3 and 4: what versions 0, and 1 as it, started
+    log = await job.play(FullyAsync(max_staleness=2, on_stale="drop", **options))  # type: ignore[arg-type]
+    assert log.of("drop") == ["drop 24", "drop 24"]
+    assert log.of("limit", "resume") == ["limit 24", "resume 40", "limit 43", "resume 59", "limit 61", "resume 69"]
+
+
 @pytest.mark.parametrize("mode", get_args(PauseMode))
 async def test_streaming_pauses_engines_in_the_mode_that_it_was_given(mode: PauseMode) -> None:
     job = FakeJob()

@@ -133,6 +133,9 @@ class CompletionJob:
             await asyncio.sleep(0)
         self.version = version
 
+    async def mark_version(self, version: int) -> None:
+        """Engines do not get it."""
+
     async def play(self, schedule: FullyAsync) -> list[int]:
         """Runs it, and gives the lag of every trained group at its first token."""
         await schedule.run(self)  # type: ignore[arg-type]
@@ -168,6 +171,22 @@ async def test_what_would_lag_too_much_is_dropped_and_made_up_for(eta: float, mo
         assert job.widest <= (3 * worst + 1) * job.batch, "what the queue has to hold, but for dropped ones that run"
         dropped += len(job.dropped)
     assert (dropped > 0) == (eta > 0) or mode == "wait", "there was something to drop"
+
+
+@pytest.mark.parametrize(("eta", "every"), [(1, 2), (1.5, 2), (2, 2), (2, 3), (3, 3), (4, 3)])
+async def test_bounds_hold_where_engines_get_every_second_or_third_version(eta: float, every: int) -> None:
+    worst, dropped = Capacity(1, eta).worst_lag, 0
+    for seed in SEEDS:
+        for on_stale in ("wait", "drop"):
+            job = CompletionJob(seed)
+            options = {"max_staleness": eta, "order": "completion", "publish_every": every}
+            lags = await job.play(FullyAsync(**options, on_stale=on_stale))  # type: ignore[arg-type]
+            assert 0 <= min(lags) and max(lags) <= worst, seed
+            begun = {version for _, version in job.started.values()}
+            assert all(version % every == 0 for version in begun - {job.iterations})
+            dropped += len(job.dropped)
+            assert on_stale == "drop" or not job.dropped
+    assert (dropped > 0) == (eta > every - 1), "else all that a version may start is trained before the next"
 
 
 async def test_long_groups_are_overtaken() -> None:

@@ -74,9 +74,19 @@ FRACTIONS = (0, 0.25, 0.5, 1, 1.5, 2, 4)
 
 
 def options_of(schedule: type[Schedule]) -> st.SearchStrategy[dict[str, Any]]:
-    """Values of every option, from its field: the examples that it gives, or some of its type and within its bounds."""
+    """Values of every option, from its field: the examples that it gives, or some of its type and within its bounds;
+    those that go together."""
     types = get_type_hints(schedule)
-    return st.fixed_dictionaries({own.name: _values(own, types[own.name]) for own in dataclasses.fields(schedule)})
+    drawn = st.fixed_dictionaries({own.name: _values(own, types[own.name]) for own in dataclasses.fields(schedule)})
+    return drawn.filter(lambda options: _goes_together(schedule, options))
+
+
+def _goes_together(schedule: type[Schedule], options: dict[str, Any]) -> bool:
+    try:
+        schedule(**options)
+    except ValueError:
+        return False
+    return True
 
 
 def _values(own: dataclasses.Field[Any], kind: Any) -> st.SearchStrategy[Any]:

@@ -46,8 +46,9 @@ def _any(schedule: Schedule, work: Work, beside: Beside, *, handing_over_s: floa
 
 
 def _streamed(schedule: Schedule, work: Work, beside: Beside) -> float:
-    """The trainer hands its weights over between two iterations."""
-    return _any(schedule, work, beside, handing_over_s=work.send_s)
+    """The trainer hands its weights over between two iterations, or after every k-th."""
+    iterations = schedule.publish_every if isinstance(schedule, FullyAsync) else 1
+    return _any(schedule, work, beside, handing_over_s=work.send_s / iterations)
 
 
 def _together(schedule: Schedule, work: Work, beside: Beside) -> float:

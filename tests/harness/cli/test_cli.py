@@ -37,7 +37,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
         (["task=nope"], "task=nope is unknown; choose one of aime, copy, dapo_math, data, expand, gsm8k"),
         (["engine=nope"], "engine=nope is unknown; choose one of sglang, torch, vllm"),
-        (["schedule.nonsense=1"], "schedule.nonsense is no setting; those of schedule are "),
+        (["schedule.nonsense=1"], "schedule.nonsense is no setting; those of schedule="),
         (["foo.bar=2"], "foo.bar is no setting; those of a job are "),
         (["algorithm.lr=1"], "algorithm.lr is no setting; those of algorithm are "),
         (["iterations=abc"], "iterations=abc is no whole number"),

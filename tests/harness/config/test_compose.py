@@ -51,7 +51,8 @@ def test_what_is_no_choice_is_refused(override: str) -> None:
 
 def test_an_unknown_setting_names_those_beside_it() -> None:
     assert refused("schedule.nonsense=1") == (
-        "schedule.nonsense is no setting; those of schedule are max_staleness, name, on_stale, order, pause, split"
+        "schedule.nonsense is no setting; those of schedule=fully_async are max_staleness, name, on_stale, "
+        "order, pause, publish_every, split"
     )
     assert refused("algorithm.lr=1").startswith(
         "algorithm.lr is no setting; those of algorithm are advantage, aggregation, batch_groups"
@@ -62,13 +63,13 @@ def test_an_unknown_setting_names_those_beside_it() -> None:
 
 def test_the_settings_named_are_those_of_the_chosen_schedule() -> None:
     assert refused("schedule=colocate_sync", "schedule.max_staleness=1") == (
-        "schedule.max_staleness is no setting; those of schedule are name, split"
+        "schedule.max_staleness is no setting; those of schedule=colocate_sync are name, split"
     )
 
 
 def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
     assert refused("+schedule.nonsense=1") == (
-        "schedule.nonsense is no option of fully_async; it has max_staleness, pause, order, on_stale"
+        "schedule.nonsense is no option of fully_async; it has max_staleness, pause, order, on_stale, publish_every"
     )
     assert refused("schedule=colocate_sync", "+schedule.pause=keep").endswith("of colocate_sync; it has none")
     assert refused("+algorithm.lr=1").startswith("algorithm.lr=1 is no setting")
