@@ -18,9 +18,18 @@ Order = str
 ORDERS: tuple[Order, ...] = ("fifo", "completion")
 
 
-def option(default: float, *, least: float = 0, most: float = math.inf, examples: Sequence[float] = ()) -> Any:
-    """A number that a user may set, within bounds. examples: values that tests try, instead of some in these bounds."""
-    return dataclasses.field(default=default, metadata={"bounds": (least, most), "examples": tuple(examples)})
+def option(
+    default: float,
+    *,
+    least: float = 0,
+    most: float = math.inf,
+    examples: Sequence[float] = (),
+    written_if_set: bool = False,
+) -> Any:
+    """A number that a user may set, within bounds. examples: values that tests try, instead of some in these bounds.
+    written_if_set: configurations name it only where it is not the default, as before there was one."""
+    metadata = {"bounds": (least, most), "examples": tuple(examples), "written_if_set": written_if_set}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Schedule(ABC):

@@ -33,7 +33,7 @@ class FullyAsync(Schedule):
     pause: PauseMode = "keep"
     order: Order = "fifo"
     on_stale: Literal["drop", "wait"] = "wait"
-    publish_every: int = option(1, least=1)
+    publish_every: int = option(1, least=1, written_if_set=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

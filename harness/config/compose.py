@@ -71,8 +71,6 @@ _WRITTEN_IF_SET = {
     ),
 }
 """Settings that a configuration names only where they are not the default, as before there were any."""
-_OPTIONS_WRITTEN_IF_SET = {"fully_async": {"publish_every": 1}}
-"""The same of options of a schedule, with what they are where nobody sets them."""
 NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights")
 """Settings that do not change what a run computes, so that they do not name a cell."""
 
@@ -191,9 +189,9 @@ def plain(config: JobConfig) -> dict[str, Any]:
             unset = made.default if made.default_factory is dataclasses.MISSING else made.default_factory()
             if made.name in names and tree[group][made.name] == unset:
                 del tree[group][made.name]
-    for name, unset in _OPTIONS_WRITTEN_IF_SET.get(config.schedule.name, {}).items():
-        if tree["schedule"].get(name) == unset:
-            del tree["schedule"][name]
+    for own in dataclasses.fields(_schedule_class(config.schedule.name)):
+        if own.metadata.get("written_if_set") and tree["schedule"].get(own.name) == own.default:
+            del tree["schedule"][own.name]
     return tree if tree["eval"] else {group: settings for group, settings in tree.items() if group != "eval"}
 
 

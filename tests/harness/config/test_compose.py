@@ -61,6 +61,15 @@ def test_an_unknown_setting_names_those_beside_it() -> None:
     assert refused("~model.colour").startswith("model.colour is no setting; those of model are checkpoint")
 
 
+def test_an_option_that_is_newer_than_results_names_no_cell_where_it_is_the_default() -> None:
+    plainly, by_hand, other = (
+        compose_job(["schedule=fully_async", *settings])
+        for settings in ([], ["schedule.publish_every=1"], ["schedule.publish_every=2"])
+    )
+    assert "publish_every" not in plain(plainly)["schedule"] and plain(other)["schedule"]["publish_every"] == 2
+    assert cell_name(plainly) == cell_name(by_hand) != cell_name(other)
+
+
 def test_the_settings_named_are_those_of_the_chosen_schedule() -> None:
     assert refused("schedule=colocate_sync", "schedule.max_staleness=1") == (
         "schedule.max_staleness is no setting; those of schedule=colocate_sync are name, split"
