@@ -189,7 +189,7 @@ def plain(config: JobConfig) -> dict[str, Any]:
             unset = made.default if made.default_factory is dataclasses.MISSING else made.default_factory()
             if made.name in names and tree[group][made.name] == unset:
                 del tree[group][made.name]
-    for own in dataclasses.fields(_schedule_class(config.schedule.name)):
+    for own in dataclasses.fields(_schedule_class(config.schedule.name)):  # type: ignore[arg-type]
         if own.metadata.get("written_if_set") and tree["schedule"].get(own.name) == own.default:
             del tree["schedule"][own.name]
     return tree if tree["eval"] else {group: settings for group, settings in tree.items() if group != "eval"}

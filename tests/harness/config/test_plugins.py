@@ -213,7 +213,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["schedule=my_lab.odd:Abstract"], "leaves out eta, run"),
         ([SCHEDULE, "schedule.k=0"], "schedule.k=0 is out of bounds; use 1 or more"),
         ([SCHEDULE, "schedule.k=two"], "schedule.k=two is no whole number"),
-        ([SCHEDULE, "schedule.q=1"], "schedule.q is no setting; those of schedule are k, name, split"),
+        ([SCHEDULE, "schedule.q=1"], f"schedule.q is no setting; those of {SCHEDULE} are k, name, split"),
         (["task.reward=my_lab.losses:cispo"], "cannot be called as reward(sample)"),
         ([*REWARD, "task.reward_options.cost=1"], "task.reward_options.cost is no option of my_lab.rewards:brief"),
         ([REWARD[0], "task.reward_options.price=high"], "task.reward_options.price=high is no number"),
