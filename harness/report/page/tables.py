@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 
@@ -109,7 +110,7 @@ def _unit(comparison: Comparison, measure: Measure) -> str:
 
 def _name(index: int, label: str) -> str:
     """With its colour; a long one may break where a setting's name has its joints."""
-    broken = escape(label).replace(".", ".<wbr>").replace("=", "=<wbr>")
+    broken = re.sub(r"(=|\.(?!\d))", r"\1<wbr>", escape(label))
     return f'<i class="dot" style="background:{of_cell(index)}"></i>{broken}'
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.comparison.comparison import Comparison
+from harness.comparison.correction_matrix import has_matrix, row_of
 from harness.comparison.curves import REWARDS, PerformanceProfile, StalenessHistogram
 from harness.comparison.fairness import run_key, setting_text
 from harness.comparison.runs import Cell
@@ -34,6 +35,13 @@ MATRIX = (
 )
 
 
+def _asked(comparison: Comparison) -> str:
+    """What differs on purpose; of a matrix not every setting that its corrections are made of."""
+    if not has_matrix(comparison):
+        return " or ".join(axis.replace("_", " ") for axis in comparison.axes)
+    return "correction" if len({row_of(cell) for cell in comparison.cells}) == 1 else "schedule or correction"
+
+
 class Headings:
     """What the page calls the comparison."""
 
@@ -42,7 +50,7 @@ class Headings:
         identity, config = first.identity, first.config
         self.how = "simulated" if comparison.simulated else identity.backend
         self.how_word = HOW_TIMED[identity.backend]
-        what = " or ".join(axis.replace("_", " ") for axis in comparison.axes)
+        what = _asked(comparison)
         cells = comparison.cells
         names = ", ".join(cell.label for cell in cells)
         self.on = f"{identity.model}, task {config['task']['name']}"

@@ -187,8 +187,9 @@ def test_schedules_crossed_with_corrections_stand_as_a_heat_map(comparison: Comp
         return make_cell(tmp_path, f"fully_async {staleness}, {correction}", made, range(3))
 
     cells = [crossed(0, "none", 0.9), crossed(0, "tis", 0.9), crossed(2, "none", 0.4)]
-    page = document(compare(cells, ("schedule", "algorithm.correction")))
+    page = document(compare(cells, ("schedule", "algorithm.correction", "algorithm.learning_rate")))
     Page(page)
+    assert "Which schedule or correction? 3 cells" in page, "not every setting that a correction is made of"
     shades = re.findall(r'<td style="background:(#\w{6});color:(#\w+)"><b>([^<]+)</b>', page)
     assert len(shades) == 3 and shades[0][2].endswith(" baseline") and shades[2][2].endswith(" *")
     by_value = {float(text.split()[0]): (ground, ink) for ground, ink, text in shades}
