@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
@@ -181,6 +182,13 @@ class TrainBatch:
     lags: Ragged | None = None
 
 
+class WrittenState(Protocol):
+    """What a rank remembers, in host memory."""
+
+    def write(self, folder: Path) -> dict[str, tuple[int, str]]:
+        """Onto the disk: by file name, bytes and SHA-256."""
+
+
 class TrainEngine(Protocol):
     """One rank of the training world. Every rank makes the same calls in the same order."""
 
@@ -192,6 +200,12 @@ class TrainEngine(Protocol):
         """Divide the gradients by the sampled tokens of all ranks since the last step, clip, and update; gradients that
         are not finite update nothing, on any rank. {"grad_norm": before clipping, "learning_rate": ..., "skipped": 1 or
         0}"""
+
+    async def state(self) -> WrittenState:
+        """A copy of what training remembers, of this rank; between two steps."""
+
+    async def load(self, folder: Path) -> None:
+        """Go on from what all ranks wrote there, as many as they were."""
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         """Weights by the names and in the dtype that rollout engines know, tensors or DTensors; tied weights once."""

@@ -4,6 +4,7 @@ roles around them. Samples are run-length coded, see `engines.simulated.rollout`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,8 +99,21 @@ class SimulatedTrainer:
         await self._clock.sleep(self._cost.train_step_s)
         return {}
 
+    async def state(self) -> SimulatedState:
+        return SimulatedState()
+
+    async def load(self, folder: Path) -> None:
+        """There is nothing to remember."""
+
     def named_parameters(self) -> dict[str, torch.Tensor]:
         return dict(self._parameters)
+
+
+class SimulatedState:
+    """`harness.protocols.WrittenState` of nothing."""
+
+    def write(self, folder: Path) -> dict[str, tuple[int, str]]:
+        return {}
 
 
 def calls_of(prompts: Ragged, responses: Ragged, ranks: int, training: TrainingConfig) -> int:

@@ -65,13 +65,14 @@ _WRITTEN_IF_SET = {
     "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to", "aggregation", "kl", *_SHAPED),
     "training": ("tokens_per_micro_batch",),
     "eval": ("every", "samples", "k"),
+    "checkpoint": ("every", "keep", "background"),
     "model": (
         *("architecture", "tokenizer", "attention_bias", "qk_norm", "sliding_window", "sliding_layers"),
         *("rope_theta", "norm_eps", "fp32_head"),
     ),
 }
 """Settings that a configuration names only where they are not the default, as before there were any."""
-NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights")
+NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights", "checkpoint")
 """Settings that do not change what a run computes, so that they do not name a cell."""
 
 
@@ -192,7 +193,7 @@ def plain(config: JobConfig) -> dict[str, Any]:
     for own in dataclasses.fields(_schedule_class(config.schedule.name)):  # type: ignore[arg-type]
         if own.metadata.get("written_if_set") and tree["schedule"].get(own.name) == own.default:
             del tree["schedule"][own.name]
-    return tree if tree["eval"] else {group: settings for group, settings in tree.items() if group != "eval"}
+    return {group: settings for group, settings in tree.items() if settings or group not in ("eval", "checkpoint")}
 
 
 def cell_name(config: JobConfig) -> str:

@@ -290,6 +290,15 @@ class EvalConfig:
     k: Annotated[int, Strict(), Field(ge=0, lt=4096)] = 0  # responses sampled to each, besides a greedy one: pass@k
 
 
+@dataclass(frozen=True, config=STRICT)
+class CheckpointConfig:
+    """What a run goes on from when it ended early; docs/checkpoints.md."""
+
+    every: CountFromZero = 0  # versions between two checkpoints; 0: none
+    keep: Count = 2  # newest ones that stay
+    background: Switch = True  # trainers go on while their state is written; it is in host memory meanwhile
+
+
 # -- of what is simulated; seconds, tokens, bytes
 
 
@@ -494,6 +503,7 @@ class JobConfig:
     cost: Annotated[CostConfig | RooflineConfig, Field(discriminator="kind")]  # of simulated work
     device: DeviceConfig  # that a roofline is of
     eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     max_tokens: Count | None = None  # of a response; None takes the task's own
     save_weights: Switch = True  # keep the final weights in the run's folder
 

@@ -27,16 +27,27 @@ from harness.config import AlgorithmConfig, JobConfig
 from harness.config.placement import HOST_ROLES, Placement, host_roles
 from harness.driver.backends import Backend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
+from harness.driver.checkpointing import Checkpoints, at_once
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.filtering import RefilledPrompts, WholeRunPool
-from harness.driver.job import Observer, PromptSource, PublishedWeights, RolloutPool, RunningJob, StagePool, TrainerPool
+from harness.driver.job import (
+    Observer,
+    PromptSource,
+    PublishedWeights,
+    Replay,
+    RolloutPool,
+    RunningJob,
+    StagePool,
+    TrainerPool,
+)
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import environment_of, extra_metrics
 from harness.transfer_queue import LocalQueue, TransferQueue
+from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole
@@ -122,16 +133,17 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
     )
     build = build_in_stages if schedule.colocated and run.plan.backend == "real" else build_roles
     roles = start_workers(backend, placement, counts, partial(build, spec=spec))
+    replay = Replay(0 if run.resumed is None else run.resumed.version)
     filters = config.algorithm.filters
     whole_run = {role: WholeRunPool(role, roles[role], observer) for role in _BEFORE_FILTER if filters}
-    pools = {role: StagePool(role, roles[role], observer) for role in STAGES if role in roles} | whole_run
+    pools = {role: StagePool(role, roles[role], observer, replay) for role in STAGES if role in roles} | whole_run
     fleet = Fleet(
         roles["rollout"],
         on_lost=config.cluster.on_lost_engine,
         clear_up=partial(clear_up, queue),
         notify=observer.engine,
     )
-    rollout = RolloutPool(fleet, observer)
+    rollout = RolloutPool(fleet, observer, replay=replay)
     coordinator = Coordinator(
         roles["actor"],
         fleet=fleet,
@@ -161,10 +173,17 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         rollout=rollout,
         device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES and role != "filter"],
-        trainer=TrainerPool(roles["actor"], observer, config.training.tensor_parallel),
+        trainer=TrainerPool(roles["actor"], observer, config.training.tensor_parallel, replay),
         weights=PublishedWeights(
-            coordinator, queue, observer, [rollout, *pools.values()], _evaluation(run, backend, fleet, roles, observer)
+            coordinator,
+            queue,
+            observer,
+            [rollout, *pools.values()],
+            _evaluation(run, backend, fleet, roles, observer),
+            replay,
+            _checkpoints(run, backend, queue, roles["actor"]),
         ),
+        replay=replay,
     )
     return Assembly(job, queue, coordinator, roles["actor"], every_role, list(whole_run.values()))
 
@@ -183,6 +202,27 @@ def _filter_reads(run: RunSpec, backend: Backend) -> Sequence[str] | None:
     if run.plan.backend != "real":
         return ("sample",)
     return [GIVEN[name] for name in given_to_filter(algorithm)]
+
+
+def _checkpoints(
+    run: RunSpec, backend: Backend, queue: TransferQueue, trainers: Sequence[Handle[ActorRole]]
+) -> Checkpoints | None:
+    """Where they are wanted."""
+    settings = run.config.checkpoint
+    if run.checkpoints is None or not settings.every:
+        return None
+    assert isinstance(queue, LocalQueue | RemoteQueue), "a queue that can be saved"
+    return Checkpoints(
+        run.checkpoints,
+        settings,
+        queue=queue,
+        trainers=trainers,
+        clock=backend.clock,
+        cycle=run.schedule.cycle,
+        last=run.config.iterations,
+        resumed=0 if run.resumed is None else run.resumed.version,
+        work=asyncio.to_thread if isinstance(backend.clock, RealClock) else at_once,
+    )
 
 
 def _evaluation(

@@ -14,6 +14,7 @@ from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.cost_model.job_cost import simulated_cost
 from harness.cost_model.transfer import sender_links
+from harness.driver.checkpoint_files import Checkpoint
 from harness.driver.engine_factories import EngineFactory, RealEngines, SimulatedEngines
 from harness.driver.preload import PRELOAD
 from harness.protocols import Clock
@@ -36,6 +37,10 @@ class RunSpec:
     seed: int
     logs: Path | None = None
     """Where workers write what they print; nowhere without it."""
+    checkpoints: Path | None = None
+    """Where they are made, if the settings say so; nowhere without it."""
+    resumed: Checkpoint | None = None
+    """That the run goes on from."""
     server: ForkServer | None = None
     """That forks the workers, and outlives the run; without it the run has one of its own."""
 

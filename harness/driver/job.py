@@ -6,13 +6,17 @@ They satisfy the protocols of schedules/protocol.py by shape; nothing here knows
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from harness.driver.checkpoint_files import Cut, PartitionRange, PromptState
+from harness.driver.checkpointing import Checkpoints
 from harness.driver.evaluation import Evaluated, Evaluation
+from harness.driver.finished_rows import Finished, put_finished
 from harness.metrics.ledger import DropReason
 from harness.protocols import Clock, Span
 from harness.runtime.runtime import Handle, ask_all, death_in
@@ -56,6 +60,16 @@ class Observer(Protocol):
         queue, as `queue_metrics` names them."""
 
 
+@dataclass
+class Replay:
+    """A schedule that goes on from version `done` begins at its beginning all the same: so it comes to know what it
+    knew. What it asks for that is of iterations before `done` was done, and is answered at once. brought: the newest
+    version of these that it has brought to all engines."""
+
+    done: int = 0
+    brought: int = 0
+
+
 class PromptSource:
     """Numbers the groups and brings their prompts into the queue, batch `i` into partition `train_<i>`.
 
@@ -78,8 +92,9 @@ class PromptSource:
         self.seed, self.batch, self.group_size = seed, batch, group_size
         self.planned = self.groups = iterations * batch
         self.next = 0
-        self._partitions = 0
-        self._end = 0  # of the newest partition: the first group that is not its own
+        self._ranges: list[tuple[int, int]] = []  # of each partition: its first group, and the next one's
+        self._drops: list[int] = []  # what each call of `drop` returned
+        self._replayed: deque[int] = deque()  # of those the ones that are to be returned again
 
     async def admit(self, below: int) -> None:
         below = min(below, self.groups)
@@ -95,10 +110,12 @@ class PromptSource:
                 raise
             if creating is not None:
                 await creating
-            await self._put(partition_name(self._partitions - 1), groups, problems)
+            await self._put(partition_name(len(self._ranges) - 1), groups, problems)
             self.next = groups.stop
 
     async def drop(self, started_below: int) -> int:
+        if self._replayed:
+            return self._replayed.popleft()
         n = self.group_size
         rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
         groups = sorted({row // n for row in rows})
@@ -106,10 +123,46 @@ class PromptSource:
             self.observer.dropped([self.first_sample(group) + k for group in groups for k in range(n)], "stale")
             self._now_stale(groups)
         self.groups += len(groups)
+        self._drops.append(len(groups))
         return len(groups)
 
     async def close(self) -> None:
         await self.queue.close()
+
+    def state(self, in_flight: Collection[int]) -> PromptState:
+        """in_flight: groups that are neither trained nor dropped."""
+        live = [
+            PartitionRange(number, first, end)
+            for number, (first, end) in enumerate(self._ranges)
+            if end > self.next or any(group in in_flight for group in range(first, end))
+        ]
+        return PromptState(self.next, self.groups, list(self._drops), len(self._ranges), self._end, live)
+
+    async def restore(
+        self, state: PromptState, admitted: Mapping[int, float], finished: Mapping[str, Finished]
+    ) -> None:
+        """Into an empty queue the partitions that were not done with, of groups that were in flight or are still to be
+        admitted. admitted: those in flight, and when they were; finished: by partition, rows that rollout need not make
+        again."""
+        self.next, self.groups, self._drops = state.next, state.groups, list(state.drops)
+        self._replayed = deque(state.drops)
+        self._ranges = [(state.end, state.end)] * state.made  # but for those below
+        for part in state.partitions:
+            self._ranges[part.number] = (part.first, part.end)
+            name = partition_name(part.number)
+            groups = [group for group in range(part.first, part.end) if group in admitted or group >= self.next]
+            await self.queue.create_partition(name, self._rows(groups), self.group_size)
+            there = [group for group in groups if group in admitted]
+            if there:
+                problems = [self._problem(group) for group in there]
+                await self._write(name, there, problems, [admitted[group] for group in there])
+            if name in finished:
+                await put_finished(self.queue, name, len(there) * self.group_size, finished[name])
+
+    @property
+    def _end(self) -> int:
+        """Of the newest partition."""
+        return self._ranges[-1][1] if self._ranges else 0
 
     def _create(self, below: int) -> asyncio.Task[None]:
         """A partition from the next group on: its batch, or, past the last batch, only what is admitted right now,
@@ -117,9 +170,9 @@ class PromptSource:
         n, end = self.group_size, self.next + self.batch
         if self.next >= self.planned:
             end = min(end, below)
-        name, rows = partition_name(self._partitions), range(self.next * n, end * n)
+        name, rows = partition_name(len(self._ranges)), range(self.next * n, end * n)
         self._new_partition(name, end - self.next)
-        self._partitions, self._end = self._partitions + 1, end
+        self._ranges.append((self.next, end))
         return asyncio.create_task(self.queue.create_partition(name, rows, n), name="prompts.create")
 
     async def _put(self, partition: str, groups: Sequence[int], problems: Sequence[Problem]) -> None:
@@ -127,9 +180,15 @@ class PromptSource:
         for group, problem in zip(groups, problems, strict=True):
             first = self.first_sample(group)
             self.observer.admitted(range(first, first + self.group_size), len(problem.prompt), now)
-        rows = self._rows(groups)
+        await self._write(partition, groups, problems, [now] * len(groups))
+
+    async def _write(
+        self, partition: str, groups: Sequence[int], problems: Sequence[Problem], at: Sequence[float]
+    ) -> None:
+        """at: when each was admitted."""
+        admitted_at = np.repeat(np.asarray(at, np.float64), self.group_size)
         await self.queue.put(
-            partition, rows, self._columns(groups, problems) | {"admitted_at": np.full(len(rows), now)}
+            partition, self._rows(groups), self._columns(groups, problems) | {"admitted_at": admitted_at}
         )
 
     def first_sample(self, group: int) -> int:
@@ -203,7 +262,15 @@ class Pool(Generic[Role]):
 class StagePool(Pool[Stage]):
     """All workers of one role between rollout and training."""
 
+    def __init__(
+        self, name: str, workers: Sequence[Handle[Stage]], observer: Observer, replay: Replay | None = None
+    ) -> None:
+        super().__init__(name, workers, observer)
+        self._replay = replay or Replay()
+
     async def process(self, iteration: int) -> None:
+        if iteration < self._replay.done:
+            return
         self.observer.doing(self.name, f"batch {iteration}")
         await self._ask_workers(lambda stage: stage.process(iteration))
         self.observer.doing(self.name, "waiting")
@@ -229,9 +296,12 @@ class RolloutPool(Pool[RolloutRole]):
         *,
         among: Collection[str] | None = None,
         whole: RolloutPool | None = None,
+        replay: Replay | None = None,
     ) -> None:
         super().__init__(name, (), observer)
         self.fleet = fleet
+        self.swapped = 0  # the newest version that these were to load in a replay
+        self._replay = replay or Replay()
         self._among, self._whole = among, whole or self
         self._cohorts: list[RolloutPool] = []
         self._newest: dict[str, int] = {}  # batch that each engine was asked to generate
@@ -249,7 +319,14 @@ class RolloutPool(Pool[RolloutRole]):
         if not 1 <= count <= len(names):
             raise ValueError(f"{len(names)} rollout engines cannot be split into {count} cohorts")
         made = [
-            RolloutPool(self.fleet, self.observer, f"{self.name} {k}", among=names[k::count], whole=self)
+            RolloutPool(
+                self.fleet,
+                self.observer,
+                f"{self.name} {k}",
+                among=names[k::count],
+                whole=self,
+                replay=self._replay,
+            )
             for k in range(count)
         ]
         self._cohorts += made
@@ -260,7 +337,14 @@ class RolloutPool(Pool[RolloutRole]):
         for cohort in self._cohorts:
             cohort.ask_spans()
 
+    @property
+    def _replayed(self) -> bool:
+        """The engines hold a newer version than the schedule has come to."""
+        return max(self.swapped, self._replay.brought) < self._replay.done
+
     async def generate(self, iteration: int, batches: int = 1) -> None:
+        if iteration + batches <= self._replay.done:
+            return
         what = f"batch {iteration}" if batches == 1 else f"batches {iteration} to {iteration + batches - 1}"
         self.observer.doing(self.name, what)
         await self._long(self._generate(iteration, batches))
@@ -271,14 +355,20 @@ class RolloutPool(Pool[RolloutRole]):
         self.observer.doing(self.name, "done")
 
     async def set_dispatch_limit(self, below: int) -> None:
+        if self._replayed:
+            return
         self.observer.doing(self.name, f"up to group {below - 1}")
         await self._ask_workers(lambda engine: engine.set_dispatch_limit(below))
 
     async def pause(self, mode: PauseMode) -> None:
+        if self._replayed:
+            return
         self.observer.doing(self.name, "draining" if mode == "wait" else "paused for weights")
         await self._ask_workers(lambda engine: engine.pause(mode))
 
     async def resume(self, below: int) -> None:
+        if self._replayed:
+            return
         await self._ask_workers(lambda engine: engine.resume(below))
         self._whole.start_streams(self.workers)
         self.observer.doing(self.name, f"up to group {below - 1}")
@@ -349,10 +439,19 @@ class RolloutPool(Pool[RolloutRole]):
 class TrainerPool:
     """The training world; `together` neighbouring ranks train on the same micro-batches."""
 
-    def __init__(self, ranks: Sequence[Handle[ActorRole]], observer: Observer, together: int = 1) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[Handle[ActorRole]],
+        observer: Observer,
+        together: int = 1,
+        replay: Replay | None = None,
+    ) -> None:
         self.ranks, self.observer, self.together = ranks, observer, together
+        self._replay = replay or Replay()
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        if iteration < self._replay.done:
+            return
         self.observer.doing("actor", f"batch {iteration}")
         reports = await ask_all(self.ranks, lambda actor: actor.train(iteration, first))
         self.observer.trained(iteration, one_report_per_group(reports, self.together))
@@ -370,28 +469,52 @@ class PublishedWeights:
         observer: Observer,
         pools: Sequence[Pool[Any]],
         evaluation: Evaluation | None = None,
+        replay: Replay | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.coordinator, self.queue, self.observer, self.pools = coordinator, queue, observer, pools
-        self.evaluation = evaluation
+        self.evaluation, self.checkpoints = evaluation, checkpoints
+        self._replay = replay or Replay()
+        self.cut: Callable[[int], Callable[[], Cut]] = _nothing_to_cut
+        """Called as a version was made that is to have a checkpoint; what that returns, when it is written down."""
         self._versions: dict[str, int] = {}  # of engines that swapped
         self._recording: asyncio.Task[None] | None = None
 
     async def publish(self, version: int) -> None:
+        if self._brought_before(version):
+            return
         await self._close(version, "publishing", self._publish(version))
 
     async def start_transfer(self, version: int) -> None:
+        if version <= self._replay.done:
+            return
         await self._close(version, "handing over", self.coordinator.start_transfer(version))
 
     async def mark_version(self, version: int) -> None:
         """The trained weights are called `version` now, and go to no engine."""
+        if self._brought_before(version):
+            return
         await self._close(version, "marking")
 
+    def _brought_before(self, version: int) -> bool:
+        """Before the run went on from a checkpoint."""
+        if version > self._replay.done:
+            return False
+        self._replay.brought = version
+        return True
+
     async def wait_arrived(self, version: int) -> None:
+        if version <= self._replay.done:
+            return
         await self.coordinator.wait_arrived(version)
         self.observer.doing("weights", f"version {version} arrived")
 
     async def swap(self, rollout: Rollout, version: int) -> None:
         assert isinstance(rollout, RolloutPool)
+        if version <= self._replay.done:
+            rollout.swapped = version
+            self._versions |= {worker.name: self._replay.done for worker in rollout.workers}
+            return
         self.observer.doing(rollout.name, f"loading version {version}")
         await self.coordinator.wait_arrived(version)  # until then engines may come and go
         await self.coordinator.swap(rollout.workers, version)
@@ -431,17 +554,27 @@ class PublishedWeights:
         self.observer.doing("actor", f"{what} version {version}")
         for pool in self.pools:
             pool.ask_spans()
-        queue = asyncio.gather(self.queue.describe(), self.queue.clear_finished())
+        checkpoints = self.checkpoints
+        due = checkpoints is not None and checkpoints.due(version)
+        queue = asyncio.gather(self.queue.describe(), self._forget_finished())
+        copying = asyncio.create_task(self._begin_checkpoint(version, queue)) if due else None
         try:
             await asyncio.sleep(0)  # the queue is asked before it gets anything of the next iteration
             for part in transfer:
                 await part
+            if copying is not None:
+                await copying
             await self.recorded()
         except BaseException:
             queue.cancel()
+            if copying is not None:
+                copying.cancel()
+                await asyncio.gather(copying, return_exceptions=True)
             await asyncio.gather(queue, return_exceptions=True)
             raise
-        self._recording = asyncio.create_task(self._record(self.observer.published(version), queue))
+        record = self.observer.published(version)
+        cut = self.cut(version) if due else None
+        self._recording = asyncio.create_task(self._record(record, queue, cut))
         self.observer.doing("actor", "waiting")
 
     async def recorded(self) -> None:
@@ -449,12 +582,38 @@ class PublishedWeights:
         if self._recording is not None:
             await self._recording
 
+    async def _forget_finished(self) -> None:
+        """Once it is saved, where a checkpoint waits for that."""
+        if self.checkpoints is not None:
+            await self.checkpoints.save_queue()
+        await self.queue.clear_finished()
+
+    async def _begin_checkpoint(self, version: int, queue: Awaitable[Any]) -> None:
+        """Where one before waits for the queue, that comes first."""
+        assert self.checkpoints is not None
+        await self.recorded()
+        await queue
+        self.checkpoints.complete()
+        await self.checkpoints.begin(version)
+
     async def _record(
-        self, record: Callable[[Mapping[str, float]], None], queue: Awaitable[tuple[Mapping[str, Any], list[str]]]
+        self,
+        record: Callable[[Mapping[str, float]], None],
+        queue: Awaitable[tuple[Mapping[str, Any], None]],
+        cut: Callable[[], Cut] | None,
     ) -> None:
-        described, _ = await queue
+        described = (await queue)[0]
+        if cut is None and self.checkpoints is not None:
+            self.checkpoints.complete()
         await asyncio.sleep(_RECORD_AFTER_S)
         record(queue_metrics(described))
+        if cut is not None:
+            assert self.checkpoints is not None
+            self.checkpoints.cut(cut())
+
+
+def _nothing_to_cut(version: int) -> Callable[[], Cut]:
+    raise RuntimeError(f"version {version} is to have a checkpoint, and nobody knows of what")
 
 
 @dataclass(frozen=True)
@@ -469,6 +628,7 @@ class RunningJob:
     host_stages: Sequence[StagePool]
     trainer: TrainerPool
     weights: PublishedWeights
+    replay: Replay = field(default_factory=Replay)
 
     @property
     def stages(self) -> Sequence[StagePool]:

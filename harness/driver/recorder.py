@@ -12,6 +12,7 @@ import numpy as np
 from harness.config import ModelConfig
 from harness.config.placement import Placement
 from harness.cost_model.shape import sample_flops
+from harness.driver.checkpoint_files import AdmittedGroup, Cut, RecorderState
 from harness.driver.evaluation import Evaluated
 from harness.driver.job import EngineEvent
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
@@ -253,7 +254,8 @@ class Recorder:
             ledger |= self._evaluated.metrics
         self._evaluated = None
         refused, self._refused = self._refused // self.group_size, 0
-        return lambda queue: self._close(iteration, reports, at, {**ledger, **queue}, refused)
+        settled, self._records = self._records, []  # as of now: a checkpoint may be made of it
+        return lambda queue: self._close(iteration, reports, at, {**ledger, **queue}, refused, settled)
 
     def _close(
         self,
@@ -262,9 +264,10 @@ class Recorder:
         at: float,
         counts: Mapping[str, float],
         refused: int,
+        settled: list[SampleRecord],
     ) -> None:
         """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended; refused:
-        groups, by a filter, meanwhile."""
+        groups, by a filter, meanwhile; settled: samples, by then, that are not written yet."""
         trained = [rows for report in reports for rows in report.trained]
         records = [record for rows in trained for record in self.decoder.records(rows, iteration, self.group_size)]
         self._trained_samples += len(records)
@@ -289,17 +292,40 @@ class Recorder:
         )
         for listener in self.listeners:
             listener(metrics)
-        self._records += records
+        settled += records
         for record in records:
             del self._admitted[record.sample_id]
-        if self._parts is not None:
+        if self._parts is None:
+            self._records = settled + self._records
+        else:
             self._parts.responses([response for rows in trained for response in self.decoder.responses(rows)])
-            self._write_parts(self._parts, {iteration: at})
+            self._write_parts(self._parts, settled, {iteration: at})
             self.timeline.forget(iteration)
 
-    def _write_parts(self, parts: Parts, ended: Mapping[int, float]) -> None:
-        """What is not there yet."""
-        records, self._records = self._records, []
+    def state(self) -> RecorderState:
+        """As the last iteration that ended is written down."""
+        last_end = self.timeline.elapsed_window()[1]
+        return RecorderState(self._trained_samples, self._skipped_steps, last_end, list(self.engines))
+
+    def admitted_groups(self) -> list[AdmittedGroup]:
+        """Those in flight, as of now."""
+        first = {row // self.group_size: row for row in sorted(self.ledger.in_flight, reverse=True)}
+        told = [self._admitted[row] for _, row in sorted(first.items())]
+        return [AdmittedGroup(one.group_id, one.at, one.prompt_tokens) for one in told]
+
+    def go_on_from(self, cut: Cut) -> None:
+        """What was known at a checkpoint; its files are as they were then."""
+        state, n = cut.recorder, self.group_size
+        self.ledger = Ledger.restored(cut.ledger)
+        for one in cut.admitted:
+            told = _Admitted(one.group, one.at, one.prompt_tokens)
+            self._admitted |= dict.fromkeys(range(one.group * n, (one.group + 1) * n), told)
+        self._trained_samples, self._skipped_steps = state.trained_samples, state.skipped_steps
+        self.engines += state.engines
+        self.timeline.end_iteration(cut.version - 1, state.last_end)
+
+    def _write_parts(self, parts: Parts, records: list[SampleRecord], ended: Mapping[int, float]) -> None:
+        """With all spans that are not there yet."""
         spans, self._spans = self._spans, []
         parts.samples(records)
         parts.spans(spans, ended)
@@ -338,8 +364,7 @@ class Recorder:
             self.write_into(run)
             self._spans, ended = self.timeline.spans, self.timeline.iteration_ends
         assert self._parts is not None
-        self._records += self._in_flight()
-        self._write_parts(self._parts, ended)
+        self._write_parts(self._parts, [*self._records, *self._in_flight()], ended)
         run.merge_parts()
         run.write_ledger(self.ledger, self.engines)
 

@@ -20,12 +20,14 @@ from harness.config.compose import cell_name, make_schedule, plain, plugins_of
 from harness.config.inputs import inputs_of
 from harness.cost_model.shape import parameters
 from harness.driver.backends import RunSpec, clock_of, event_loop
+from harness.driver.checkpoint_files import CHECKPOINTS
+from harness.driver.earlier import EarlierAttempt
 from harness.driver.final_model import model_card, write_model_files
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay
 from harness.driver.session import Session
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
-from harness.metrics.run_files import MODEL, RunDirectory, load_config, mirrored_files, run_directory
+from harness.metrics.run_files import MODEL, RunDirectory, load_config, load_metrics, mirrored_files, run_directory
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.rl.learning_rate import peak_rate
 from harness.runtime.fork_server import ForkServer
@@ -53,11 +55,14 @@ def run_seed(
         backend=plan.backend,
         smoke=config.smoke,
     )
-    with run_directory(config, seed, results) as folder, ExitStack() as stack:
+    earlier = EarlierAttempt(console, ignored=config.force)
+    with run_directory(config, seed, results, kept=earlier) as folder, ExitStack() as stack:
         load = LoadWatch(None if server is None else server.above)
         manifest = build_manifest(identity, {"run": seed, "warm_start": 0, "weights": 0})
         manifest["inputs"] = [dataclasses.asdict(one) for one in inputs_of(config)]
         manifest["plugins"] = [dataclasses.asdict(plugin) for plugin in plugins_of(config)]
+        if earlier.resumed:
+            manifest["resumed"] = earlier.resumed
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
         spec = RunSpec(
@@ -67,16 +72,21 @@ def run_seed(
             _initial_model(config, plan, results, console),
             seed,
             folder.path / LOGS,
+            folder.path / CHECKPOINTS,
+            earlier.checkpoint,
             server,
         )
         runner = stack.enter_context(event_loop(plan))
         session = Session(spec, clock_of(plan, runner.get_loop()))
         session.recorder.listeners.append(folder.append_metrics)
         session.recorder.write_into(folder)
+        session.file_sizes = folder.file_sizes
         session.recorder.on_evaluated = lambda found: folder.append_evaluation(dataclasses.asdict(found))
         session.publish_address = partial(_written_address, folder)
         open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)
         mirror = _start(stack, runner, session, open_mirror, console)
+        for before in load_metrics(folder.path):
+            mirror.log(before)  # MLflow has a run for each attempt, the last one whole
         session.recorder.listeners.append(mirror.log)
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
             session.recorder.listeners.append(display.iteration)

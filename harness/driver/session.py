@@ -17,12 +17,14 @@ from harness.config.machine import Machine, gpu_kind
 from harness.config.placement import host_roles
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
+from harness.driver.checkpoint_files import Cut
 from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, TokenDecoder, Work, worker_places
+from harness.driver.resume import go_on_from
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, Progress, RealClock, WaitingRole, WorkerDied, parts_of, watch_progress
-from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
+from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, infrequent_gc
 from harness.tasks import environment_of, extra_metrics, make_task
 from harness.weight_sync.membership import LostEngine
 from harness.workers.actor import ActorRole
@@ -77,6 +79,10 @@ class Session:
         self.recorder.work = _work(run)
         self.publish_address: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
         """Around the time in which the engines are served: their address, and the token for it."""
+        self.file_sizes: Callable[[], dict[str, int]] = dict
+        """Of the growing files of the run's folder."""
+        if run.resumed is not None:
+            self.recorder.go_on_from(run.resumed.cut)
         self._assembly: Assembly | None = None
         self._backend: Backend | None = None  # held as long as the job lives: workers meet at what it keeps
 
@@ -119,15 +125,19 @@ class Session:
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualLoop):
             loop.explain = self.assembly.waiting_now  # of workers in this process
-        weights = self.assembly.job.weights
+        weights, resumed = self.assembly.job.weights, self.run.resumed
+        weights.cut = self._cut
         try:
-            await self._watched(weights.evaluate_first())
-            if isinstance(self.clock, RealClock):
-                self.clock.restart()
-                await self.backend.runtime.start_clocks(self.clock.origin)
+            if resumed is None:
+                await self._watched(weights.evaluate_first())
+            await self._start_clocks(0.0 if resumed is None else resumed.cut.at)
             async with self._served():
+                if resumed is not None:
+                    await self._watched(go_on_from(resumed, self.run, self.assembly))
                 await self._watched(self.assembly.run(self.run.schedule))
                 await weights.recorded()
+                if weights.checkpoints is not None:
+                    await weights.checkpoints.finish()
                 await self._watched(weights.evaluate_last(self.run.config.iterations))
                 await self.assembly.coordinator.finish()
         except Exception as failure:
@@ -136,6 +146,21 @@ class Session:
             if losses := [*noticed, *await self._died(noticed)]:
                 raise WorkerDied("; ".join(losses)) from failure
             raise
+
+    async def _start_clocks(self, now: float) -> None:
+        if isinstance(self.clock, RealClock):
+            self.clock.restart(now)
+            await self.backend.runtime.start_clocks(self.clock.origin)
+        elif now:
+            assert isinstance(self.clock, VirtualClock)
+            self.clock.restart(now)
+
+    def _cut(self, version: int) -> Callable[[], Cut]:
+        """What the driver knows as of now; the rest of it when the iteration is written down."""
+        recorder, ledger = self.recorder, self.recorder.ledger.state()
+        admitted = recorder.admitted_groups()
+        prompts = self.assembly.job.prompts.state({one.group for one in admitted})
+        return lambda: Cut(version, self.clock.now(), ledger, admitted, prompts, recorder.state(), self.file_sizes())
 
     async def _died(self, noticed: Sequence[str]) -> list[str]:
         """How roles ended that `noticed` does not name, worker by worker; but for engines without which the run went

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,11 +37,19 @@ INCOMPLETE = "mlflow-incomplete.txt"
 """There while MLflow lacks something of a finished run, and says why."""
 
 
-def run_directory(config: JobConfig, seed: int, results: Path) -> RunDirectory:
+Kept = Callable[[Path], Collection[str]]
+"""What is to stay of what an earlier attempt left in a run's folder, which is locked: names of files and folders."""
+
+
+def nothing_kept(folder: Path) -> Collection[str]:
+    return ()
+
+
+def run_directory(config: JobConfig, seed: int, results: Path, kept: Kept = nothing_kept) -> RunDirectory:
     """The folder of this configuration and seed."""
     from harness.config.compose import cell_name  # with Hydra, which readers of results need not load
 
-    return RunDirectory(results, config.experiment, cell_name(config), seed)
+    return RunDirectory(results, config.experiment, cell_name(config), seed, kept)
 
 
 class RunDirectory:
@@ -51,12 +59,13 @@ class RunDirectory:
     unfinished run, which the next `start` clears away.
     """
 
-    def __init__(self, root: Path, experiment: str, cell: str, seed: int) -> None:
+    def __init__(self, root: Path, experiment: str, cell: str, seed: int, kept: Kept = nothing_kept) -> None:
         """root: the results folder. Raises ValueError if a name would leave its place in the layout."""
         for what, name in (("experiment", experiment), ("cell", cell)):
             if not name or "/" in name or name.startswith("."):
                 raise ValueError(f"{what} {name!r} cannot name a folder: it is empty, holds '/' or begins with '.'")
         self.path = Path(root) / experiment / cell / f"seed={seed}"
+        self._kept = kept
         self._lock: Lock | None = None
         self._metrics: TextIO | None = None
         self._system: TextIO | None = None
@@ -68,7 +77,7 @@ class RunDirectory:
         return is_done(self.path)
 
     def start(self) -> None:
-        """Make the folder, lock it, and remove what an earlier attempt left in it, finished or not.
+        """Make the folder, lock it, and remove what an earlier attempt left in it and is not kept.
 
         Raises BlockingIOError if another process is running this cell and seed now.
         """
@@ -76,10 +85,11 @@ class RunDirectory:
         busy = "this cell and seed is being run by another process; wait for it, or give this run another experiment"
         self._lock = Lock(self.path / _LOCK, wait=False, busy=busy)
         (self.path / "DONE").unlink(missing_ok=True)  # first: the rest is no result without it
-        for left in list(self.path.iterdir()):
+        stay = {_LOCK, *self._kept(self.path)}
+        for left in [left for left in self.path.iterdir() if left.name not in stay]:
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
-            elif left.name != _LOCK:
+            else:
                 left.unlink()
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
         self._system = (self.path / "system.jsonl").open("a", encoding="utf-8")
@@ -129,6 +139,15 @@ class RunDirectory:
     def write_responses(self, responses: pa.Table) -> None:
         """responses.parquet: one row per trained sample."""
         write_responses(self.path / "responses.parquet", responses)
+
+    def file_sizes(self) -> dict[str, int]:
+        """Bytes of the files that grow iteration by iteration."""
+        assert self._metrics is not None, "start comes first"
+        sizes = {"metrics.jsonl": self._metrics.tell()}
+        if (self.path / EVALUATIONS).exists():
+            sizes[EVALUATIONS] = (self.path / EVALUATIONS).stat().st_size
+        parts = {} if self._parts is None else self._parts.sizes
+        return sizes | {f"{PARTS}/{name}": size for name, size in parts.items()}
 
     def open_parts(self, placement: Mapping[tuple[str, str], Place], warmup: int, extra_names: Sequence[str]) -> Parts:
         """Where samples, responses and spans go while the run lasts."""

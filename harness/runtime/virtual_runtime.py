@@ -121,9 +121,9 @@ class VirtualClock:
     def now(self) -> float:
         return self._loop.time() - self.origin
 
-    def restart(self) -> None:
-        """Now is 0."""
-        self.origin = self._loop.time()
+    def restart(self, now: float = 0.0) -> None:
+        """It is `now`."""
+        self.origin = self._loop.time() - now
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

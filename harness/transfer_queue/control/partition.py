@@ -85,17 +85,17 @@ class Partition:
         """The rows of these units that lack something that the task writes; all, if it does not say what it writes."""
         progress = self.tasks[task]
         positions = progress.positions(units)
-        return positions[self._lacking(positions, progress.spec.writes)] if progress.spec.writes else positions
+        return positions[self.lacking(positions, progress.spec.writes)] if progress.spec.writes else positions
 
     def unfinished_units(self, task: str, units: Units) -> tuple[Units, Units]:
         """Those with a row that is unfinished; and those of them of which no row is finished."""
         progress = self.tasks[task]
         if not progress.spec.writes:
             return units, units
-        lacking = self._lacking(progress.positions(units), progress.spec.writes).reshape(-1, progress.unit_rows)
+        lacking = self.lacking(progress.positions(units), progress.spec.writes).reshape(-1, progress.unit_rows)
         return units[lacking.any(axis=1)], units[lacking.all(axis=1)]
 
-    def _lacking(self, positions: Positions, columns: Iterable[str]) -> NDArray[np.bool_]:
+    def lacking(self, positions: Positions, columns: Iterable[str]) -> NDArray[np.bool_]:
         return np.any([self._slots[column][positions] == UNWRITTEN for column in columns], axis=0)
 
     def put(self, positions: Positions, frame: Frame, lengths: Mapping[str, Rows], tick: int, now: float) -> list[str]:

@@ -1,0 +1,220 @@
+"""Checkpoints of a run in its folder: what is in one, how it is put in place at once, and which one is to be believed.
+
+    checkpoints/version-000040/
+        manifest.json     sizes and SHA-256 of all other files; written last
+        driver.json       `Cut`: what the driver knew
+        queue/            the queue, as harness/transfer_queue/journal writes it
+        actor/            a file of each training rank (engines/torch/checkpoint.py)
+
+It is written beside its name, as `.version-000040`, and renamed when all of it is on the disk. Every file is held
+against the manifest before any of it is read, JSON is decoded into types without unknown fields, and nothing is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.metrics.ledger import LedgerState
+
+CHECKPOINTS = "checkpoints"
+MANIFEST, DRIVER, QUEUE, ACTOR = "manifest.json", "driver.json", "queue", "actor"
+FORMAT = 1
+_NAME = re.compile(r"version-(\d{6,})")
+
+FileFacts = dict[str, tuple[int, str]]
+"""By path in the folder: bytes, SHA-256."""
+
+
+class DamagedCheckpoint(ValueError):
+    """What was written is not what is there."""
+
+
+class AdmittedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A group in flight. at: seconds on the run's clock; prompt_tokens: values of its prompt's column."""
+
+    group: int
+    at: float
+    prompt_tokens: int
+
+
+class PartitionRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Groups first to end - 1 are in partition `number`."""
+
+    number: int
+    first: int
+    end: int
+
+
+class PromptState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """next: the first group that was not admitted; groups: of the job, with those that make up for dropped ones; drops:
+    what each call of `Prompts.drop` returned; partitions: that are not done with."""
+
+    next: int
+    groups: int
+    drops: list[int]
+    made: int
+    end: int
+    partitions: list[PartitionRange]
+
+
+class RecorderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    trained_samples: int
+    skipped_steps: float
+    last_end: float
+    engines: list[dict[str, Any]]
+
+
+class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the driver knew as `version` had been made and nothing of the next one.
+
+    at: time of the run's clock when the queue was saved; files: bytes of each growing file of the run's folder.
+    """
+
+    version: int
+    at: float
+    ledger: LedgerState
+    admitted: list[AdmittedGroup]
+    prompts: PromptState
+    recorder: RecorderState
+    files: dict[str, int]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    version: int
+    files: FileFacts
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that was found whole."""
+
+    folder: Path
+    cut: Cut
+
+    @property
+    def version(self) -> int:
+        return self.cut.version
+
+
+def name_of(version: int) -> str:
+    return f"version-{version:06}"
+
+
+def begun(checkpoints: Path, version: int) -> Path:
+    """An empty folder to write in."""
+    folder = checkpoints / f".{name_of(version)}"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / ACTOR).mkdir(parents=True)
+    return folder
+
+
+def put_in_place(folder: Path, cut: Cut, known: FileFacts, keep: int) -> Path:
+    """All else is there: driver.json and the manifest, and then the name. All but the `keep` newest are deleted.
+    known: files whose digests were computed by those who wrote them."""
+    _write(folder / DRIVER, msgspec.json.encode(cut))
+    facts = known | {path: _facts(folder / path) for path in _paths(folder) if path not in known}
+    _write(folder / MANIFEST, msgspec.json.encode(Manifest(FORMAT, cut.version, facts)))
+    for inside in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+        _sync(inside)
+    final = folder.with_name(name_of(cut.version))
+    shutil.rmtree(final, ignore_errors=True)
+    folder.rename(final)
+    _sync(final.parent)
+    for _, old in list(_there(final.parent))[keep:]:
+        shutil.rmtree(old)
+    return final
+
+
+def last_checkpoint(run: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest one of this run's folder that is whole; and a line for each that was passed over for it."""
+    lines = []
+    checkpoints = run / CHECKPOINTS
+    for left in checkpoints.glob(f".{name_of(0)[:8]}*") if checkpoints.is_dir() else ():
+        lines.append(f"{left.name.removeprefix('.')} was not finished, and is left out")
+        shutil.rmtree(left)
+    for _, folder in _there(checkpoints):
+        try:
+            return Checkpoint(folder, read(folder, run)), lines
+        except DamagedCheckpoint as error:
+            lines.append(f"{error}; the one before it is taken")
+    return None, lines
+
+
+def read(folder: Path, run: Path) -> Cut:
+    """The driver's part of a checkpoint. Raises DamagedCheckpoint, naming the file, unless every file is as the
+    manifest says, and the run's growing files are as long as they were."""
+    manifest = _decoded(folder / MANIFEST, Manifest)
+    if manifest.format != FORMAT:
+        raise DamagedCheckpoint(f"{folder / MANIFEST} has format {manifest.format}; this code reads {FORMAT}")
+    there = set(_paths(folder)) - {MANIFEST}
+    for path in sorted(manifest.files.keys() ^ there):
+        raise DamagedCheckpoint(f"{folder / path} is {'missing' if path not in there else 'not of this checkpoint'}")
+    for path, facts in manifest.files.items():
+        if _facts(folder / path) != tuple(facts):
+            raise DamagedCheckpoint(f"{folder / path} is damaged: it is not what was written")
+    cut = _decoded(folder / DRIVER, Cut)
+    if cut.version != manifest.version or name_of(cut.version) != folder.name:
+        raise DamagedCheckpoint(f"{folder / DRIVER} is of version {cut.version}")
+    for path, size in cut.files.items():
+        if not (run / path).is_file() or (run / path).stat().st_size < size:
+            raise DamagedCheckpoint(f"{run / path} is shorter than it was at {folder.name}")
+    return cut
+
+
+def cut_back(run: Path, files: Mapping[str, int]) -> None:
+    """The run's growing files are as they were."""
+    for path, size in files.items():
+        os.truncate(run / path, size)
+
+
+def _there(checkpoints: Path) -> Iterable[tuple[int, Path]]:
+    """With their versions, the newest first."""
+    if not checkpoints.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in checkpoints.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return sorted(found, reverse=True)
+
+
+def _paths(folder: Path) -> Iterator[str]:
+    return (str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _facts(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return path.stat().st_size, digest
+
+
+def _decoded(path: Path, type_: Any) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type_)
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{path} is missing") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DamagedCheckpoint(f"{path} is damaged: {error}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,126 @@
+"""Makes the checkpoints of a run while it goes on.
+
+What a checkpoint of version v has is of three moments, and no role waits for another at any of them:
+
+1. as v is made: what training remembers, copied by each rank while the weights travel, and written afterwards; and what
+   the driver knows (`Cut`);
+2. as v + 1 is made, before the queue forgets what it was trained on: the queue. By then all that the next batch is made
+   of is there: of samples that an earlier version than v began, too, which could not be made again from version v;
+3. when all of it is on the disk: the name.
+
+Going on from it, the batch after v is trained again; what was finished of it, and of later ones that had been admitted
+as v was made, is there, sampled by v or before; the rest is sampled again, by v, from the same draws.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from harness.config import CheckpointConfig
+from harness.driver.checkpoint_files import ACTOR, QUEUE, Cut, FileFacts, begun, put_in_place
+from harness.protocols import Clock
+from harness.runtime.runtime import Handle, ask_all
+from harness.workers.actor import ActorRole
+
+Work = Callable[[Callable[[], object]], Awaitable[object]]
+"""Does what blocks: in a thread, or at once where there can be none."""
+
+
+class SavedQueue(Protocol):
+    async def save(self, folder: str) -> None:
+        """Into a folder of the queue's machine."""
+
+
+async def at_once(step: Callable[[], object]) -> None:
+    """For a clock that jumps."""
+    step()
+
+
+@dataclass
+class _Begun:
+    """A checkpoint that is being made. state: written by all ranks."""
+
+    version: int
+    folder: Path
+    state: asyncio.Task[FileFacts]
+    cut: Cut | None = None
+    at: float = 0.0
+
+
+class Checkpoints:
+    """Of one run. folder: that has them; cycle: iterations after which the schedule repeats, in between which engines
+    may be behind the newest version; last: version of the run, after which none is needed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: CheckpointConfig,
+        *,
+        queue: SavedQueue,
+        trainers: Sequence[Handle[ActorRole]],
+        clock: Clock,
+        cycle: int,
+        last: int,
+        resumed: int = 0,
+        work: Work = asyncio.to_thread,
+    ) -> None:
+        self._folder, self._settings = folder, settings
+        self._queue, self._trainers, self._clock = queue, trainers, clock
+        self._cycle, self._last, self._work = cycle, last, work
+        self._newest = resumed  # version of the newest one that was begun
+        self._begun: _Begun | None = None
+        self._placing: asyncio.Task[None] | None = None
+
+    def due(self, version: int) -> bool:
+        every = self._settings.every
+        return bool(every) and self._newest + every <= version < self._last and version % self._cycle == 0
+
+    async def begin(self, version: int) -> None:
+        """1: every rank copies, and writes meanwhile or at once. One that is being put in place is waited for."""
+        await self.finish()
+        self._newest = version
+        folder = begun(self._folder, version)
+        await ask_all(self._trainers, lambda actor: actor.copy_state())
+        state = asyncio.create_task(self._write_state(folder / ACTOR))
+        self._begun = _Begun(version, folder, state)
+        if not self._settings.background:
+            await state
+
+    def cut(self, cut: Cut) -> None:
+        """1: what the driver knows, of the same moment."""
+        assert self._begun is not None and self._begun.version == cut.version
+        self._begun.cut = cut
+
+    async def save_queue(self) -> None:
+        """2: before the queue forgets anything, where a checkpoint waits for it."""
+        if self._begun is not None:
+            self._begun.at = self._clock.now()
+            await self._queue.save(str(self._begun.folder / QUEUE))
+
+    def complete(self) -> None:
+        """3: the queue is there. Goes on beside the run."""
+        if self._begun is not None:
+            begun_, self._begun = self._begun, None
+            self._placing = asyncio.create_task(self._place(begun_))
+
+    async def finish(self) -> None:
+        """Wait for the one that is being put in place; raises its error."""
+        if self._placing is not None:
+            placing, self._placing = self._placing, None
+            await placing
+
+    async def _place(self, begun_: _Begun) -> None:
+        files = await begun_.state
+        assert begun_.cut is not None, "the driver's part is told with the ranks'"
+        cut = msgspec.structs.replace(begun_.cut, at=begun_.at)
+        await self._work(lambda: put_in_place(begun_.folder, cut, files, self._settings.keep))
+
+    async def _write_state(self, folder: Path) -> FileFacts:
+        written = await ask_all(self._trainers, lambda actor: actor.write_state(str(folder)))
+        return {f"{ACTOR}/{name}": (size, digest) for files in written for name, (size, digest) in files.items()}
