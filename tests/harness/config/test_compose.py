@@ -57,7 +57,9 @@ def test_an_unknown_setting_names_those_beside_it() -> None:
     assert refused("algorithm.lr=1").startswith(
         "algorithm.lr is no setting; those of algorithm are advantage, aggregation, batch_groups"
     )
-    assert refused("foo.bar=2").startswith("foo.bar is no setting; those of a job are algorithm, backend, cluster")
+    assert refused("foo.bar=2").startswith(
+        "foo.bar is no setting; those of a job are algorithm, backend, checkpoint, cluster"
+    )
     assert refused("~model.colour").startswith("model.colour is no setting; those of model are checkpoint")
 
 

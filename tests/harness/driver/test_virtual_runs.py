@@ -160,8 +160,8 @@ class HandClock(RealClock):
     def now(self) -> float:
         return self.time
 
-    def restart(self) -> None:
-        self.time = 0.0
+    def restart(self, now: float = 0.0) -> None:
+        self.time = now
 
     async def sleep(self, seconds: float) -> None:
         self.time += seconds
