@@ -93,6 +93,8 @@ def without_hub(config: JobConfig) -> JobConfig:
 
 
 def _check_itself(config: JobConfig, schedule: Schedule) -> tuple[Placement, list[Communicator]]:
+    if config.checkpoint.every:
+        _check_checkpoints(config)
     _check_names(config)
     engine_options(config)
     check_plugins(config, schedule)
@@ -321,6 +323,18 @@ def _check_lengths(config: JobConfig) -> None:
         raise ConfigError(
             f"model.vocabulary={config.model.vocabulary} is smaller than the {task.vocabulary_size} tokens of task "
             f"{config.task.name}; set model.vocabulary={task.vocabulary_size}"
+        )
+
+
+def _check_checkpoints(config: JobConfig) -> None:
+    """What a checkpoint would not have."""
+    where, fix = f"checkpoint.every={config.checkpoint.every}", "or set checkpoint.every=0"
+    if config.algorithm.filters:
+        raise ConfigError(f"{where} keeps nothing of groups that a filter refused; set algorithm.filter=none, {fix}")
+    if config.algorithm.kl_target is not None:
+        raise ConfigError(
+            f"{where} does not keep the coefficient that algorithm.kl_target={config.algorithm.kl_target} has found; "
+            f"set algorithm.kl_target=null, {fix}"
         )
 
 
