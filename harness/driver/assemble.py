@@ -218,7 +218,6 @@ def _checkpoints(
         queue=queue,
         trainers=trainers,
         clock=backend.clock,
-        cycle=run.schedule.cycle,
         last=run.config.iterations,
         resumed=0 if run.resumed is None else run.resumed.version,
         work=asyncio.to_thread if isinstance(backend.clock, RealClock) else at_once,

@@ -54,8 +54,7 @@ class _Begun:
 
 
 class Checkpoints:
-    """Of one run. folder: that has them; cycle: iterations after which the schedule repeats, in between which engines
-    may be behind the newest version; last: version of the run, after which none is needed."""
+    """Of one run. folder: that has them; last: version of the run, after which none is needed."""
 
     def __init__(
         self,
@@ -65,21 +64,20 @@ class Checkpoints:
         queue: SavedQueue,
         trainers: Sequence[Handle[ActorRole]],
         clock: Clock,
-        cycle: int,
         last: int,
         resumed: int = 0,
         work: Work = asyncio.to_thread,
     ) -> None:
         self._folder, self._settings = folder, settings
         self._queue, self._trainers, self._clock = queue, trainers, clock
-        self._cycle, self._last, self._work = cycle, last, work
+        self._last, self._work = last, work
         self._newest = resumed  # version of the newest one that was begun
         self._begun: _Begun | None = None
         self._placing: asyncio.Task[None] | None = None
 
     def due(self, version: int) -> bool:
-        every = self._settings.every
-        return bool(every) and self._newest + every <= version < self._last and version % self._cycle == 0
+        """Of a version that goes to the engines: they are to hold it when a run goes on from there."""
+        return self._newest + self._settings.every <= version < self._last
 
     async def begin(self, version: int) -> None:
         """1: every rank copies, and writes meanwhile or at once. One that is being put in place is waited for."""

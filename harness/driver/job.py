@@ -555,7 +555,7 @@ class PublishedWeights:
         for pool in self.pools:
             pool.ask_spans()
         checkpoints = self.checkpoints
-        due = checkpoints is not None and checkpoints.due(version)
+        due = checkpoints is not None and bool(transfer) and checkpoints.due(version)
         queue = asyncio.gather(self.queue.describe(), self._forget_finished())
         copying = asyncio.create_task(self._begin_checkpoint(version, queue)) if due else None
         try:
