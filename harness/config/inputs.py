@@ -42,7 +42,10 @@ def inputs_of(config: JobConfig) -> list[Input]:
     if model.tokenizer is not None:
         found.append(_model("model.tokenizer", model.tokenizer, weights=False))
     task = config.task
-    return found + _files("task", task.options) + _files("task.reward_options", task.reward_options)
+    found += _files("task", {**task.options, "buffer_state": task.buffer_state})
+    for name in ("reward", "generate", "buffer"):
+        found += _files(f"task.{name}_options", getattr(task, f"{name}_options"))
+    return found
 
 
 def _files(above: str, options: Mapping[str, Any]) -> list[Input]:

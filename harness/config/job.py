@@ -93,6 +93,13 @@ class TaskConfig:
     reward_timeout_s: Positive = 10.0  # longest scoring of one sample; then it has failed
     reward_memory_gib: Positive = 4.0  # address space of a process that scores
     failure_reward: float = 0.0  # of a sample whose scoring failed
+    generate: str | None = None  # `package.module:coroutine` that plays each sample with the policy, turn by turn
+    generate_options: dict[str, Any] = field(default_factory=dict)
+    generate_turns: Count = 8  # that the policy has in it at most
+    generate_timeout_s: Positive = 30.0  # between two of its turns; then the sample has failed
+    buffer: str | None = None  # `package.module:Class` that says which problem a group gets
+    buffer_options: dict[str, Any] = field(default_factory=dict)
+    buffer_state: str | None = None  # buffer.json of a run, from which it goes on
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,6 +110,8 @@ COMMON_TO_TASKS = (
     "reward_timeout_s",
     "reward_memory_gib",
     "failure_reward",
+    *("generate", "generate_options", "generate_turns", "generate_timeout_s"),
+    *("buffer", "buffer_options", "buffer_state"),
 )
 """Settings of every task; what else stands beside them is an option of one."""
 
@@ -288,6 +297,7 @@ class EvalConfig:
     every: CountFromZero = 0  # versions between two evaluations; the first and the last one besides. 0: none
     samples: Count = 64  # held-out problems
     k: Annotated[int, Strict(), Field(ge=0, lt=4096)] = 0  # responses sampled to each, besides a greedy one: pass@k
+    function: str | None = None  # `package.module:coroutine` that evaluates besides, in its own way
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -45,7 +45,7 @@ from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
-from harness.tasks import environment_of, extra_metrics
+from harness.tasks import environment_of, extra_metrics, make_buffer
 from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
@@ -164,6 +164,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         batch=algorithm.batch_groups,
         group_size=algorithm.group_size,
         iterations=config.iterations,
+        buffer=make_buffer(config),
     )
     every_role = [handle for of_role in roles.values() for handle in of_role]
     job = RunningJob(
@@ -173,7 +174,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         rollout=rollout,
         device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES and role != "filter"],
-        trainer=TrainerPool(roles["actor"], observer, config.training.tensor_parallel, replay),
+        trainer=TrainerPool(roles["actor"], observer, config.training.tensor_parallel, replay, prompts.trained),
         weights=PublishedWeights(
             coordinator,
             queue,

@@ -12,24 +12,29 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 
 from harness.config import EvalConfig
+from harness.metrics.samples import CUSTOM
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import Handle, RealClock, Runtime, ask_all
-from harness.tasks import Problem, Task
+from harness.tasks import Problem, Sample, Task
+from harness.tasks.evaluating import EvaluatedPolicy, found_by
 from harness.weight_sync.membership import Fleet
 from harness.workers.computing_role import ComputingRole
 from harness.workers.rollout import RolloutRole
-from harness.workers.stages import RewardStage
+from harness.workers.stages import RewardStage, completed_sample
 
 FIRST_SAMPLE = 1 << 40
 """Ids of held-out samples begin here: no sample of training has such a one, so the two never share a draw."""
 MOST_SAMPLES = 1 << 12
 """Of one problem."""
+FIRST_OWN_SAMPLE = 1 << 41
+"""Those that a function of the user's asks for begin here."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Evaluated:
     reward; sampled, pass_at_k: of k sampled responses each, the share that is right, and the share of problems with one
     that is; None where k is 0. truncated: share of greedy responses that the limit ended. tokens: of all responses.
     seconds: that the job stood still, wait for the present micro-batches aside; device_s: the same, of all devices.
+    custom: what a function of the user's found.
     """
 
     version: int
@@ -54,6 +60,7 @@ class Evaluated:
     tokens: int
     seconds: float
     device_s: float
+    custom: dict[str, float] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -66,7 +73,7 @@ class Evaluated:
         }
         if self.sampled is not None and self.pass_at_k is not None:
             found |= {"eval/sampled": self.sampled, "eval/pass_at_k": self.pass_at_k}
-        return found
+        return found | {f"eval/{CUSTOM}{name}": value for name, value in self.custom.items()}
 
 
 class Evaluation:
@@ -108,19 +115,40 @@ class Evaluation:
         async with self._standing_still() as engines:
             start = time.monotonic()
             problems, requests = self._requests()
-            answers = [problem.answer for problem in problems]
-            shares = [slice(place, None, len(engines)) for place in range(len(engines))]
-            async with asyncio.TaskGroup() as tasks:
-                asked = [
-                    tasks.create_task(engine.role.evaluate(requests[share], answers[share]))
-                    for engine, share in zip(engines, shares, strict=True)
-                ]
-            done = {completion.sample_id: completion for task in asked for completion in task.result()}
-            completions = [done[request.sample_id] for request in requests]
+            completions = await self._completed(engines, problems, requests)
             rewards, exact = await self.reward.role.evaluate(problems, completions)
-            found = self._found(version, completions, np.array(rewards), np.array(exact), time.monotonic() - start)
+            custom = await self._custom(engines, version)
+            seconds = time.monotonic() - start
+            found = self._found(version, completions, np.array(rewards), np.array(exact), seconds, custom)
         self.newest = version
         self.hear(found)
+
+    async def _completed(
+        self, engines: Sequence[Handle[RolloutRole]], problems: Sequence[Problem], requests: Sequence[Request]
+    ) -> list[Completion]:
+        """By all engines together, in the order of the requests; a problem for each."""
+        answers = [problem.answer for problem in problems]
+        shares = [slice(place, None, len(engines)) for place in range(len(engines))]
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(engine.role.evaluate(list(requests[share]), answers[share]))
+                for engine, share in zip(engines, shares, strict=True)
+            ]
+        done = {completion.sample_id: completion for task in asked for completion in task.result()}
+        return [done[request.sample_id] for request in requests]
+
+    async def _custom(self, engines: Sequence[Handle[RolloutRole]], version: int) -> dict[str, float]:
+        """What the user's function finds, of responses that it asks for."""
+        if self.settings.function is None:
+            return {}
+        numbers = count(FIRST_OWN_SAMPLE)  # from the first again with every version: the same draws
+
+        async def sample(problems: Sequence[Problem], sampling: Sampling) -> list[Sample]:
+            requests = [Request(next(numbers), problem.prompt, sampling=sampling) for problem in problems]
+            completions = await self._completed(engines, problems, requests)
+            return [completed_sample(self.task, p, c) for p, c in zip(problems, completions, strict=True)]
+
+        return await found_by(self.settings.function, EvaluatedPolicy(version, self.task, self.sampling, sample))
 
     @cached_property
     def _problems(self) -> list[Problem]:
@@ -140,7 +168,13 @@ class Evaluation:
         return problems, requests
 
     def _found(
-        self, version: int, completions: Sequence[Completion], rewards: np.ndarray, exact: np.ndarray, seconds: float
+        self,
+        version: int,
+        completions: Sequence[Completion],
+        rewards: np.ndarray,
+        exact: np.ndarray,
+        seconds: float,
+        custom: dict[str, float],
     ) -> Evaluated:
         settings = self.settings
         by_problem = exact.reshape(-1, 1 + settings.k)
@@ -158,6 +192,7 @@ class Evaluation:
             tokens=sum(len(completion.tokens) for completion in completions),
             seconds=seconds,
             device_s=seconds * self.devices,
+            custom=custom,
         )
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,8 @@ class RefilledPrompts(PromptSource):
 
     def _problem(self, group: int) -> Problem:
         """Those that are dealt later come after all that are planned."""
-        return self.task.problem(group + self._deals.get(group, 0) * self.planned, self.seed)
+        number = group + self._deals.get(group, 0) * self.planned
+        return self.dealer.problem(number, self.first_sample(group))
 
     def _columns(self, groups: Sequence[int], problems: Sequence[Problem]) -> dict[str, Column]:
         samples = np.concatenate([np.arange(self.group_size) + self.first_sample(group) for group in groups])
@@ -83,12 +84,14 @@ class RefilledPrompts(PromptSource):
             rows = self._rows(kept)
             await self.queue.put(batch.partition, rows, {"kept": np.ones(len(rows), np.bool_)})
         if refused:
-            await self._deal_again(batch.partition, refused)
+            of_groups = batch.dense("reward").reshape(-1, n).tolist()
+            await self._deal_again(batch.partition, refused, dict(zip(groups, of_groups, strict=True)))
 
-    async def _deal_again(self, partition: str, groups: Sequence[int]) -> None:
+    async def _deal_again(self, partition: str, groups: Sequence[int], rewards: Mapping[int, list[float]]) -> None:
         self._check_rounds(partition, groups)
         for group in groups:
             first = self.first_sample(group)
+            self.dealer.told(first, rewards[group])
             self.observer.dropped(range(first, first + self.group_size), "filtered")
             self._deals[group] = self._deals.get(group, 0) + 1
         await self.queue.begin_again(partition, self._rows(groups))

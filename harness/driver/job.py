@@ -20,7 +20,7 @@ from harness.driver.finished_rows import Finished, put_finished
 from harness.metrics.ledger import DropReason
 from harness.protocols import Clock, Span
 from harness.runtime.runtime import Handle, ask_all, death_in
-from harness.tasks import Problem, Task
+from harness.tasks import DataBuffer, Dealer, Problem, Task
 from harness.transfer_queue import Column, Ragged, TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
@@ -87,7 +87,9 @@ class PromptSource:
         batch: int,
         group_size: int,
         iterations: int,
+        buffer: DataBuffer | None = None,
     ) -> None:
+        self.dealer = Dealer(task, seed, buffer)
         self.task, self.queue, self.clock, self.observer = task, queue, clock, observer
         self.seed, self.batch, self.group_size = seed, batch, group_size
         self.planned = self.groups = iterations * batch
@@ -121,6 +123,8 @@ class PromptSource:
         groups = sorted({row // n for row in rows})
         if groups:
             self.observer.dropped([self.first_sample(group) + k for group in groups for k in range(n)], "stale")
+            for group in groups:
+                self.dealer.forget(self.first_sample(group))
             self._now_stale(groups)
         self.groups += len(groups)
         self._drops.append(len(groups))
@@ -128,6 +132,15 @@ class PromptSource:
 
     async def close(self) -> None:
         await self.queue.close()
+
+    def trained(self, reports: Sequence[TrainReport]) -> None:
+        """Whoever deals problems hears of the rewards. A group is trained whole, by one rank."""
+        if self.dealer.buffer is None:
+            return
+        n = self.group_size
+        for rows in (rows for report in reports for rows in report.trained):
+            for at in range(0, len(rows.rows), n):
+                self.dealer.told(int(rows.rows[at]), rows.reward[at : at + n].tolist())
 
     def state(self, in_flight: Collection[int]) -> PromptState:
         """in_flight: groups that are neither trained nor dropped."""
@@ -196,7 +209,7 @@ class PromptSource:
         return group * self.group_size
 
     def _problem(self, group: int) -> Problem:
-        return self.task.problem(group, self.seed)
+        return self.dealer.problem(group, self.first_sample(group))
 
     def _columns(self, groups: Sequence[int], problems: Sequence[Problem]) -> dict[str, Column]:
         """Of the rows of these groups, a problem for each group."""
@@ -445,8 +458,10 @@ class TrainerPool:
         observer: Observer,
         together: int = 1,
         replay: Replay | None = None,
+        trained: Callable[[Sequence[TrainReport]], None] = lambda reports: None,
     ) -> None:
-        self.ranks, self.observer, self.together = ranks, observer, together
+        """trained: is told as well."""
+        self.ranks, self.observer, self.together, self.trained = ranks, observer, together, trained
         self._replay = replay or Replay()
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
@@ -454,7 +469,9 @@ class TrainerPool:
             return
         self.observer.doing("actor", f"batch {iteration}")
         reports = await ask_all(self.ranks, lambda actor: actor.train(iteration, first))
-        self.observer.trained(iteration, one_report_per_group(reports, self.together))
+        each = one_report_per_group(reports, self.together)
+        self.observer.trained(iteration, each)
+        self.trained(each)
         self.observer.doing("actor", "waiting")
 
 

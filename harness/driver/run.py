@@ -91,6 +91,8 @@ def run_seed(
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
             session.recorder.listeners.append(display.iteration)
             session.recorder.on_doing = display.doing
+            if (buffer := session.assembly.job.prompts.dealer.buffer) is not None:
+                session.recorder.listeners.append(lambda metrics: folder.write_buffer(buffer.state()))
             run_in(runner, session.measure())
         folder.write_manifest(manifest | {"load": load.so_far()})
         with console.status("writing results"):

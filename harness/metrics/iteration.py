@@ -86,7 +86,7 @@ METRIC_NAMES = frozenset(
 AXES = ("iteration", "samples", "seconds")
 """What plots are drawn against: the iteration, the samples trained and the seconds on the run's clock at its end."""
 
-_FAMILIES = re.compile(rf"idle/[a-z][a-z0-9_]*|queue(/[a-z][a-z0-9_]*)+|{CUSTOM}{EXTRA_NAME.pattern}")
+_FAMILIES = re.compile(rf"idle/[a-z][a-z0-9_]*|queue(/[a-z][a-z0-9_]*)+|(eval/)?{CUSTOM}{EXTRA_NAME.pattern}")
 
 
 def check_names(names: Iterable[str]) -> None:

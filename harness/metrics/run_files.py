@@ -122,6 +122,10 @@ class RunDirectory:
         with (self.path / EVALUATIONS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(dict(found)) + "\n")
 
+    def write_buffer(self, state: Mapping[str, Any]) -> None:
+        """buffer.json: what the data buffer knows, as of the newest version."""
+        self._write_json("buffer.json", dict(state))
+
     def append_system(self, sample: Mapping[str, float]) -> None:
         """Add what `SystemSampler` found to system.jsonl and flush it."""
         assert self._system is not None, "start comes first"

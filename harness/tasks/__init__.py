@@ -8,9 +8,11 @@ from pathlib import Path
 from harness.config import ConfigError, JobConfig
 from harness.config.model_folder import HUB, local_folder
 from harness.config.plugins import lookup, make
+from harness.tasks.buffer import DataBuffer, Dealer, buffer_of
 from harness.tasks.characters import Copy, Expand, Reverse
 from harness.tasks.data import DataTask
 from harness.tasks.environment import Environment, Step, environment_of, observation_tokens, transcript
+from harness.tasks.generation import Conversation, generated
 from harness.tasks.pointer_chasing import Lookup
 from harness.tasks.reasoning_gym_task import ReasoningGym
 from harness.tasks.reward import Rewarded, reward_of, score_of
@@ -45,6 +47,9 @@ def make_task(config: JobConfig) -> Task:
         task: Task = make(factory, chosen.options, "task", chosen.name, **given)
         if missing := [name for name in MEMBERS if not hasattr(task, name)]:
             raise ConfigError(f"task={chosen.name} lacks {', '.join(missing)}; write what harness.tasks.Task asks for")
+        if chosen.generate is not None:
+            turns, timeout_s = chosen.generate_turns, chosen.generate_timeout_s
+            task = generated(task, chosen.generate, chosen.generate_options, turns=turns, timeout_s=timeout_s)
         if chosen.reward is not None:
             task = Rewarded(task, reward_of(chosen.reward, chosen.reward_options))
         extra_metrics(task)
@@ -54,6 +59,16 @@ def make_task(config: JobConfig) -> Task:
     except ValueError as error:
         raise ConfigError(f"task={chosen.name}: {error}") from error
     return task
+
+
+def make_buffer(config: JobConfig) -> DataBuffer | None:
+    """What says which problem a group gets, where the settings name one. Raises ConfigError for what cannot be."""
+    chosen = config.task
+    if chosen.buffer is None:
+        if chosen.buffer_state is not None:
+            raise ConfigError(f"task.buffer_state={chosen.buffer_state} is of no buffer; set task.buffer, too")
+        return None
+    return buffer_of(chosen.buffer, chosen.buffer_options, chosen.buffer_state)
 
 
 def tokenizer_of(config: JobConfig) -> Tokenizer:
@@ -82,6 +97,9 @@ def max_tokens(config: JobConfig, task: Task) -> int:
 __all__ = [
     "SLOW_TASKS",
     "TASKS",
+    "Conversation",
+    "DataBuffer",
+    "Dealer",
     "Environment",
     "Problem",
     "Sample",
@@ -93,6 +111,7 @@ __all__ = [
     "extra_metrics",
     "extra_values",
     "load_tokenizer",
+    "make_buffer",
     "make_task",
     "max_tokens",
     "observation_tokens",

@@ -173,7 +173,7 @@ def _filtered(tasks: Mapping[str, TaskSpec], filter_reads: Sequence[str]) -> dic
         "rollout": replace(tasks["rollout"], columns=(*tasks["rollout"].columns, "sample")),
         "reward": tasks["reward"],
         "filter": TaskSpec(("reward", *filter_reads), policy="ready", whole_groups=True),
-        VERDICTS: TaskSpec(("passed",), policy="ready", whole_groups=True),
+        VERDICTS: TaskSpec(("passed", "reward"), policy="ready", whole_groups=True),
     }
     after = {
         name: replace(task, columns=(*task.columns, *(("sample",) if name == "actor" else ()), "kept"))

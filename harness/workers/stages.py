@@ -302,6 +302,17 @@ def samples_of(task: Task, batch: Batch) -> list[Sample]:
     return samples
 
 
+def completed_sample(task: Task, problem: Problem, completion: Completion) -> Sample:
+    """The same of one response that is in no queue."""
+    columns: dict[str, Column] = {
+        "prompt": Ragged.from_rows([problem.prompt]),
+        "answer": text_column([problem.answer]),
+        **rollout_columns([completion], engine=0),
+    }
+    (sample,) = samples_of(task, Batch("held out", np.arange(1), columns, lease=0))
+    return sample
+
+
 def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:
     """The two columns that scoring reads."""
     return batch.ragged("prompt"), batch.ragged("response")

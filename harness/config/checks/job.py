@@ -331,6 +331,10 @@ def _check_checkpoints(config: JobConfig) -> None:
     where, fix = f"checkpoint.every={config.checkpoint.every}", "or set checkpoint.every=0"
     if config.algorithm.filters:
         raise ConfigError(f"{where} keeps nothing of groups that a filter refused; set algorithm.filter=none, {fix}")
+    if config.task.buffer is not None:
+        raise ConfigError(
+            f"{where} keeps nothing of what task.buffer={config.task.buffer} was told; leave out task.buffer, {fix}"
+        )
     if config.algorithm.kl_target is not None:
         raise ConfigError(
             f"{where} does not keep the coefficient that algorithm.kl_target={config.algorithm.kl_target} has found; "

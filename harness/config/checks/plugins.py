@@ -13,7 +13,8 @@ from harness.config import AlgorithmConfig, ConfigError, JobConfig
 from harness.config.plugins import is_path, load, make
 from harness.cost_model.engine_share import EngineShare
 from harness.protocols import RolloutEngine
-from harness.tasks import make_task
+from harness.tasks import make_buffer, make_task
+from harness.tasks.evaluating import evaluation_of
 from harness.transfer_queue.control.policies import Policy
 from schedules import Schedule
 
@@ -66,8 +67,17 @@ def _described(name: str) -> Any:
 def check_plugins(config: JobConfig, schedule: Schedule) -> None:
     """Raises ConfigError: the setting, its value, and the fix. A schedule was checked when it was made."""
     _check_engine(config.engine.name)
-    if is_path(config.task.name) or config.task.reward or config.task.reward_options or config.task.options:
+    task = config.task
+    if is_path(task.name) or task.reward or task.reward_options or task.options or task.generate:
         make_task(config)
+    if task.buffer is not None or task.buffer_state is not None:
+        make_buffer(config)
+    if config.eval.function is not None:
+        evaluation_of(config.eval.function)
+        if not config.eval.every:
+            raise ConfigError(
+                f"eval.function={config.eval.function} is never called with eval.every=0; set eval.every=20"
+            )
     _check_order(schedule.order)
     _check_algorithm(config, schedule)
 

@@ -1,0 +1,88 @@
+"""Which problem a group gets, decided by code of the user's that hears what became of those before:
+`task.buffer=my_lab.buffers:Hard`. Its state is written with every version, and read where a run is to go on with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.config.fields import ConfigError
+from harness.config.plugins import load, make
+from harness.tasks.task import Problem, Task
+
+
+class DataBuffer(Protocol):
+    """In the driver's process, called in the order of events. What it gives a group may depend on what it heard: then
+    it depends on time as well, and schedules that compute the same bits otherwise need not."""
+
+    def take(self, task: Task, group: int, seed: int) -> Problem:
+        """The problem of a group; `task.problem(group, seed)` is what it would get without a buffer."""
+
+    def told(self, problem: Problem, group: int, rewards: Sequence[float]) -> None:
+        """The group was trained, or refused by a filter: the rewards of its samples."""
+
+    def state(self) -> Mapping[str, Any]:
+        """All that it knows, as JSON can write it."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+
+
+_METHODS = ("take", "told", "state", "load")
+
+
+def buffer_of(path: str, options: Mapping[str, Any], saved: str | None) -> DataBuffer:
+    """What the settings name, with what was saved of it. Raises ConfigError for what cannot be one, and for a file that
+    is not there or that it cannot read."""
+    found = load(path, "task.buffer")
+    buffer: DataBuffer = make(found, options, "task.buffer_options", path)
+    if missing := [name for name in _METHODS if not callable(getattr(buffer, name, None))]:
+        raise ConfigError(
+            f"task.buffer={path} lacks {', '.join(missing)}; write what harness.tasks.DataBuffer asks for"
+        )
+    if saved is not None:
+        try:
+            buffer.load(json.loads(Path(saved).read_text(encoding="utf-8")))
+        except Exception as error:  # of the user's code, too
+            why = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"task.buffer_state={saved} cannot be loaded: {type(error).__name__}: {why}; name the buffer.json of a "
+                "run with this buffer"
+            ) from error
+    return buffer
+
+
+@dataclass(frozen=True)
+class _Out:
+    """A group that was dealt, and is not over."""
+
+    problem: Problem
+    group: int
+
+
+class Dealer:
+    """What deals problems to groups: the task, or a buffer, which hears of every group's end. Groups are named by the
+    id of their first sample."""
+
+    def __init__(self, task: Task, seed: int, buffer: DataBuffer | None = None) -> None:
+        self._task, self._seed, self.buffer = task, seed, buffer
+        self._out: dict[int, _Out] = {}
+
+    def problem(self, group: int, first_sample: int) -> Problem:
+        if self.buffer is None:
+            return self._task.problem(group, self._seed)
+        problem = self.buffer.take(self._task, group, self._seed)
+        self._out[first_sample] = _Out(problem, group)
+        return problem
+
+    def told(self, first_sample: int, rewards: Sequence[float]) -> None:
+        """Its group was trained, or refused."""
+        if self.buffer is not None and (out := self._out.pop(first_sample, None)) is not None:
+            self.buffer.told(out.problem, out.group, rewards)
+
+    def forget(self, first_sample: int) -> None:
+        """Its group was dropped, and nobody knows its rewards."""
+        self._out.pop(first_sample, None)

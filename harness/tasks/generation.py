@@ -1,0 +1,130 @@
+"""A sample written down as one coroutine of the user's, `task.generate=my_lab.agents:search`: what an environment does
+in three methods, in the order in which it happens.
+
+    async def search(problem, sample):
+        said = await sample.say()               # what the policy says, up to the end of its turn
+        sample.hear(look_up(said))              # what it reads before it goes on
+        return judge(await sample.say())        # the sample is over; its reward, or None: the task's own
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from harness.config.fields import ConfigError
+from harness.config.plugins import check_called, keywords, load
+from harness.tasks.environment import Environment, Step
+from harness.tasks.reward import score_of
+from harness.tasks.task import Problem, Sample, Score, Task
+
+
+class Conversation:
+    """One sample, as the function that plays it sees it. seed: of this sample in this run, the same under every
+    schedule."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._said: asyncio.Queue[str] = asyncio.Queue()
+        self._asks = asyncio.Event()
+        self._asked = 0
+        self._heard: list[str] = []
+
+    async def say(self) -> str:
+        """The policy's next turn, without the token that ends it. Raises ValueError where it has had one already and
+        heard nothing since."""
+        if self._asked and not self._heard:
+            raise ValueError("the policy has spoken and heard nothing since: call hear(...) before the next say()")
+        self._asked += 1
+        self._asks.set()
+        return await self._said.get()
+
+    def hear(self, text: str) -> None:
+        """The policy reads this before its next turn. Raises ValueError before its first one: that is the prompt's."""
+        if not self._asked:
+            raise ValueError("the policy speaks first, to its prompt: what it is to read before belongs into the task")
+        self._heard.append(text)
+
+
+Generate = Callable[[Problem, Conversation], Awaitable[float | None]]
+
+
+@dataclass
+class _Play:
+    problem: Problem
+    sample: Conversation
+    task: asyncio.Task[float | None] | None = None
+
+
+@dataclass(frozen=True)
+class GeneratedTurns:
+    """`harness.tasks.Environment`: runs the function beside the policy, from turn to turn."""
+
+    generate: Generate
+    max_turns: int
+    step_timeout_s: float
+
+    async def reset(self, problem: Problem, seed: int) -> _Play:
+        return _Play(problem, Conversation(seed))
+
+    async def step(self, state: _Play, action: str) -> Step:
+        """Until the function asks for another turn, or is over."""
+        sample = state.sample
+        if state.task is None:
+            state.task = asyncio.ensure_future(self.generate(state.problem, sample))
+            await _either(sample._asks, state.task)  # the turn is there already
+            if state.task.done():
+                return Step("", done=True, reward=state.task.result())
+        sample._asks.clear()
+        sample._heard.clear()
+        sample._said.put_nowait(action)
+        await _either(sample._asks, state.task)
+        if state.task.done():
+            return Step("", done=True, reward=state.task.result())
+        return Step("".join(sample._heard), done=False)
+
+    async def close(self, state: _Play) -> None:
+        """It ends where the sample does, whatever it waits for."""
+        if state.task is not None and not state.task.done():
+            state.task.cancel()
+            await asyncio.wait([state.task])
+
+
+async def _either(event: asyncio.Event, task: asyncio.Task[Any]) -> None:
+    waits = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([waits, task], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waits.cancel()
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A task whose samples a function plays. What it returns is their reward; None leaves that to the task."""
+
+    task: Task
+    environment: Environment = field(repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for before there is a task, by who unpickles it
+            raise AttributeError(name)
+        return getattr(self.task, name)
+
+    async def score(self, sample: Sample) -> Score:
+        score = await score_of(self.task, sample)
+        return score if sample.environment_reward is None else replace(score, reward=sample.environment_reward)
+
+
+def generated(task: Task, path: str, options: Mapping[str, Any], *, turns: int, timeout_s: float) -> Generated:
+    """The task, its samples played by the function that `path` names. Raises ConfigError where that is no coroutine of
+    a problem and a sample, or has no such options."""
+    found = load(path, "task.generate")
+    check_called(found, 2, "task.generate", path, "await generate(problem, sample)")
+    if not inspect.iscoroutinefunction(found):
+        raise ConfigError(f"task.generate={path} is no coroutine; write `async def`")
+    play = partial(found, **keywords(found, options, "task.generate_options", path))
+    return Generated(task, GeneratedTurns(play, turns, timeout_s))
