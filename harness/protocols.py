@@ -161,7 +161,8 @@ class LogProbEngine(Scorer, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """One micro-batch. prompts, responses, behaviour_log_probs, versions: a value per token; advantages: float32 [k].
+    """One micro-batch. prompts, responses, behaviour_log_probs, versions: a value per token; advantages: float32, a
+    value per token, or [k] where all tokens of a response have the same one.
 
     old_log_probs come with the version that computed them (int32 [k]); both and ref_log_probs may be absent.
     proximal_log_probs: by the trainer's weights before the batch's first step, where the loss is to stay near these.
@@ -173,13 +174,32 @@ class TrainBatch:
     responses: Ragged
     behaviour_log_probs: Ragged
     versions: Ragged
-    advantages: np.ndarray
+    advantages: np.ndarray | Ragged
     ref_log_probs: Ragged | None = None
     old_log_probs: Ragged | None = None
     old_versions: np.ndarray | None = None
     proximal_log_probs: Ragged | None = None
     mask: Ragged | None = None
     lags: Ragged | None = None
+
+    @property
+    def advantages_of_tokens(self) -> np.ndarray:
+        """float32 [R], response after response."""
+        if isinstance(self.advantages, np.ndarray):
+            return np.repeat(self.advantages, self.responses.lengths)
+        return self.advantages.values
+
+
+@dataclass(frozen=True, slots=True)
+class ValueBatch:
+    """One micro-batch of a critic. prompts, responses: int64; values: by the critic that advantages were made with;
+    returns: float32; mask: bool, tokens that the policy sampled, and that have a value. A value per token, each."""
+
+    prompts: Ragged
+    responses: Ragged
+    values: Ragged
+    returns: Ragged
+    mask: Ragged
 
 
 class WrittenState(Protocol):
@@ -209,6 +229,23 @@ class TrainEngine(Protocol):
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         """Weights by the names and in the dtype that rollout engines know, tensors or DTensors; tied weights once."""
+
+
+class CriticEngine(Protocol):
+    """One rank of a model of values, in training. Every rank makes the same calls in the same order."""
+
+    async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        """What a response is worth before each of its tokens, by the parameters as they are: float32, lengths of
+        `responses`."""
+
+    async def accumulate(self, batch: ValueBatch) -> dict[str, float]:
+        """As `TrainEngine.accumulate`; returns the sums of `harness.rl.value_loss`."""
+
+    async def step(self) -> dict[str, float]:
+        """As `TrainEngine.step`."""
+
+    def named_parameters(self) -> Mapping[str, torch.Tensor]:
+        """As `TrainEngine.named_parameters`, by the names of a model that classifies tokens."""
 
 
 @dataclass(frozen=True, slots=True)

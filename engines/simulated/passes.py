@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.config import CostConfig, TrainingConfig
 from harness.cost_model.cost import largest_share_s
-from harness.protocols import Clock, TrainBatch
+from harness.protocols import Clock, TrainBatch, ValueBatch
 from harness.rl.micro_batches import cut_by_tokens
 from harness.transfer_queue import Ragged
 
@@ -80,7 +80,7 @@ class SimulatedTrainer:
         self._training = training or TrainingConfig()
         self._parameters = dict(parameters or {})
 
-    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+    async def accumulate(self, batch: TrainBatch | ValueBatch) -> dict[str, float]:
         """No sums: nothing was computed that a policy metric could be made of."""
         cost = self._cost
         calls = calls_of(batch.prompts, batch.responses, self._ranks, self._training)
@@ -114,6 +114,20 @@ class SimulatedState:
 
     def write(self, folder: Path) -> dict[str, tuple[int, str]]:
         return {}
+
+
+class SimulatedCritic(SimulatedTrainer):
+    """`harness.protocols.CriticEngine`: costs what scoring and training of a policy of this shape cost."""
+
+    def __init__(
+        self, cost: CostConfig, clock: Clock, *, ranks: int = 1, training: TrainingConfig | None = None
+    ) -> None:
+        super().__init__(cost, clock, ranks=ranks, training=training)
+        self._scorer = SimulatedLogProb(cost, clock, ranks=ranks, training=training)
+
+    async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        """Zeros, a value per run."""
+        return await self._scorer.log_probs(prompts, responses)
 
 
 def calls_of(prompts: Ragged, responses: Ragged, ranks: int, training: TrainingConfig) -> int:

@@ -14,10 +14,11 @@ kind.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -37,9 +38,9 @@ from engines.torch.checkpoint import TrainingState, load_training, training_stat
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
-from engines.torch.scoring import TokenScorer, score_parts
+from engines.torch.scoring import VALUE_HEAD, ScoringModel, TokenScorer, score_parts
 from harness.config import AlgorithmConfig, TrainingConfig
-from harness.protocols import Scorer, TrainBatch
+from harness.protocols import Scorer, TrainBatch, ValueBatch
 from harness.rl.aggregation import divisor, token_weights
 from harness.rl.diagnostics import add_diagnostics, diagnostics
 from harness.rl.kl import KL
@@ -70,8 +71,12 @@ def init_world(
     return init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
 
 
-class FSDPEngine:
-    """`harness.protocols.TrainEngine`: one rank's shards, gradients and AdamW state.
+Scores = TypeVar("Scores", bound=ScoringModel)
+TrainedBatch = TypeVar("TrainedBatch", TrainBatch, ValueBatch)
+
+
+class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
+    """A model in training: one rank's shards, gradients and AdamW state.
 
     Parameters are kept in float32; a bfloat16 model computes in bfloat16, reduces gradients in float32 and is sent to
     engines in bfloat16. mesh: of `init_world`, or None for one rank of float32 without a process group.
@@ -102,7 +107,7 @@ class FSDPEngine:
         if training.recompute_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         group = share_layers(model, mesh) if mesh is not None and training.tensor_parallel > 1 else None
-        scorer = TokenScorer(model, algorithm.temperature, training.layout, group)
+        self._scorer = scorer = self._around(model, algorithm, training, group)
         self.mesh, self._mesh = mesh, None if mesh is None else mesh["data"]
         if self._dtype != torch.float32:
             if self._mesh is None:
@@ -112,8 +117,7 @@ class FSDPEngine:
             shard(scorer, self._mesh)
         if outline is not None:
             fill_shards(scorer, outline, device)
-        self._scorer, self._device, self._algorithm = scorer, device, algorithm
-        self._policy_loss, self._rejection = policy_loss(algorithm), rejection_of(algorithm)
+        self._device, self._algorithm = device, algorithm
         self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._parameters = sum(parameter.numel() for parameter in self.masters.values())  # DTensors count whole
         self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
@@ -126,7 +130,7 @@ class FSDPEngine:
         self._moments = Moments(self._optimizer, training.optimizer_offload, device)
         self._divisor, self._unfinished = 0, False  # of the micro-batches since the last step
 
-    async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+    async def accumulate(self, batch: TrainedBatch) -> dict[str, float]:
         """Back-propagates the SUM of weighted token losses: what it is divided by is not known before the batch's last
         micro-batch.
 
@@ -138,7 +142,7 @@ class FSDPEngine:
             sums = add_diagnostics(sums, self._accumulate(part))
         return sums
 
-    def _parts(self, batch: TrainBatch) -> Iterable[TrainBatch]:
+    def _parts(self, batch: TrainedBatch) -> Iterable[TrainedBatch]:
         if self._training.tokens_per_micro_batch is None:
             return [batch]
         return (
@@ -148,50 +152,19 @@ class FSDPEngine:
     def _most(self, passes: int) -> int:
         return over_ranks(passes, dist.ReduceOp.MAX, self._mesh, self._device)
 
-    def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
-        algorithm, lengths = self._algorithm, batch.responses.lengths
-        log_probs, entropies = self._scorer(batch.prompts, batch.responses)
-        log_probs = log_probs.view_as(log_probs)  # has none of the hooks with which FSDP begins a backward pass
-        mask = torch.ones_like(log_probs, dtype=torch.bool) if batch.mask is None else self._there(batch.mask.values)
-        behaviour = self._there(batch.behaviour_log_probs.values)
-        advantages = self._there(np.repeat(batch.advantages, lengths))
-        old = None if batch.old_log_probs is None else self._there(batch.old_log_probs.values)
-        frozen = None if batch.proximal_log_probs is None else self._there(batch.proximal_log_probs.values)
-        proximal = {"proximal_log_probs": old if algorithm.train_on_old_log_probs else frozen}
-        if algorithm.proximal == "log_linear":
-            lags = torch.zeros_like(behaviour) if batch.lags is None else self._there(batch.lags.values)
-            proximal = {"proximal_log_probs": log_linear(log_probs, behaviour, lags)}
-        rows = self._there(lengths)
-        kept = mask if self._rejection is None else self._rejection(log_probs.detach(), behaviour, mask, rows)
-        losses = self._policy_loss(log_probs, behaviour, advantages, kept, lengths=rows, **proximal)
-        gradients = token_gradients(losses, log_probs)
-        reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
-        if algorithm.has_loss_kl and reference is not None:
-            losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, kept)
-        if algorithm.entropy_coef > 0:
-            losses = losses - algorithm.entropy_coef * entropies.masked_fill(~kept, 0.0)
-        weights = token_weights(algorithm.aggregation, kept, rows, self._horizon)
-        (losses if weights is None else losses * weights).sum().backward()
-        self._divisor += divisor(algorithm.aggregation, kept, rows)
-        self._unfinished = True
-        same_version = None
-        if batch.old_versions is not None:
-            same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
-        rejected = {} if self._rejection is None else {"rejected": float((mask & ~kept).sum())}
-        return rejected | diagnostics(
-            log_probs.detach(),
-            behaviour,
-            advantages,
-            mask,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            entropies=entropies.detach(),
-            reference_log_probs=reference,
-            old_log_probs=old,
-            same_version=same_version,
-            gradients=gradients,
-            unbounded=unbounded_weights(algorithm, log_probs, behaviour, mask, rows),
-        )
+    @abstractmethod
+    def _around(
+        self,
+        model: PreTrainedModel,
+        algorithm: AlgorithmConfig,
+        training: TrainingConfig,
+        group: dist.ProcessGroup | None,
+    ) -> Scores:
+        """What computes with the model; group: the ranks that share its layers."""
+
+    @abstractmethod
+    def _accumulate(self, batch: TrainedBatch) -> dict[str, float]:
+        """Of one part; adds to `_divisor`, and makes the rank `_unfinished`."""
 
     async def step(self) -> dict[str, float]:
         """One update with all ranks' losses since the last one, aggregated as the settings say.
@@ -238,30 +211,97 @@ class FSDPEngine:
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         return InDtype(self.masters, self._dtype)
 
+    def _there(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
+    """`harness.protocols.TrainEngine`: the policy."""
+
+    def _around(
+        self,
+        model: PreTrainedModel,
+        algorithm: AlgorithmConfig,
+        training: TrainingConfig,
+        group: dist.ProcessGroup | None,
+    ) -> TokenScorer:
+        self._policy_loss, self._rejection = policy_loss(algorithm), rejection_of(algorithm)
+        return TokenScorer(model, algorithm.temperature, training.layout, group)
+
+    def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
+        algorithm, lengths = self._algorithm, batch.responses.lengths
+        log_probs, entropies = self._scorer(batch.prompts, batch.responses)
+        log_probs = log_probs.view_as(log_probs)  # has none of the hooks with which FSDP begins a backward pass
+        mask = torch.ones_like(log_probs, dtype=torch.bool) if batch.mask is None else self._there(batch.mask.values)
+        behaviour = self._there(batch.behaviour_log_probs.values)
+        advantages = self._there(batch.advantages_of_tokens)
+        old = None if batch.old_log_probs is None else self._there(batch.old_log_probs.values)
+        frozen = None if batch.proximal_log_probs is None else self._there(batch.proximal_log_probs.values)
+        proximal = {"proximal_log_probs": old if algorithm.train_on_old_log_probs else frozen}
+        if algorithm.proximal == "log_linear":
+            lags = torch.zeros_like(behaviour) if batch.lags is None else self._there(batch.lags.values)
+            proximal = {"proximal_log_probs": log_linear(log_probs, behaviour, lags)}
+        rows = self._there(lengths)
+        kept = mask if self._rejection is None else self._rejection(log_probs.detach(), behaviour, mask, rows)
+        losses = self._policy_loss(log_probs, behaviour, advantages, kept, lengths=rows, **proximal)
+        gradients = token_gradients(losses, log_probs)
+        reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
+        if algorithm.has_loss_kl and reference is not None:
+            losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, kept)
+        if algorithm.entropy_coef > 0:
+            losses = losses - algorithm.entropy_coef * entropies.masked_fill(~kept, 0.0)
+        weights = token_weights(algorithm.aggregation, kept, rows, self._horizon)
+        (losses if weights is None else losses * weights).sum().backward()
+        self._divisor += divisor(algorithm.aggregation, kept, rows)
+        self._unfinished = True
+        same_version = None
+        if batch.old_versions is not None:
+            same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
+        rejected = {} if self._rejection is None else {"rejected": float((mask & ~kept).sum())}
+        return rejected | diagnostics(
+            log_probs.detach(),
+            behaviour,
+            advantages,
+            mask,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            entropies=entropies.detach(),
+            reference_log_probs=reference,
+            old_log_probs=old,
+            same_version=same_version,
+            gradients=gradients,
+            unbounded=unbounded_weights(algorithm, log_probs, behaviour, mask, rows),
+        )
+
     def scorer(self) -> Scorer:
         """Scores with these parameters as they are when it is asked, in the arithmetic of training; it may be asked
         between any two calls of this engine. Every rank asks it as often, as it makes all other calls."""
         return ShardedScorer(self._scorer, self._training, self._most)
 
-    def _there(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
-
 
 class ShardedScorer:
-    """`harness.protocols.Scorer` by parameters that may be sharded: then each pass is a collective of all that hold
-    shards. most: the largest of the numbers that all these ranks call it with."""
+    """`harness.protocols.Scorer` by parameters that may be sharded. most: as `scored`."""
 
     def __init__(self, scorer: TokenScorer, training: TrainingConfig, most: Callable[[int], int]) -> None:
         self._scorer, self._training, self._most = scorer, training, most
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """As the protocol says, in as many passes on every rank as on that which needs most."""
-        parts = passes_over(prompts, responses, self._training, self._most)
-        with torch.no_grad():  # inference tensors could not be resharded
-            log_probs = score_parts(self._scorer, prompts, responses, parts)
-        if isinstance(self._scorer, FSDPModule):
-            _forget_forward(self._scorer)
-        return log_probs
+        """As the protocol says."""
+        return scored(self._scorer, prompts, responses, self._training, self._most)
+
+
+def scored(
+    scorer: ScoringModel, prompts: Ragged, responses: Ragged, training: TrainingConfig, most: Callable[[int], int]
+) -> Ragged:
+    """What `scorer` says of each response token, without gradients, by parameters that may be sharded: then each pass
+    is a collective of all that hold shards, and every rank makes as many as that which needs most. most: the largest of
+    the numbers that all these ranks call it with."""
+    parts = passes_over(prompts, responses, training, most)
+    with torch.no_grad():  # inference tensors could not be resharded
+        found = score_parts(scorer, prompts, responses, parts)
+    if isinstance(scorer, FSDPModule):
+        _forget_forward(scorer)
+    return found
 
 
 def sharded_reference(
@@ -298,7 +338,7 @@ def over_ranks(number: int, what: dist.ReduceOp.RedOpType, mesh: DeviceMesh | No
 
 
 def fill_shards(
-    scorer: TokenScorer, outline: Outline, device: torch.device, rest_on: torch.device | str | None = None
+    scorer: ScoringModel, outline: Outline, device: torch.device, rest_on: torch.device | str | None = None
 ) -> None:
     """Give the parameters of `scorer`, cut from the outline's model, their values, and all else its place.
 
@@ -312,7 +352,7 @@ def fill_shards(
         scorer._apply(lambda tensor: tensor)  # FSDP2 takes note of parameters that are other ones
 
 
-def shard(scorer: TokenScorer, mesh: DeviceMesh, **options: Any) -> None:
+def shard(scorer: ScoringModel, mesh: DeviceMesh, **options: Any) -> None:
     """Spread the parameters over `mesh`, in place: those of each layer are gathered together, and all others."""
     for layer in blocks_of(scorer.model):
         fully_shard(layer, mesh=mesh, **options)
@@ -364,12 +404,12 @@ def share_layers(model: PreTrainedModel, world: DeviceMesh) -> dist.ProcessGroup
     mesh = world["tensor"]
     for layer in blocks_of(model):
         plan = {
-            "input_layernorm": WholeNorm(),
+            "input_layernorm": Whole(),
             "self_attn.q_proj": ColwiseParallel(),
             "self_attn.k_proj": ColwiseParallel(),
             "self_attn.v_proj": ColwiseParallel(),
             "self_attn.o_proj": RowwiseParallel(),
-            "post_attention_layernorm": WholeNorm(),
+            "post_attention_layernorm": Whole(),
             "mlp.gate_proj": ColwiseParallel(),
             "mlp.up_proj": ColwiseParallel(),
             "mlp.down_proj": RowwiseParallel(),
@@ -378,13 +418,15 @@ def share_layers(model: PreTrainedModel, world: DeviceMesh) -> dist.ProcessGroup
             norm = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
             plan |= {"self_attn.q_norm": norm, "self_attn.k_norm": norm}
         parallelize_module(layer, mesh, plan)
-    tied = model.lm_head.weight is model.model.embed_tokens.weight
     outer = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-        "model.norm": WholeNorm(local_output=True),
-        "lm_head": ColwiseParallel(),  # only its weight is used, by harness/rl/log_probs.py
+        "model.norm": Whole(local_output=True),
     }
-    parallelize_module(model, mesh, outer)
+    if hasattr(model, VALUE_HEAD):
+        parallelize_module(model, mesh, outer | {VALUE_HEAD: Whole(local_output=True)})
+        return mesh.get_group()
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    parallelize_module(model, mesh, outer | {"lm_head": ColwiseParallel()})  # only its weight is used, by log_probs.py
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     return mesh.get_group()
@@ -394,7 +436,7 @@ HEADS = 2
 """The dimension of heads where queries and keys are normalised: [B, T, heads, D]."""
 
 
-class WholeNorm(ParallelStyle):
+class Whole(ParallelStyle):
     """A module that every rank computes whole, on the same input.
 
     Without `local_output` its output stays a DTensor, so that the gradients of those who read it are summed over the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -46,7 +47,21 @@ class Scores(NamedTuple):
     entropies: torch.Tensor
 
 
-class TokenScorer(torch.nn.Module):
+class ScoringModel(torch.nn.Module, ABC):
+    """A model that says something of each response token."""
+
+    def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
+        super().__init__()
+        if layout == "packed":
+            use_packed_attention(model)
+        self.model, self._lay_out = model, LAYOUTS[layout]
+
+    @abstractmethod
+    def at_tokens(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
+        """A value per response token, sample after sample: float32 [R]."""
+
+
+class TokenScorer(ScoringModel):
     """A model that is asked for log-probabilities, never for logits. `group`: the ranks that share the vocabulary."""
 
     def __init__(
@@ -56,11 +71,8 @@ class TokenScorer(torch.nn.Module):
         layout: Layout,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
-        if layout == "packed":
-            use_packed_attention(model)
-        self.model, self._temperature, self._group = model, temperature, group
-        self._lay_out, self._float32 = LAYOUTS[layout], float32_head(model)
+        super().__init__(model, layout)
+        self._temperature, self._group, self._float32 = temperature, group, float32_head(model)
 
     def forward(self, prompts: Ragged, responses: Ragged) -> Scores:
         """prompts and responses: int64, of k rows each."""
@@ -71,13 +83,38 @@ class TokenScorer(torch.nn.Module):
         )
         return Scores(*map(batch.at_responses, scores))
 
+    def at_tokens(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
+        """Log-probabilities."""
+        scores: Scores = self(prompts, responses)
+        return scores.log_probs
 
-def score_parts(scorer: TokenScorer, prompts: Ragged, responses: Ragged, parts: Sequence[Part]) -> Ragged:
-    """The log-probability of every response token, float32, as `responses` are; parts: the samples of each forward
-    pass, every one once."""
+
+VALUE_HEAD = "score"
+"""Of a model of values, in place of the output layer: as transformers names it in models that classify tokens."""
+
+
+class ValueScorer(ScoringModel):
+    """A model with a head of one number (engines/torch/critic.py), that is asked what a response is worth before each
+    of its tokens."""
+
+    def forward(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
+        """prompts and responses: int64, of k rows each. float32 [R], differentiable."""
+        batch = self._lay_out(prompts, responses, next(self.model.buffers()).device)
+        values = getattr(self.model, VALUE_HEAD)(batch.hidden(self.model.base_model))
+        return batch.at_responses(values.squeeze(-1).float())
+
+    def at_tokens(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
+        """Values."""
+        values: torch.Tensor = self(prompts, responses)
+        return values
+
+
+def score_parts(scorer: ScoringModel, prompts: Ragged, responses: Ragged, parts: Sequence[Part]) -> Ragged:
+    """What is said of every response token, float32, as `responses` are; parts: the samples of each forward pass, every
+    one once."""
     if len(parts) == 1:
-        return Ragged(scorer(prompts, responses).log_probs.cpu().numpy(), responses.lengths)
-    found = [scorer(prompts.take(part), responses.take(part)).log_probs for part in parts]
+        return Ragged(scorer.at_tokens(prompts, responses).cpu().numpy(), responses.lengths)
+    found = [scorer.at_tokens(prompts.take(part), responses.take(part)) for part in parts]
     order = np.concatenate(parts)
     return Ragged(torch.cat(found).cpu().numpy(), responses.lengths[order]).take(np.argsort(order))
 

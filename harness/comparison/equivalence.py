@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.metrics.run_files import load_metrics, load_samples, weight_files
+from harness.metrics.run_files import CRITIC, load_metrics, load_samples, weight_files
 from harness.metrics.samples import read_responses
 
 GATE = "gate.json"
@@ -16,7 +16,7 @@ GATE = "gate.json"
 GATE_RUNS = "-gate"
 """Ends the name of the experiment that the gate's own runs are in, beside the one it is for."""
 
-LEARNT = ("reward/", "filter/", "response_length/", "policy/", "staleness/", "ledger/")
+LEARNT = ("reward/", "filter/", "response_length/", "policy/", "critic/", "staleness/", "ledger/")
 """Metrics that say nothing of time."""
 
 _SAMPLES = ["sample_id", "group_id", "response_tokens", "reward", "exact_match", "lag_worst", "version_first"]
@@ -26,7 +26,7 @@ def differences(one: Path, other: Path) -> list[str]:
     """What differs between the runs in two folders, time aside; empty where they are equal to the bit.
 
     Compared are samples with their rewards and lags, tokens and log-probs of every response, what was learnt in each
-    iteration, and the final weights.
+    iteration, and the final weights, the critic's as well.
     """
     a, b = (read_responses(folder / "responses.parquet") for folder in (one, other))
     equal = {
@@ -36,6 +36,7 @@ def differences(one: Path, other: Path) -> list[str]:
         "loss masks of responses": a.column("loss_mask").equals(b.column("loss_mask")),
         "metrics of what was learnt": _learnt(one) == _learnt(other),
         "final weights": _weights(one) == _weights(other),
+        "final critic": _critic(one) == _critic(other),
     }
     return [what for what, same in equal.items() if not same]
 
@@ -52,6 +53,10 @@ def _weights(folder: Path) -> list[tuple[str, bytes]]:
     if not files:
         raise FileNotFoundError(f"{folder} holds no final weights; run it with save_weights=true")
     return [(file.name, file.read_bytes()) for file in files]
+
+
+def _critic(folder: Path) -> list[tuple[str, bytes]]:
+    return [(file.name, file.read_bytes()) for file in weight_files(folder, CRITIC)]
 
 
 @dataclass(frozen=True)

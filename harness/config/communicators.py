@@ -3,7 +3,8 @@
 NCCL refuses a communicator that has two ranks on one device, and a worker, the process of a device, is one rank of a
 communicator at most. So no communicator, of devices or of the host, may have two members on one device.
 
-Who is where: the training world is the actor's ranks, one on each of its devices. actor_fwd and reference beside the
+Who is where: the training world is the actor's ranks, one on each of its devices; a critic beside the actor trains in
+it, one with devices of its own has a world of its own. actor_fwd and reference beside the
 actor score in its process and with its shards, so nothing is sent to them; a reference elsewhere never gets weights.
 A rollout engine of tensor parallel k lies on k consecutive devices: k ranks that are a communicator of their own, which
 the engine sets up by itself. One process drives it, that of its first device: it is the engine's one member of the
@@ -72,6 +73,9 @@ def communicators(
             found += [Communicator(f"micro-batches of group {k}", block, "host") for k, block in enumerate(blocks)]
     if not in_order:
         found.append(Communicator("micro-batches", world, "host"))
+    if "critic" in placement.devices and not placement.share("critic", "actor"):
+        own = tuple(Member("critic", rank, device) for rank, device in enumerate(placement.devices["critic"]))
+        found.append(Communicator("critic's world", own, "device"))
     engines = list(_engines(placement, engine_tensor_parallel))
     found += [Communicator(f"engine {k}", engine, "device") for k, engine in enumerate(engines)]
     if transport != _LOCAL:

@@ -32,6 +32,7 @@ _FILE = ".yaml"
 """The end of a choice that is a file instead of a name."""
 _FREE = (
     *(
+        "schedule.split.critic=",
         "algorithm.options.",
         "algorithm.rejection.",
         "algorithm.rejection=",
@@ -60,10 +61,21 @@ _SHAPED = (
     "filter_rounds",
     "mask_truncated",
     "entropy_coef",
+    "critic_learning_rate",
+    "value_clip",
 )
 _WRITTEN_IF_SET = {
     "task": COMMON_TO_TASKS,
-    "algorithm": ("advantage", "options", "warmup_steps", "decay", "decay_to", "aggregation", "kl", *_SHAPED),
+    "algorithm": (
+        "advantage",
+        "options",
+        "warmup_steps",
+        "decay",
+        "decay_to",
+        "aggregation",
+        "kl",
+        *_SHAPED,
+    ),
     "training": ("tokens_per_micro_batch",),
     "eval": ("every", "samples", "k", "function"),
     "checkpoint": ("every", "keep", "background"),

@@ -125,11 +125,10 @@ WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po", "tis_normalised")
 """Those that need all tokens of a batch at once."""
 ADVANTAGES = (
     *("group", "dr_grpo", "rloo", "opo", "best_of_k", "max_rl"),
-    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg"),
+    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg", "gae"),
 )
-"""Ways to compare rewards that are built in."""
+"""Ways to make advantages that are built in."""
 _NEEDS_MORE = {
-    "gae": "it needs a critic, and no role has one yet; choose one that compares rewards, such as group or rloo",
     "remax": "it needs a greedy response to every prompt of a batch, which engines sample for evaluations only; choose "
     "rloo, whose baseline is the other responses",
     "optimal_token_baseline": "it needs the sum of squared probabilities at every token, which no scorer reports; "
@@ -169,7 +168,7 @@ class AlgorithmConfig:
     grad_clip: Positive = 1.0
     temperature: Positive = 1.0
     top_p: Fraction = 1.0
-    normalise_std: Switch = True  # divide advantages by the group's standard deviation
+    normalise_std: Switch = True  # divide advantages by the group's standard deviation; gae: whiten them over the batch
     correction: Annotated[str, one_of(*CORRECTIONS)] = "clip"  # how off-policy samples are treated: docs/algorithms.md
     aggregation: Annotated[str, one_of(*AGGREGATIONS)] = "token_mean"  # of the losses of tokens
     clip_low: NotNegative = 0.2  # of those with PPO's clip
@@ -189,6 +188,8 @@ class AlgorithmConfig:
     reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
     advantage: Annotated[str, one_of(*ADVANTAGES, refused=_NEEDS_MORE)] = "group"  # how rewards are compared
+    critic_learning_rate: NotNegative | Literal["auto"] = "auto"  # auto: as learning_rate, by the model's size
+    value_clip: Positive | None = 0.5  # how far a value may move from the old one; None: as far as it likes
     mini_batches: Count = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
     epochs: Count = 1  # passes over a batch
     shaping: list[Annotated[str, one_of(*SHAPING)]] = field(default_factory=list)  # of rewards, in this order
@@ -215,6 +216,11 @@ class AlgorithmConfig:
     def filters(self) -> bool:
         """Whether some groups may be refused."""
         return self.filter != "none"
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether there is a model of values, which advantages are made with."""
+        return self.advantage == "gae"
 
     @property
     def has_reference(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.config import AlgorithmConfig, ConfigError
 
-DEVICE_ROLES = ("rollout", "actor", "actor_fwd", "reference")
+DEVICE_ROLES = ("rollout", "actor", "actor_fwd", "reference", "critic")
 HOST_ROLES = ("reward", "filter", "advantages")
 
 
@@ -44,11 +44,14 @@ class Placement:
 
 
 def resolve_split(split: Mapping[str, int | str], devices: int, roles: tuple[str, ...] = DEVICE_ROLES) -> Placement:
-    """Resolve `split` over `devices` devices for the roles that this job has.
+    """Resolve `split` over `devices` devices for the roles that this job has. A critic of which it says nothing is on
+    the actor's devices.
 
     Raises ConfigError where a value cannot be read, or where the split needs more devices than there are.
     """
     wanted = {role: split[role] for role in split if role in roles}
+    if "critic" in roles:
+        wanted.setdefault("critic", "actor")
     for role in split:
         if role not in DEVICE_ROLES:
             raise ConfigError(f"schedule.split.{role}: no such role; roles are {', '.join(DEVICE_ROLES)}")

@@ -9,14 +9,14 @@ from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PoolMemory,
 from harness.cost_model.roofline import roofline
 
 
-def layout_of(config: JobConfig, placement: Placement) -> Layout:
-    """How the job's work lies on its devices."""
+def layout_of(config: JobConfig, placement: Placement, trained: str = "actor") -> Layout:
+    """How the job's work lies on its devices; trained: the role that trains on them."""
     training, algorithm = config.training, config.algorithm
     train_devices = training.tensor_parallel * training.pipeline_parallel
     return Layout(
         engine_devices=config.engine.tensor_parallel,
         train_devices=train_devices,
-        train_ranks=len(placement.devices["actor"]) // train_devices,
+        train_ranks=len(placement.devices[trained]) // train_devices,
         colocated=len(placement.roles_on(placement.devices["rollout"][0])) > 1,
         pipeline=training.pipeline_parallel,
         expert_ranks=training.expert_parallel,
@@ -26,12 +26,13 @@ def layout_of(config: JobConfig, placement: Placement) -> Layout:
     )
 
 
-def simulated_cost(config: JobConfig, placement: Placement) -> CostConfig:
-    """What one worker's work costs: as given, or by the roofline of the job's device. Raises ConfigError where a
-    rollout engine's memory cannot hold the weights."""
+def simulated_cost(config: JobConfig, placement: Placement, trained: str = "actor") -> CostConfig:
+    """What one worker's work costs: as given, or by the roofline of the job's device. trained: the role whose training
+    it is; a critic is priced as a policy of the same shape. Raises ConfigError where a rollout engine's memory cannot
+    hold the weights."""
     if isinstance(config.cost, CostConfig):
         return config.cost
-    return roofline(config.model, config.device, config.cost, layout_of(config, placement))
+    return roofline(config.model, config.device, config.cost, layout_of(config, placement, trained))
 
 
 def check_memory(config: JobConfig, placement: Placement) -> None:

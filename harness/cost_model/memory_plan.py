@@ -8,7 +8,7 @@ phases in which it is there. What a colocated engine holds is there while it gen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from harness.config import JobConfig
@@ -70,7 +70,7 @@ class PoolMemory:
         return sum(item.bytes for item in self.items if item.what in WEIGHTS)
 
 
-WEIGHTS = ("master weights", "engine's weights", "reference", "weights to score with")
+WEIGHTS = ("master weights", "critic's master weights", "engine's weights", "reference", "weights to score with")
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def plan_memory(config: JobConfig, placement: Placement, setting: Setting) -> Me
     return MemoryPlan(tuple(pools), setting.device_bytes * setting.usable)
 
 
-def pass_of(config: JobConfig, placement: Placement, setting: Setting) -> Pass:
-    """One forward and backward pass of a training rank, as large as its micro-batches get."""
+def pass_of(config: JobConfig, placement: Placement, setting: Setting, role: str = "actor") -> Pass:
+    """One forward and backward pass of a training rank of a role, as large as its micro-batches get."""
     training, algorithm, lengths = config.training, config.algorithm, setting.lengths
     samples = 1 if setting.simulated else algorithm.micro_batch_groups * algorithm.group_size
     tokens, scored = samples * lengths.sample, samples * lengths.response
@@ -137,7 +137,7 @@ def pass_of(config: JobConfig, placement: Placement, setting: Setting) -> Pass:
     return Pass(
         tokens=tokens,
         scored=min(scored, tokens) if training.layout == "packed" else tokens,
-        ranks=max(1, len(placement.devices["actor"]) // together) * training.pipeline_parallel,
+        ranks=max(1, len(placement.devices[role]) // together) * training.pipeline_parallel,
         tensor=training.tensor_parallel,
         recompute=training.recompute_activations,
         megatron=setting.simulated,
@@ -162,9 +162,9 @@ def _pool(
     shared = "rollout" in roles and "actor" in roles
     if "rollout" in roles:
         phases.append("generate")
-    if {"actor", "actor_fwd", "reference"} & set(roles):
+    if {"actor", "actor_fwd", "reference", "critic"} & set(roles):
         phases.append("score")
-    if "actor" in roles:
+    if {"actor", "critic"} & set(roles):
         phases += TRAINING
     phases.append("publish")
     if "rollout" in roles:
@@ -176,6 +176,8 @@ def _pool(
         items += training_items(rank, here, shared=shared, moments=moments)
         items += _sent(config, rank, tuple(phase for phase in here if phase != "start"), setting)
         items += _kept_rows(config, pass_of(config, placement, setting).ranks, setting)
+    if "critic" in roles:
+        items += _critic(config, placement, setting, roles, phases)
     items += _scoring(config, rank, roles, len(devices), phases, setting)
     return PoolMemory(tuple(roles), len(devices), tuple(phases), tuple(items))
 
@@ -206,6 +208,23 @@ def training_items(
         Item("optimizer's work", min(rank.optimizer_work, (moments or always).bytes / 2), ("step",)),
         Item("a forward pass", max(rank.forward_work, rank.head_forward), ("score",)),
     ]
+
+
+_OUTPUT_LAYER = ("output layer", "output layer's gradient")
+
+
+def _critic(
+    config: JobConfig, placement: Placement, setting: Setting, roles: list[str], phases: Sequence[Phase]
+) -> list[Item]:
+    """A policy without an output layer, counted with the table of embeddings that it may not share. Beside the actor it
+    works when that does not, in memory that the actor has as well: only what stays comes on top."""
+    rank = RankMemory(config.model, pass_of(config, placement, setting, "critic"))
+    shared = "rollout" in roles
+    here = [phase for phase in phases if not (shared and setting.simulated and phase == "generate")]
+    items = training_items(rank, here, shared=shared, moments=_offloaded(config, rank, setting))
+    stays = ("master weights", "optimizer state", "gradients")
+    kept = [item for item in items if item.what in stays or ("actor" not in roles and item.what not in _OUTPUT_LAYER)]
+    return [replace(item, what=f"critic's {item.what}") for item in kept]
 
 
 def training_peaks(rank: RankMemory) -> dict[Phase, float]:

@@ -4,7 +4,7 @@
                       |                  |                   |                    |                    |
                       v                  v                   v                    v                    v
                 PromptSource      rollout engines     reward, advantages,   training ranks ----> Coordinator
-                      |              ^       |        reference, actor_fwd        ^                    |
+                      |              ^       |    reference, actor_fwd, critic    ^                    |
                prompt |       prompt |       | response  ^       | advantage,     | all of it          |
                       v              |       v           |       v log-probs      |                    |
                 +===================== TransferQueue: rows stream, a column an arrow ===+              |
@@ -51,6 +51,7 @@ from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole
+from harness.workers.critic import CriticRole
 from harness.workers.dataflow import queue_spec
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import columns_compared
@@ -58,7 +59,7 @@ from harness.workers.turns import PlacedTurns
 from schedules import Schedule
 from schedules.capacity import Capacity
 
-STAGES = ("reference", "actor_fwd", "reward", "advantages")
+STAGES = ("reference", "actor_fwd", "critic", "reward", "advantages")
 _BEFORE_FILTER = ("reward", "filter")
 
 
@@ -70,6 +71,7 @@ class Assembly:
     queue: TransferQueue
     coordinator: Coordinator
     trainers: Sequence[Handle[ActorRole]]
+    critics: Sequence[Handle[CriticRole]]
     roles: Sequence[Handle[Any]]
     """All of them, the trainers too."""
     whole_run: Sequence[WholeRunPool] = ()
@@ -114,6 +116,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             advantages_read=columns_compared(config.algorithm),
             batches_compared=needs_whole_batch(config.algorithm),
             filter_reads=_filter_reads(run, backend),
+            critic_ranks=-(-counts.get("critic", 1) // config.training.tensor_parallel),
             beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         )
     )
@@ -174,7 +177,14 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         rollout=rollout,
         device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES and role != "filter"],
-        trainer=TrainerPool(roles["actor"], observer, config.training.tensor_parallel, replay, prompts.trained),
+        trainer=TrainerPool(
+            roles["actor"],
+            observer,
+            config.training.tensor_parallel,
+            replay,
+            prompts.trained,
+            critics=roles.get("critic", ()),
+        ),
         weights=PublishedWeights(
             coordinator,
             queue,
@@ -186,7 +196,9 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         ),
         replay=replay,
     )
-    return Assembly(job, queue, coordinator, roles["actor"], every_role, list(whole_run.values()))
+    return Assembly(
+        job, queue, coordinator, roles["actor"], roles.get("critic", ()), every_role, list(whole_run.values())
+    )
 
 
 def _prompts(algorithm: AlgorithmConfig, *args: Any, **kwargs: Any) -> PromptSource:

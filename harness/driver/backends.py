@@ -82,7 +82,8 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
     store = TCPStore(runtime.host, 0, world, True, timedelta(seconds=timeout_s), wait_for_workers=False)
     plan, place = run.plan, (runtime.host, store.port)
-    engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.share)
+    critics = len(plan.placement.devices.get("critic", ()))
+    engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.share, critics)
     return Backend(clock, runtime, engines, carry, kept=store)
 
 
@@ -98,6 +99,7 @@ def _simulated_engines(run: RunSpec) -> SimulatedEngines:
         sender_links=sender_links(config, transport, training, engine),
         data_parallel={role: len(devices) // rank_devices for role, devices in placement.devices.items()},
         paced=run.plan.backend == "paced",
+        critic_cost=simulated_cost(config, placement, "critic") if config.algorithm.has_critic else None,
     )
 
 

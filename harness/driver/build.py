@@ -15,6 +15,7 @@ from harness.config import AlgorithmConfig, JobConfig
 from harness.driver.engine_factories import EngineFactory
 from harness.protocols import Clock, RolloutEngine
 from harness.rl.advantages import advantages_of, needs_whole_batch
+from harness.rl.gae import gae_of
 from harness.rl.reward_kl import reward_kl_of
 from harness.rl.shaping import shaping_of
 from harness.runtime.runtime import RoleName
@@ -22,6 +23,8 @@ from harness.tasks import environment_of
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import PacedRole
 from harness.workers.actor import ActorRole
+from harness.workers.critic import CriticRole
+from harness.workers.dataflow import CRITIC_TRAINING
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes
 from harness.workers.filtering import FilterStage
@@ -44,7 +47,7 @@ from harness.workers.stages import (
     TrainersLogProbStage,
 )
 from harness.workers.training import ONE_STEP, Updates
-from harness.workers.turns import Turns
+from harness.workers.turns import NO_TURNS, DeviceTurns, Turns
 from schedules import Order
 
 
@@ -170,7 +173,8 @@ def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage
     algorithm, longest = spec.config.algorithm, spec.engines.response_limit
     return AdvantageStage(
         group_size=algorithm.group_size,
-        advantages=advantages_of(algorithm),
+        advantages=None if algorithm.has_critic else advantages_of(algorithm),
+        by_values=gae_of(algorithm) if algorithm.has_critic else None,
         reward_kl=reward_kl_of(algorithm),
         shaping=None if longest is None else shaping_of(algorithm, longest),  # nothing simulated has a reward
         name=str(number),
@@ -218,8 +222,8 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: Beside) -> dict[s
 
 def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     engine = spec.engines.trainer(number, spec.clock)
-    reader = _in_order(number, spec) if spec.order == "fifo" else _as_completed(number, spec)
-    turns = spec.engines.world_turns(number, spec.turns_of("actor", number), spec.turn_timeout_s)
+    reader = _in_order("actor", "actor", number, spec) if spec.order == "fifo" else _as_completed(number, spec)
+    turns = spec.engines.world_turns("actor", number, spec.turns_of("actor", number), spec.turn_timeout_s)
     role = ActorRole(
         engine,
         spec.clock,
@@ -233,6 +237,40 @@ def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     if spec.colocated:
         role.sender = spec.engines.local_sender(spec.clock)
     return role
+
+
+def _critic(number: int, spec: WorkerSpec, beside: Beside) -> CriticRole:
+    """Its two loops take turns, also where no other role is on its device."""
+    engines, algorithm, together = spec.engines, spec.config.algorithm, spec.engines.ranks_together
+    engine = engines.critic(number, None if beside is None else beside.engine, spec.clock)
+    if beside is not None:
+        turns = beside.turns
+    else:
+        device = spec.turns_of("critic", number)
+        if device is NO_TURNS:
+            device = DeviceTurns(f"the device of critic[{number}]", limit_s=spec.turn_timeout_s)
+        turns = engines.world_turns("critic", number, device, spec.turn_timeout_s)
+    group = tensor_parallel_group(together) if together > 1 else None
+    rows, steps = spec.micro_batch("critic"), algorithm.steps_per_version
+    updates = Updates(
+        rows=algorithm.batch_samples // engines.critic_ranks // algorithm.mini_batches,
+        epochs=algorithm.epochs,
+        whole_batch=True,  # values are of versions, never of something between two
+    )
+    return CriticRole(
+        engine,
+        _in_order("critic", CRITIC_TRAINING, number, spec),
+        rank=number,
+        mask_truncated=algorithm.mask_truncated,
+        updates=ONE_STEP if steps == 1 else updates,
+        name=str(number),
+        rows=rows,
+        minimum=rows,
+        queue=RankQueue(spec.queue, rank=number // together, group=group),
+        clock=spec.clock,
+        turns=turns,
+        ahead=True,
+    )
 
 
 def _updates(engine: Any, spec: WorkerSpec) -> Updates:
@@ -249,10 +287,10 @@ def _updates(engine: Any, spec: WorkerSpec) -> Updates:
     )
 
 
-def _in_order(number: int, spec: WorkerSpec) -> MicroBatchReader:
-    """Of ranks that share layers the first reads the queue, for all of them."""
+def _in_order(role: str, task: str, number: int, spec: WorkerSpec) -> MicroBatchReader:
+    """What a role trains on, by its task of the queue. Of ranks that share layers the first reads, for all of them."""
     together = spec.engines.ranks_together
-    reader = FifoReader(spec.queue, rank=number // together, rows=spec.micro_batch("actor"))
+    reader = FifoReader(spec.queue, rank=number // together, rows=spec.micro_batch(role), task=task)
     if together == 1:
         return reader
     return TensorParallelReader(reader if number % together == 0 else None, tensor_parallel_group(together))
@@ -283,6 +321,7 @@ _BUILD: dict[str, Callable[[int, WorkerSpec, Beside], Any]] = {
     "advantages": _advantages,
     "reference": _reference,
     "actor_fwd": _actor_fwd,
+    "critic": _critic,
     "actor": _actor,
 }
 
@@ -299,6 +338,7 @@ ROLE_CLASSES: dict[str, type] = {
     "advantages": AdvantageStage,
     "reference": ReferenceStage,
     "actor_fwd": OldLogProbStage,
+    "critic": CriticRole,
     "actor": ActorRole,
 }
 """By which the driver knows what it may ask of each."""

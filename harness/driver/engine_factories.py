@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 
-from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+from engines.simulated.passes import SimulatedCritic, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, JobConfig, ModelConfig
 from harness.config.checks.plugins import engine_class, planned_options
@@ -20,8 +20,9 @@ from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.engine_share import EngineShare
 from harness.cost_model.lengths import Lengths
-from harness.protocols import Clock, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
+from harness.protocols import Clock, CriticEngine, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
 from harness.rl.filters import filter_of, given_to_filter
+from harness.rl.learning_rate import critic_settings
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
 from harness.weight_sync.endpoints import LocalReceiver, LocalSender, WeightReceiver, WeightSender
@@ -71,6 +72,10 @@ class EngineFactory(Protocol):
         """Training workers, or sets of such, that train on different parts of a batch."""
 
     @property
+    def critic_ranks(self) -> int:
+        """The same of the critic."""
+
+    @property
     def transfer_pace(self) -> TransferTimes | None:
         """The least that weight transfers take, where they are real and the engines are not."""
 
@@ -108,8 +113,13 @@ class EngineFactory(Protocol):
     def reference(self, trainer: Any, clock: Clock) -> Scorer:
         """With the initial parameters, spread over the training world as those of the trainer beside it are."""
 
-    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
-        """For what all training ranks compute together, of which this one's `device` takes turns."""
+    def critic(self, rank: int, trainer: Any | None, clock: Clock) -> CriticEngine:
+        """In the training world, beside that trainer, or in a world of its own; then it returns when all its ranks have
+        met."""
+
+    def world_turns(self, role: str, rank: int, device: Turns, limit_s: float | None) -> Turns:
+        """For what all ranks of a role's world (the actor's, or a critic's own) compute together, of which this one's
+        `device` takes turns."""
 
     def beside_turns(self, device: Turns, world: Turns) -> Turns:
         """Of an engine whose device has a training rank, which takes its turns in `world`."""
@@ -124,7 +134,8 @@ class EngineFactory(Protocol):
 @dataclass(frozen=True)
 class RealEngines:
     """Engines that compute. model: with the checkpoint of the initial weights; store: its host and port, where the
-    training world meets; share: of a device's memory, that a rollout engine may take."""
+    training world meets; share: of a device's memory, that a rollout engine may take; critic_world: devices of the
+    critic, if there is one."""
 
     config: JobConfig
     model: ModelConfig
@@ -133,6 +144,7 @@ class RealEngines:
     training_world: int
     store: tuple[str, int]
     share: EngineShare | None
+    critic_world: int = 0
     transfer_pace = None
     generate_s = 0.0
     reward_s_per_sample = 0.0
@@ -156,6 +168,10 @@ class RealEngines:
     @property
     def training_ranks(self) -> int:
         return self.training_world // self.ranks_together
+
+    @property
+    def critic_ranks(self) -> int:
+        return self.critic_world // self.ranks_together
 
     def judge(self) -> Judge:
         algorithm = self.config.algorithm
@@ -218,6 +234,26 @@ class RealEngines:
             horizon=self.response_limit,
         )
 
+    def critic(self, rank: int, trainer: FSDPEngine | None, clock: Clock) -> CriticEngine:
+        from engines.torch.critic import FSDPCritic, value_model
+        from engines.torch.fsdp import init_world
+
+        training, config = self.config.training, self.config
+        if trainer is not None:
+            mesh = trainer.mesh
+        else:
+            store, timeout_s = self._world_store("critic"), config.cluster.wait_timeout_s
+            mesh = init_world(store, rank, self.critic_world, self.device, timeout_s, training.tensor_parallel)
+        return FSDPCritic(
+            value_model(self._outline()),
+            critic_settings(config.algorithm),
+            mesh=mesh,
+            device=self.device,
+            training=training,
+            steps=config.iterations * config.algorithm.steps_per_version,
+            horizon=self.response_limit,
+        )
+
     def scorer(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
         return trainer.scorer()
 
@@ -233,9 +269,13 @@ class RealEngines:
             training=self.config.training,
         )
 
-    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
-        ranks = self.training_world
-        return world_turns(self._join_store(), rank=rank, ranks=ranks, device=device, limit_s=limit_s)
+    def world_turns(self, role: str, rank: int, device: Turns, limit_s: float | None) -> Turns:
+        ranks = self.training_world if role == "actor" else self.critic_world
+        return world_turns(self._world_store(role), rank=rank, ranks=ranks, device=device, limit_s=limit_s)
+
+    def _world_store(self, role: str) -> Store:
+        """Where the ranks of a role's world meet."""
+        return self._join_store() if role == "actor" else PrefixStore(role, self._join_store())
 
     def beside_turns(self, device: Turns, world: Turns) -> Turns:
         return EngineTurns(device, world)
@@ -263,7 +303,8 @@ class RealEngines:
 
 @dataclass(frozen=True)
 class SimulatedEngines:
-    """Engines that let time pass. cost: resolved for the model and its layout; sender_links: of `transfer_times`;
+    """Engines that let time pass. cost: resolved for the model and its layout; critic_cost: for that of
+    the critic; sender_links: of `transfer_times`;
     data_parallel: ranks of each role; paced: weights are really sent, so that there have to be some."""
 
     config: JobConfig
@@ -273,8 +314,9 @@ class SimulatedEngines:
     sender_links: float
     data_parallel: Mapping[str, int]
     paced: bool
+    critic_cost: CostConfig | None = None
     device = torch.device("cpu")
-    ranks_together = training_ranks = 1
+    ranks_together = training_ranks = critic_ranks = 1
     response_limit = None  # a simulated environment ends by itself
 
     @property
@@ -333,8 +375,13 @@ class SimulatedEngines:
     def reference(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
         return self.log_prob("reference", clock)
 
-    def world_turns(self, rank: int, device: Turns, limit_s: float | None) -> Turns:
+    def world_turns(self, role: str, rank: int, device: Turns, limit_s: float | None) -> Turns:
         return device
+
+    def critic(self, rank: int, trainer: SimulatedTrainer | None, clock: Clock) -> CriticEngine:
+        assert self.critic_cost is not None, "a job with a critic has its cost"
+        ranks = self.data_parallel["critic"]
+        return SimulatedCritic(self.critic_cost, clock, ranks=ranks, training=self.config.training)
 
     def beside_turns(self, device: Turns, world: Turns) -> Turns:
         return device

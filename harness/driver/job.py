@@ -26,6 +26,7 @@ from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole
+from harness.workers.critic import CriticRole
 from harness.workers.dataflow import partition_name, text_column
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import Stage
@@ -50,7 +51,8 @@ class Observer(Protocol):
 
     def spans(self, spans: Iterable[Span]) -> None: ...
 
-    def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None: ...
+    def trained(self, iteration: int, reports: Sequence[TrainReport], of_values: Sequence[TrainReport] = ()) -> None:
+        """of_values: the critic's reports, where there is one."""
 
     def evaluated(self, found: Evaluated) -> None:
         """A version's held-out accuracy."""
@@ -450,7 +452,8 @@ class RolloutPool(Pool[RolloutRole]):
 
 
 class TrainerPool:
-    """The training world; `together` neighbouring ranks train on the same micro-batches."""
+    """The training world, and the critic's, which learns from the same batches; `together` neighbouring ranks train on
+    the same micro-batches."""
 
     def __init__(
         self,
@@ -459,18 +462,22 @@ class TrainerPool:
         together: int = 1,
         replay: Replay | None = None,
         trained: Callable[[Sequence[TrainReport]], None] = lambda reports: None,
+        critics: Sequence[Handle[CriticRole]] = (),
     ) -> None:
         """trained: is told as well."""
         self.ranks, self.observer, self.together, self.trained = ranks, observer, together, trained
+        self.critics = critics
         self._replay = replay or Replay()
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         if iteration < self._replay.done:
             return
         self.observer.doing("actor", f"batch {iteration}")
-        reports = await ask_all(self.ranks, lambda actor: actor.train(iteration, first))
-        each = one_report_per_group(reports, self.together)
-        self.observer.trained(iteration, each)
+        async with asyncio.TaskGroup() as asked:
+            actors = asked.create_task(ask_all(self.ranks, lambda actor: actor.train(iteration, first)))
+            critics = asked.create_task(ask_all(self.critics, lambda critic: critic.train(iteration)))
+        each, of_values = (one_report_per_group(asked.result(), self.together) for asked in (actors, critics))
+        self.observer.trained(iteration, each, of_values)
         self.trained(each)
         self.observer.doing("actor", "waiting")
 

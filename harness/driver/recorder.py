@@ -36,6 +36,7 @@ from harness.metrics.samples import (
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics, policy_metrics
+from harness.rl.value_loss import value_metrics
 from harness.workers.training import TrainedRows, TrainReport
 
 
@@ -133,7 +134,7 @@ def _samples(rows: TrainedRows, prompt_tokens: np.ndarray, run_tokens: np.ndarra
 @dataclass(frozen=True)
 class Work:
     """peak: operations per second of one device; scorings: forward passes over a sample, besides training; epochs:
-    passes of training over it."""
+    passes of training over it, the critic's too."""
 
     model: ModelConfig
     scorings: int
@@ -192,8 +193,8 @@ class Recorder:
         self._spans: list[Span] = []  # not in the parts yet; of a run that has some
         self._parts: Parts | None = None
         self._ledger_due = 0.0
-        self._trained: tuple[int, Sequence[TrainReport]] | None = None
-        self._skipped_steps = 0.0
+        self._trained: tuple[int, Sequence[TrainReport], Sequence[TrainReport]] | None = None
+        self._skipped_steps = {"train": 0.0, "critic": 0.0}
         self._refused = 0  # samples, since the last version
         self._evaluated: Evaluated | None = None  # and in no line yet
 
@@ -235,15 +236,15 @@ class Recorder:
         self._evaluated = found
         self.on_evaluated(found)
 
-    def trained(self, iteration: int, reports: Sequence[TrainReport]) -> None:
-        for report in reports:
+    def trained(self, iteration: int, reports: Sequence[TrainReport], of_values: Sequence[TrainReport] = ()) -> None:
+        for report in (*reports, *of_values):
             self.spans(report.spans)
-        self._trained = (iteration, reports)
+        self._trained = (iteration, reports, of_values)
 
     def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
         """Ends iteration version - 1. What is left is called with the metrics of the queue."""
         assert self._trained is not None and self._trained[0] == version - 1
-        iteration, reports = self._trained
+        iteration, reports, of_values = self._trained
         at = self.clock.now()
         self.timeline.end_iteration(iteration, at)
         for report in reports:
@@ -255,12 +256,13 @@ class Recorder:
         self._evaluated = None
         refused, self._refused = self._refused // self.group_size, 0
         settled, self._records = self._records, []  # as of now: a checkpoint may be made of it
-        return lambda queue: self._close(iteration, reports, at, {**ledger, **queue}, refused, settled)
+        return lambda queue: self._close(iteration, reports, of_values, at, {**ledger, **queue}, refused, settled)
 
     def _close(
         self,
         iteration: int,
         reports: Sequence[TrainReport],
+        of_values: Sequence[TrainReport],
         at: float,
         counts: Mapping[str, float],
         refused: int,
@@ -271,9 +273,6 @@ class Recorder:
         trained = [rows for report in reports for rows in report.trained]
         records = [record for rows in trained for record in self.decoder.records(rows, iteration, self.group_size)]
         self._trained_samples += len(records)
-        sums: dict[str, float] = {}
-        for report in reports:
-            sums = add_diagnostics(sums, report.sums)
         tokens = sum(record.prompt_tokens + record.response_tokens for record in records)
         times = self.timeline.iteration_metrics(iteration)
         metrics = iteration_metrics(
@@ -283,10 +282,12 @@ class Recorder:
             times,
             throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
             staleness_metrics(records, self.steps_per_version),
-            self.decoder.metrics(records, sums),
+            self.decoder.metrics(records, _added_up(reports)),
             turn_metrics(records) if self.several_turns else {},
             filter_metrics(records, refused) if self.filters else {},
-            self._step_metrics(reports),
+            self._step_metrics("train", reports),
+            value_metrics(_added_up(of_values)),
+            self._step_metrics("critic", of_values),
             self._utilisation(records, times["time/iteration_s"]),
             counts,
         )
@@ -305,7 +306,7 @@ class Recorder:
     def state(self) -> RecorderState:
         """As the last iteration that ended is written down."""
         last_end = self.timeline.elapsed_window()[1]
-        return RecorderState(self._trained_samples, self._skipped_steps, last_end, list(self.engines))
+        return RecorderState(self._trained_samples, self._skipped_steps["train"], last_end, list(self.engines))
 
     def admitted_groups(self) -> list[AdmittedGroup]:
         """Those in flight, as of now."""
@@ -320,7 +321,7 @@ class Recorder:
         for one in cut.admitted:
             told = _Admitted(one.group, one.at, one.prompt_tokens)
             self._admitted |= dict.fromkeys(range(one.group * n, (one.group + 1) * n), told)
-        self._trained_samples, self._skipped_steps = state.trained_samples, state.skipped_steps
+        self._trained_samples, self._skipped_steps["train"] = state.trained_samples, state.skipped_steps
         self.engines += state.engines
         self.timeline.end_iteration(cut.version - 1, state.last_end)
 
@@ -340,16 +341,16 @@ class Recorder:
         flops = sum(self.work.flops_of(record.prompt_tokens, record.response_tokens) for record in records)
         return {"throughput/mfu": flops / (seconds * self.devices * self.work.peak)}
 
-    def _step_metrics(self, reports: Sequence[TrainReport]) -> dict[str, float]:
+    def _step_metrics(self, whose: str, reports: Sequence[TrainReport]) -> dict[str, float]:
         """Of the optimizer's steps, which every rank reports alike; nothing of simulated ones."""
-        steps = [step for step in reports[0].steps if step]
+        steps = [step for report in reports[:1] for step in report.steps if step]
         if not steps:
             return {}
-        self._skipped_steps += sum(step["skipped"] for step in steps)
+        self._skipped_steps[whose] += sum(step["skipped"] for step in steps)
         return {
-            "train/grad_norm": sum(step["grad_norm"] for step in steps) / len(steps),
-            "train/learning_rate": steps[-1]["learning_rate"],
-            "train/skipped_steps": self._skipped_steps,
+            f"{whose}/grad_norm": sum(step["grad_norm"] for step in steps) / len(steps),
+            f"{whose}/learning_rate": steps[-1]["learning_rate"],
+            f"{whose}/skipped_steps": self._skipped_steps[whose],
         }
 
     def samples(self) -> list[SampleRecord]:
@@ -383,6 +384,14 @@ class Recorder:
 
 
 _FATE_OF: dict[DropReason, Fate] = {"stale": "dropped_stale", "filtered": "dropped_filtered"}
+
+
+def _added_up(reports: Sequence[TrainReport]) -> dict[str, float]:
+    """The sums of all ranks."""
+    sums: dict[str, float] = {}
+    for report in reports:
+        sums = add_diagnostics(sums, report.sums)
+    return sums
 
 
 def worker_places(

@@ -22,12 +22,20 @@ from harness.cost_model.shape import parameters
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt
-from harness.driver.final_model import model_card, write_model_files
+from harness.driver.final_model import model_card, write_critic_files, write_model_files
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay
 from harness.driver.session import Session
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
-from harness.metrics.run_files import MODEL, RunDirectory, load_config, load_metrics, mirrored_files, run_directory
+from harness.metrics.run_files import (
+    CRITIC,
+    MODEL,
+    RunDirectory,
+    load_config,
+    load_metrics,
+    mirrored_files,
+    run_directory,
+)
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.rl.learning_rate import peak_rate
 from harness.runtime.fork_server import ForkServer
@@ -35,6 +43,7 @@ from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, ask_all
 from harness.tasks import make_task, tokenizer_of
 from harness.workers.actor import ActorRole
+from harness.workers.critic import CriticRole
 
 MEMBERSHIP = "membership.json"
 LOGS = "logs"
@@ -98,6 +107,8 @@ def run_seed(
         with console.status("writing results"):
             if config.save_weights and plan.backend == "real":
                 run_in(runner, _save_model(session.trainers, folder, spec, manifest))
+                if session.assembly.critics:
+                    run_in(runner, _save_critic(session.assembly.critics, folder, spec))
             session.recorder.write(folder)
             _draw(folder)
             mirror.finish()
@@ -175,6 +186,15 @@ async def _save_model(
     write_model_files(unfinished, run.model, tokenizer_of(run.config), card)
     await ask_all(trainers, lambda actor: actor.save_weights(str(unfinished)))
     unfinished.rename(folder.path / MODEL)
+
+
+async def _save_critic(critics: Sequence[Handle[CriticRole]], folder: RunDirectory, run: RunSpec) -> None:
+    """As `_save_model`."""
+    unfinished = folder.path / f".{CRITIC}"
+    unfinished.mkdir()
+    write_critic_files(unfinished, run.model)
+    await ask_all(critics, lambda critic: critic.save_weights(str(unfinished)))
+    unfinished.rename(folder.path / CRITIC)
 
 
 def _draw(folder: RunDirectory) -> None:

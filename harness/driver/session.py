@@ -47,8 +47,11 @@ def _work(run: RunSpec) -> Work | None:
     else:
         kind = gpu_kind() if plan.gpu else None
         peak = None if kind is None else float(read_settings(EXPERIMENTS / "device" / f"{kind}.yaml")["flops"])
-    scorings = len({"reference", "actor_fwd"} & plan.placement.devices.keys()) + config.algorithm.freezes_proximal
-    return None if peak is None else Work(run.model, scorings, peak, config.algorithm.epochs)
+    scorings = (
+        len({"reference", "actor_fwd", "critic"} & plan.placement.devices.keys()) + config.algorithm.freezes_proximal
+    )
+    epochs = config.algorithm.epochs * (1 + config.algorithm.has_critic)
+    return None if peak is None else Work(run.model, scorings, peak, epochs)
 
 
 class Session:

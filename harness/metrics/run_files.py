@@ -31,6 +31,8 @@ from harness.metrics.timeline import Place, Timeline, chrome_trace, timeline_of
 _LOCK = ".lock"
 MODEL = "model"
 """The folder of the final weights, with all that transformers and the engines need to load them."""
+CRITIC = "critic"
+"""That of the final critic, where there is one, as a model that classifies tokens."""
 EVALUATIONS = "eval.jsonl"
 """A line for each version whose held-out accuracy was found."""
 INCOMPLETE = "mlflow-incomplete.txt"
@@ -274,9 +276,10 @@ def mirrored_files(path: Path) -> list[Path]:
     return [file for file in files if file.name not in left_out and not file.name.startswith(".")]
 
 
-def weight_files(path: Path) -> list[Path]:
-    """The final weights of the run in folder `path`: one file, or shards; none where they were not kept."""
-    return sorted((path / MODEL).glob("*.safetensors"))
+def weight_files(path: Path, model: str = MODEL) -> list[Path]:
+    """The final weights of the run in folder `path`, or those of its `CRITIC`: one file, or shards; none where they
+    were not kept."""
+    return sorted((path / model).glob("*.safetensors"))
 
 
 def load_samples(path: Path) -> pa.Table:

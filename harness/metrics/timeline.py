@@ -19,7 +19,9 @@ from typing import Any
 from harness.protocols import Span
 
 SYNC_KINDS = frozenset({"load_weights", "publish_weights"})
-WORK_KINDS = SYNC_KINDS | {"generate", "reward", "filter", "reference", "old_log_prob", "advantages", "update_actor"}
+CRITIC_KINDS = ("values", "update_critic")
+_PHASES = ("generate", "reference", "old_log_prob", "advantages", "update_actor")
+WORK_KINDS = SYNC_KINDS | {*_PHASES, "reward", "filter", *CRITIC_KINDS}
 BACKGROUND_SYNC_KINDS = frozenset({"stage_weights"})
 KINDS = WORK_KINDS | BACKGROUND_SYNC_KINDS | {"wait_for_samples"}
 TRAINING_ROLE = "actor"
@@ -27,9 +29,8 @@ SYNC_ROLES = ("rollout", "actor", "actor_fwd")
 """Roles that weights travel between."""
 
 # `reward` has no time of its own among the metrics; its spans count in idle/reward and in the trace.
-_PHASE_METRICS = {
-    kind: f"time/{kind}_s" for kind in ("generate", "reference", "old_log_prob", "advantages", "update_actor")
-}
+_PHASE_METRICS = {kind: f"time/{kind}_s" for kind in _PHASES}
+_CRITICS_METRICS = {kind: f"time/{kind}_s" for kind in CRITIC_KINDS}
 _SAME_INSTANT_S = 1e-9
 
 
@@ -151,7 +152,8 @@ class Timeline:
         """
         spans, window = self._by_iteration[iteration], self.window(iteration)
         metrics = {"time/iteration_s": _elapsed(window)}
-        for kind, name in _PHASE_METRICS.items():
+        critics = _CRITICS_METRICS if "critic" in self.roles else {}
+        for kind, name in (_PHASE_METRICS | critics).items():
             metrics[name] = _seconds_per_engine(s for s in spans if s.kind == kind)
         metrics["time/wait_for_samples_s"] = _seconds_per_engine(
             s for s in spans if s.kind == "wait_for_samples" and s.role == TRAINING_ROLE

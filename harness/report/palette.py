@@ -21,6 +21,8 @@ KINDS = {
     "old_log_prob": "#56B4E9",
     "advantages": "#CA9161",
     "update_actor": "#029E73",
+    "values": "#949494",
+    "update_critic": "#7FB800",
     "publish_weights": "#DE8F05",
     "stage_weights": "#FBAFE4",
     "wait_for_samples": "#EDEDED",

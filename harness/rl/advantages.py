@@ -17,6 +17,7 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
 from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
+from harness.rl.gae import gae
 
 Advantages = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
@@ -116,6 +117,8 @@ ADVANTAGES: dict[str, Callable[..., torch.Tensor]] = {
     "gpg": gpg,
 }
 """Every way to compare rewards, by name."""
+BY_VALUES: dict[str, Callable[..., Any]] = {"gae": gae}
+"""Advantages of tokens, made with a critic's values instead (harness/rl/gae.py)."""
 
 
 def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
@@ -156,16 +159,17 @@ def compares_lengths(algorithm: AlgorithmConfig) -> bool:
 def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:
     """Whether advantages are made batch by batch, in order, not group by group: rewards of a batch are compared, or the
     coefficient of the KL in the reward goes from batch to batch."""
-    return algorithm.kl_target is not None or _compares_batches(comparison_of(algorithm.advantage))
+    by_batch = algorithm.kl_target is not None or (algorithm.has_critic and algorithm.normalise_std)
+    return by_batch or _compares_batches(comparison_of(algorithm.advantage))
 
 
-def _compares_batches(compare: Callable[..., torch.Tensor]) -> bool:
+def _compares_batches(compare: Callable[..., Any]) -> bool:
     return bool(getattr(compare, "whole_batch", False))
 
 
-def comparison_of(name: str) -> Callable[..., torch.Tensor]:
+def comparison_of(name: str) -> Callable[..., Any]:
     """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
-    found = lookup(ADVANTAGES, name, "algorithm.advantage")
+    found: Callable[..., Any] = lookup(ADVANTAGES | BY_VALUES, name, "algorithm.advantage")
     if is_path(name):
         check_called(found, 1, "algorithm.advantage", name, "advantages(rewards)")
     return found

@@ -26,13 +26,13 @@ def reinforce_plus_plus(rewards: torch.Tensor, *, lengths: torch.Tensor) -> torc
     REINFORCE++ (arXiv 2501.03262), with one reward for each response and no discount; the variance is that of a sample,
     as in verl. Groups are not compared: one of equal rewards teaches, unless the whole batch is alike.
     """
-    return _whitened(rewards.float(), lengths)
+    return whitened(rewards.float(), lengths)
 
 
 @of_batch
 def reinforce_plus_plus_baseline(rewards: torch.Tensor, *, lengths: torch.Tensor) -> torch.Tensor:
     """The same of rewards less their group's mean: REINFORCE++-baseline (arXiv 2501.03262)."""
-    return _whitened(_less_mean(rewards.float()), lengths)
+    return whitened(_less_mean(rewards.float()), lengths)
 
 
 @of_batch
@@ -54,11 +54,12 @@ def _less_mean(rewards: torch.Tensor) -> torch.Tensor:
     return (rewards - rewards.mean(dim=1, keepdim=True)).masked_fill(equal, 0.0)
 
 
-def _whitened(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Over tokens: a value counts as often as its response has tokens. Equal values become 0."""
+def whitened(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Over tokens: a value counts as often as `counts` says, such as its response's tokens; once or not at all, where
+    that is a mask. Equal values become 0."""
     if values.amax() == values.amin():
         return torch.zeros_like(values)
-    exact, weights = values.double(), lengths.double()
+    exact, weights = values.double(), counts.double()
     tokens = weights.sum()
     mean = (weights * exact).sum() / tokens
     variance = (weights * (exact - mean).square()).sum() / (tokens - 1).clamp(min=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from harness.config import AlgorithmConfig
 
@@ -17,6 +18,11 @@ def peak_rate(algorithm: AlgorithmConfig, parameters: int) -> float:
     if algorithm.learning_rate != "auto":
         return algorithm.learning_rate
     return next(rate for below, rate in BY_PARAMETERS if parameters < below)
+
+
+def critic_settings(algorithm: AlgorithmConfig) -> AlgorithmConfig:
+    """The same optimizer, at the critic's rate."""
+    return replace(algorithm, learning_rate=algorithm.critic_learning_rate)
 
 
 def learning_rate(algorithm: AlgorithmConfig, parameters: int, step: int, steps: int) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.config.job import Layout, TrainingConfig
-from harness.protocols import TrainBatch
+from harness.protocols import TrainBatch, ValueBatch
 from harness.transfer_queue import Ragged, taken
 
 Part = NDArray[np.int64]
@@ -60,7 +60,10 @@ def passes_over(
     return cut if agreed is None else cut_further(cut, agreed(len(cut)))
 
 
-def part_of(batch: TrainBatch, part: Part) -> TrainBatch:
+MicroBatch = TypeVar("MicroBatch", TrainBatch, ValueBatch)
+
+
+def part_of(batch: MicroBatch, part: Part) -> MicroBatch:
     """These samples of a micro-batch, in this order."""
     columns = {field.name: getattr(batch, field.name) for field in fields(batch)}
     cut: dict[str, Any] = {name: None if column is None else taken(column, part) for name, column in columns.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.protocols import FINISH_REASONS, Clock, TrainBatch, TrainEngine, WrittenState
+from harness.protocols import Clock, TrainBatch, TrainEngine, WrittenState
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import RealClock, open_ended
 from harness.transfer_queue import Batch, Ragged
@@ -18,7 +18,7 @@ from harness.weight_sync.saving import save_weights
 from harness.workers.computing_role import ComputingRole
 from harness.workers.dataflow import samples_in
 from harness.workers.readers import Deadlines, MicroBatchReader
-from harness.workers.training import ONE_STEP, TrainedRows, Training, TrainReport, Updates
+from harness.workers.training import ONE_STEP, TrainedRows, Training, TrainReport, Updates, learnt_tokens
 from harness.workers.turns import NO_TURNS, Turns
 
 
@@ -95,10 +95,6 @@ class ActorRole(ComputingRole, SendingWorker):
 def train_batch(batch: Batch, version: int, mask_truncated: bool = False) -> TrainBatch:
     """The columns that training reads, by the names of the formulas. version: before the batch's first step."""
     columns: dict[str, Any] = dict(batch.columns)
-    mask = columns["loss_mask"]
-    if mask_truncated:
-        whole = columns["finish_reason"] != FINISH_REASONS.index("length")
-        mask = Ragged(mask.values & np.repeat(whole, mask.lengths), mask.lengths)
     return TrainBatch(
         prompts=columns["prompt"],
         responses=columns["response"],
@@ -109,7 +105,7 @@ def train_batch(batch: Batch, version: int, mask_truncated: bool = False) -> Tra
         old_log_probs=columns.get("old_log_probs"),
         old_versions=columns.get("old_version"),
         proximal_log_probs=columns.get("proximal_log_probs"),
-        mask=mask,
+        mask=learnt_tokens(batch, mask_truncated),
         lags=Ragged(version - columns["versions"].values, columns["versions"].lengths),
     )
 

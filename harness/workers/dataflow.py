@@ -7,12 +7,14 @@
        │                   └─> (filter ─ passed ─> prompts ─ kept): all below and advantages wait for kept
        ├─> reference   ─ ref_log_probs
        ├─> actor_fwd   ─ old_log_probs, old_version
+       ├─> critic      ─ values, value_version: read by advantages, which then write returns, and by the critic again
        └─> actor reads all of them
 
-One row is one sample; `response`, `loss_mask`, `log_probs`, `versions`, `ref_log_probs` and `old_log_probs` have a
-value per token, `score_extras` one for each name in `extra_metrics` of the task. `response` is all that follows the
-prompt, with what an environment wrote; `loss_mask` is True where the policy sampled. `finish_reason` is a place in
-`harness.protocols.FINISH_REASONS`; `environment_reward` is NaN where there is none.
+One row is one sample; `response`, `loss_mask`, `log_probs`, `versions`, `ref_log_probs`, `old_log_probs`, `values`,
+`returns` and, where there is a critic, `advantage` have a value per token, `score_extras` one for each name in
+`extra_metrics` of the task. `response` is all that follows the prompt, with what an environment wrote; `loss_mask` is
+True where the policy sampled. `finish_reason` is a place in `harness.protocols.FINISH_REASONS`; `environment_reward` is
+NaN where there is none.
 """
 
 from __future__ import annotations
@@ -58,8 +60,17 @@ FILTER_COLUMNS = {
     "passed": ColumnSpec("bool"),
     "kept": ColumnSpec("bool"),
 }
+VALUE_COLUMNS = {"values": ColumnSpec("float32", ragged=True), "value_version": ColumnSpec("int32")}
+TOKEN_ADVANTAGE_COLUMNS = {  # where there is a critic
+    "advantage": ColumnSpec("float32", ragged=True),
+    "returns": ColumnSpec("float32", ragged=True),
+}
 OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version": ColumnSpec("int32")}
 
+CRITIC_TRAINING = "critic_training"
+"""The task by which the critic reads rows a second time, to learn from them."""
+OF_VALUES = ("prompt", "response", "loss_mask", "finish_reason", *VALUE_COLUMNS, "returns")
+"""What it learns from."""
 
 _PARTITION = "train_"
 
@@ -105,6 +116,7 @@ def queue_spec(
     advantages_read: Sequence[str] = (),
     batches_compared: bool = False,
     filter_reads: Sequence[str] | None = None,
+    critic_ranks: int = 1,
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
 
@@ -119,7 +131,7 @@ def queue_spec(
     advantages_read: what advantages are made of besides rewards. batches_compared: whether they take batches whole, and
     in order. filter_reads: what the filter is made of besides rewards; None: there is none. With one, a group goes to
     no role after it before it is `kept`; until then its rows may begin again, and rollout, rewards and filter wait for
-    them.
+    them. critic_ranks: of the critic's world, each of which reads its share, when it scores and when it trains.
     """
     if order != "fifo":
         training_ranks = 1
@@ -156,6 +168,10 @@ def queue_spec(
     if score_extras:
         columns |= EXTRA_COLUMNS
         trained += EXTRA_COLUMNS
+    if "critic" in roles:
+        columns |= VALUE_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
+        tasks["critic"] = TaskSpec(("prompt", "response"), policy=forward, ranks=critic_ranks, whole_groups=True)
+        tasks[CRITIC_TRAINING] = TaskSpec(OF_VALUES, policy=training, ranks=critic_ranks, whole_groups=True)
     tasks["actor"] = TaskSpec(tuple(trained), policy=training, ranks=training_ranks, whole_groups=True)
     if filter_reads is not None:
         columns |= FILTER_COLUMNS

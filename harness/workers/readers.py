@@ -29,10 +29,11 @@ class MicroBatchReader(Protocol):
 
 
 class FifoReader:
-    """As admitted: partition `train_<i>` in group order, split between the ranks in micro-batches of `rows` samples."""
+    """As admitted: partition `train_<i>` in group order, split between the ranks in micro-batches of `rows` samples.
+    task: of the queue, whose rows these are."""
 
-    def __init__(self, queue: TransferQueue, *, rank: int, rows: int) -> None:
-        self.queue, self.rank, self.rows = queue, rank, rows
+    def __init__(self, queue: TransferQueue, *, rank: int, rows: int, task: str = "actor") -> None:
+        self.queue, self.rank, self.rows, self.task = queue, rank, rows, task
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
         """Raises ValueError where `first` is given: here a group's turn does not depend on when it was started."""
@@ -43,7 +44,7 @@ class FifoReader:
 
     async def _next(self, partition: str) -> Batch | None:
         return await self.queue.get(
-            "actor",
+            self.task,
             self.rows,
             partition=partition,
             rank=self.rank,

@@ -16,6 +16,7 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages, compares_lengths
+from harness.rl.gae import TokenAdvantages
 from harness.rl.reward_kl import RewardKL
 from harness.rl.shaping import Shaping
 from harness.runtime.runtime import open_ended
@@ -170,7 +171,7 @@ class RewardStage(Stage):
 
 
 class AdvantageStage(Stage):
-    """Shapes rewards, and compares the samples of a group with each other; takes groups whole, or
+    """Shapes rewards, and compares the samples of a group with each other, or with values; takes groups whole, or
     batches (`minimum`)."""
 
     role = kind = "advantages"
@@ -179,13 +180,15 @@ class AdvantageStage(Stage):
         self,
         *,
         group_size: int,
-        advantages: Advantages,
+        advantages: Advantages | None = None,
+        by_values: TokenAdvantages | None = None,
         shaping: Shaping | None = None,
         reward_kl: RewardKL | None = None,
         **stage: Any,
     ) -> None:
+        """advantages: of responses; by_values: of tokens instead, where there is a critic."""
         super().__init__(**stage)
-        self.group_size, self.advantages = group_size, advantages
+        self.group_size, self.advantages, self.by_values = group_size, advantages, by_values
         self.shaping, self.reward_kl = shaping, reward_kl
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
@@ -200,6 +203,9 @@ class AdvantageStage(Stage):
             tokens = torch.from_numpy(batch.ragged("loss_mask").lengths)
             told["kl_coef"] = np.full(len(batch.rows), self.reward_kl.coefficient, np.float32)
             rewards = self.reward_kl(rewards, log_probs, reference, mask, tokens)
+        if self.by_values is not None:
+            return told | _by_values(self.by_values, rewards, batch)
+        assert self.advantages is not None, "advantages are of responses or of tokens"
         advantages = self.advantages(rewards, lengths)
         if advantages.shape != rewards.shape:
             raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
@@ -213,11 +219,19 @@ class AdvantageStage(Stage):
         return torch.tensor(tokens, dtype=torch.int64).view(-1, self.group_size)
 
 
+def _by_values(advantages_of: TokenAdvantages, rewards: torch.Tensor, batch: Batch) -> dict[str, Column]:
+    mask, values = batch.ragged("loss_mask"), batch.ragged("values")
+    columns = (torch.from_numpy(part) for part in (values.values, mask.values, mask.lengths))
+    advantages, returns = advantages_of(rewards.flatten(), *columns)
+    return {"advantage": Ragged(advantages.numpy(), mask.lengths), "returns": Ragged(returns.numpy(), mask.lengths)}
+
+
 def columns_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """Of the queue those that advantages are made of, besides rewards."""
+    of_values = ("values",) if algorithm.has_critic else ()
     if algorithm.has_reward_kl:
-        return "loss_mask", "log_probs", "ref_log_probs"
-    return ("loss_mask",) if algorithm.shaping or compares_lengths(algorithm) else ()
+        return ("loss_mask", "log_probs", "ref_log_probs", *of_values)
+    return ("loss_mask", *of_values) if algorithm.shaping or compares_lengths(algorithm) else ()
 
 
 class ReferenceStage(Stage):

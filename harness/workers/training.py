@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from harness.protocols import Clock, Scorer, Span
+from harness.protocols import FINISH_REASONS, Clock, Scorer, Span
 from harness.rl.diagnostics import add_diagnostics
 from harness.transfer_queue import Batch, Ragged
 from harness.workers.computing_role import ComputingRole
@@ -200,6 +200,15 @@ async def _keeping(batches: AsyncIterator[Batch], kept: list[Batch]) -> AsyncIte
     async for batch in batches:
         kept.append(batch)
         yield batch
+
+
+def learnt_tokens(batch: Batch, mask_truncated: bool) -> Ragged:
+    """bool: which tokens have a loss. mask_truncated: of responses that were cut off, none."""
+    mask = batch.ragged("loss_mask")
+    if not mask_truncated:
+        return mask
+    whole = batch.dense("finish_reason") != FINISH_REASONS.index("length")
+    return Ragged(mask.values & np.repeat(whole, mask.lengths), mask.lengths)
 
 
 def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:

@@ -141,6 +141,41 @@ def test_a_filter_changes_nothing_of_that(results: Path) -> None:
         assert max(row["filter/rounds"] for row in load_metrics(run)) > 2
 
 
+WITH_CRITIC = "algorithm=ppo algorithm.micro_batch_groups=4"
+CRITICS = {
+    "whitened": "",
+    "streaming": "algorithm.normalise_std=false algorithm.options.lam=0.95",
+    "steps": "algorithm.mini_batches=2 algorithm.epochs=2",
+}
+WORLDS = ("colocated", "separated_streaming", "async_0", "colocated_2_ranks", "async_0_2_ranks")
+
+
+@pytest.fixture(scope="module")
+def runs_with_critic(results: Path) -> dict[str, Path]:
+    each = {f"{name}_{how}": f"{RUNS[name]} {given}" for how, given in CRITICS.items() for name in WORLDS}
+    each["apart"] = "schedule=separated_sync cluster.devices=3 schedule.split.rollout=1 schedule.split.critic=1"
+    settings = {name: f"{SMALL} iterations=3 {WITH_CRITIC} {given}" for name, given in each.items()}
+    return bench_all(results / "critic", settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", CRITICS)
+@pytest.mark.parametrize("other", ["separated_streaming", "async_0", "async_0_2_ranks"])
+def test_a_critic_changes_nothing_of_that(runs_with_critic: dict[str, Path], how: str, other: str) -> None:
+    same_world = "colocated_2_ranks" if other.endswith("2_ranks") else "colocated"
+    one, run = runs_with_critic[f"{same_world}_{how}"], runs_with_critic[f"{other}_{how}"]
+    assert not differences(one, run)
+    invariants.check_run(invariants.read_run(run))
+    assert all(row["critic/lag_max"] == 0 and row["critic/grad_norm"] > 0 for row in load_metrics(run))
+
+
+@pytest.mark.slow
+def test_a_critic_on_devices_of_its_own_learns_the_same(runs_with_critic: dict[str, Path]) -> None:
+    assert not differences(runs_with_critic["colocated_whitened"], runs_with_critic["apart"])
+    weights = load_file(runs_with_critic["apart"] / "critic/model.safetensors")
+    assert weights["score.weight"].any() and "lm_head.weight" not in weights
+
+
 @pytest.mark.slow
 def test_a_model_with_experts_changes_nothing_of_that(results: Path, tmp_path: Path) -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}

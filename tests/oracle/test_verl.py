@@ -17,10 +17,12 @@ from harness.config import AlgorithmConfig
 from harness.config.job import AGGREGATIONS, REJECTIONS
 from harness.rl.advantages import advantages_of
 from harness.rl.aggregation import divisor, token_weights
+from harness.rl.gae import gae_of
 from harness.rl.kl import KL
 from harness.rl.losses import policy_loss
 from harness.rl.rejection import rejection_of
 from harness.rl.reward_kl import RewardKL
+from harness.rl.value_loss import value_losses, value_sums
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs verl: make test-oracle")
 actor_config = pytest.importorskip("verl.workers.config").ActorConfig
@@ -322,3 +324,51 @@ def test_weights_that_are_normalised_are_those_of_verl(level: str) -> None:
         expected = -weights[case.there] * case.advantages / case.mask.sum()
         torch.testing.assert_close(found, expected.masked_fill(~case.mask, 0.0), **TOLERANCE)
     assert compared >= RANDOM
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.97, 0.9), (1.0, 0.0)])
+def test_gae_is_that_of_verl(gamma: float, lam: float) -> None:
+    """Advantages, whitened and not, and returns, at the tokens that were sampled. verl's arithmetic is that of its
+    inputs, here float64; it whitens always, and loses a reward that comes where nothing was sampled."""
+    for number in range(RANDOM + EXTREME):
+        case = Case(number)
+        random = np.random.default_rng(number)
+        size = 100.0 if number >= RANDOM else 1.0
+        rewards = torch.from_numpy(random.normal(0, size, len(case.lengths))).float()
+        values = torch.from_numpy(random.normal(0, size, len(case.mask))).float()
+        sampled = case.padded(case.mask.double())
+        last = (sampled * torch.arange(1, sampled.shape[1] + 1)).argmax(1)
+        token_rewards = torch.zeros_like(sampled)
+        token_rewards[torch.arange(len(rewards)), last] = rewards.double()
+        advantages, returns = core_algos.compute_gae_advantage_return(
+            token_rewards, case.padded(values).double(), sampled, gamma, lam
+        )
+        options = {"gamma": gamma, "lam": lam}
+        found = gae_of(algorithm(advantage="gae", options=options))(rewards, values, case.mask, case.lengths)
+        for one, other, within in zip(found, (advantages, returns), (1e-6, 1e-6 * size), strict=True):
+            expected = other[case.there][case.mask].float()
+            torch.testing.assert_close(one[case.mask], expected, rtol=1e-6, atol=within)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean"])
+@pytest.mark.parametrize("clip", [0.5, 0.05])
+def test_the_loss_of_values_is_that_of_verl(aggregation: str, clip: float) -> None:
+    for number in range(RANDOM + EXTREME):
+        case = Case(number)
+        random = np.random.default_rng(number)
+        size = 100.0 if number >= RANDOM else 1.0
+        drawn = random.normal(0, size, (3, len(case.mask)))
+        predictions, values, returns = (torch.from_numpy(row).float() for row in drawn)
+        one, other = (predictions.clone().requires_grad_() for _ in range(2))
+        losses = value_losses(one, values, returns, case.mask, clip=clip)
+        found = aggregated(case, losses, aggregation, one)
+        expected, share = core_algos.compute_value_loss(
+            *(case.padded(part) for part in (other, returns, values)),
+            case.padded(case.mask.float()),
+            clip,
+            aggregation.replace("sequence", "seq").replace("_", "-"),
+        )
+        torch.testing.assert_close(found[0], expected.detach(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found[1], torch.autograd.grad(expected, other)[0], **TOLERANCE)
+        sums = value_sums(predictions, values, returns, case.mask, clip=clip)
+        assert sums["clipped"] / sums["tokens"] == pytest.approx(float(share), abs=1e-6)

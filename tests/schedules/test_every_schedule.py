@@ -7,6 +7,7 @@ that a real run has, around simulated engines; some of which die, leave, and com
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -106,7 +107,15 @@ def check(job: JobConfig, seed: int) -> Finished:
     run = play(job, seed)
     assert run.most_rows <= capacity_rows(job, make_schedule(job))
     check_run(run.finished)
+    check_critic(job, run.metrics)
     return run.finished
+
+
+def check_critic(job: JobConfig, metrics: Sequence[Mapping[str, float]]) -> None:
+    """Whoever has values of a sample has seen all that whoever sampled it learnt from: so they lag no more."""
+    for iteration, found in enumerate(metrics if job.algorithm.has_critic else ()):
+        assert 0 <= found["critic/lag"] <= found["critic/lag_max"] <= make_schedule(job).lag_bounds(iteration)[1]
+        assert found["time/update_critic_s"] > 0 and found["time/values_s"] > 0
 
 
 def test_what_is_promised_of_the_schedule_holds_over_random_jobs(schedule: str) -> None:

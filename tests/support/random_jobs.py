@@ -23,6 +23,8 @@ class Run:
 
     finished: Finished
     most_rows: int
+    metrics: list[dict[str, float]]
+    """Of each iteration."""
 
 
 @cache
@@ -32,8 +34,10 @@ def base(schedule: str) -> JobConfig:
 
 def play(config: JobConfig, seed: int = 0) -> Run:
     most = [0]
+    metrics: list[dict[str, float]] = []
 
     def watch(session: Session) -> None:
+        session.recorder.listeners.append(lambda of_iteration: metrics.append(dict(of_iteration)))
         queue: Any = session.assembly.queue
         controller = queue._service._controller
         create = controller.create
@@ -47,7 +51,7 @@ def play(config: JobConfig, seed: int = 0) -> Run:
     recorder = simulate(config, seed, started=watch)
     recorder.ledger.check()
     finished = Finished(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
-    return Run(finished, most[0])
+    return Run(finished, most[0], metrics)
 
 
 PROMPT_TOKENS = 20
@@ -158,6 +162,7 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
         reward_s_per_sample=draw(st.sampled_from([0.0, 0.1])) / (batch * group),
         filtered_share=None if filtered == "none" else draw(st.sampled_from([0.0, 0.2, 0.5, 0.8])),
     )
+    critic = made.order == "fifo" and draw(st.booleans())
     if made.colocated:
         split: dict[str, int | str] = {
             "actor": trainers,
@@ -172,8 +177,12 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
             "actor_fwd": draw(st.sampled_from(["actor", "actor", 1])),
             "reference": draw(st.sampled_from(["actor", "actor_fwd", 1])),
         }
+        if critic:
+            split["critic"] = draw(st.sampled_from(["actor", 1]))
     algorithm = replace(
         config.algorithm,
+        advantage="gae" if critic else "group",
+        normalise_std=draw(st.booleans()) if critic else True,
         batch_groups=batch,
         group_size=group,
         micro_batch_groups=micro,

@@ -51,12 +51,14 @@ class JobPlan:
 
 
 def device_roles(config: JobConfig) -> tuple[str, ...]:
-    """The device roles of this job: reference and actor_fwd only where something reads them."""
+    """The device roles of this job: reference, actor_fwd and critic only where something reads them."""
     absent = set()
     if not config.algorithm.has_reference:
         absent.add("reference")
     if not config.algorithm.recompute_log_probs:
         absent.add("actor_fwd")
+    if not config.algorithm.has_critic:
+        absent.add("critic")
     return tuple(role for role in DEVICE_ROLES if role not in absent)
 
 
@@ -119,7 +121,7 @@ def _real(
     _check_weights(config.model)
     _check_lengths(config)
     _check_top_p(config.algorithm.top_p)
-    _check_batch(config, schedule, training_ranks(config, placement))
+    _check_batch(config, schedule, placement)
     share = share_of_engines(config, schedule, placement, machine, gpu)
     planned_options(config, share)
     return JobPlan(placement, gpu, share=share)
@@ -135,7 +137,7 @@ def _simulated(
             f"algorithm.filter={algorithm.filter} has no rewards to read on a simulated clock; set "
             "cost.filtered_share to the share of groups that it refuses, such as 0.3"
         )
-    _check_batch(config, schedule, training_ranks(config, placement))
+    _check_batch(config, schedule, placement)
     _check_pools(schedule, placement)
     check_memory(config, placement)
     return JobPlan(placement, gpu=False, backend=backend, why=why)
@@ -239,14 +241,34 @@ def _check_top_p(top_p: float) -> None:
         )
 
 
-def _check_batch(config: JobConfig, schedule: Schedule, world: int) -> None:
-    algorithm = config.algorithm
+def _check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+    algorithm, world = config.algorithm, training_ranks(config, placement)
     if algorithm.batch_groups % algorithm.mini_batches:
         fits = [parts for parts in range(1, algorithm.batch_groups + 1) if algorithm.batch_groups % parts == 0]
         raise ConfigError(
             f"algorithm.mini_batches={algorithm.mini_batches} does not cut algorithm.batch_groups="
             f"{algorithm.batch_groups} into equal parts of whole groups; set it to one of {', '.join(map(str, fits))}"
         )
+    _check_micro_batches(config, world, "training")
+    if algorithm.has_critic:
+        _check_micro_batches(config, training_ranks(config, placement, "critic"), "critic")
+        if schedule.order != "fifo":
+            raise ConfigError(
+                f"algorithm.advantage={algorithm.advantage}: the critic trains on the groups of the actor's batch, and "
+                f"with schedule.order={schedule.order} these are not known before; set schedule.order=fifo"
+            )
+    if algorithm.correction in WHOLE_BATCH:
+        _check_whole_batch(config, schedule, world)
+    if config.engine.slots < algorithm.group_size:
+        raise ConfigError(
+            f"engine.slots={config.engine.slots} is less than algorithm.group_size={algorithm.group_size}; "
+            f"set engine.slots={algorithm.group_size} or more"
+        )
+
+
+def _check_micro_batches(config: JobConfig, world: int, ranks: str) -> None:
+    """Of a world of so many ranks, called so."""
+    algorithm = config.algorithm
     groups = algorithm.batch_groups // algorithm.mini_batches
     if groups % (algorithm.micro_batch_groups * world):
         fits = [size for size in range(1, groups + 1) if groups % (size * world) == 0]
@@ -258,14 +280,7 @@ def _check_batch(config: JobConfig, schedule: Schedule, world: int) -> None:
         )
         raise ConfigError(
             f"algorithm.batch_groups={algorithm.batch_groups}{parts} does not divide into micro-batches of "
-            f"{algorithm.micro_batch_groups} groups on {world} training rank{'s' if world > 1 else ''}; {fix}"
-        )
-    if algorithm.correction in WHOLE_BATCH:
-        _check_whole_batch(config, schedule, world)
-    if config.engine.slots < algorithm.group_size:
-        raise ConfigError(
-            f"engine.slots={config.engine.slots} is less than algorithm.group_size={algorithm.group_size}; "
-            f"set engine.slots={algorithm.group_size} or more"
+            f"{algorithm.micro_batch_groups} groups on {world} {ranks} rank{'s' if world > 1 else ''}; {fix}"
         )
 
 
@@ -334,6 +349,11 @@ def _check_checkpoints(config: JobConfig) -> None:
     if config.task.buffer is not None:
         raise ConfigError(
             f"{where} keeps nothing of what task.buffer={config.task.buffer} was told; leave out task.buffer, {fix}"
+        )
+    if config.algorithm.has_critic:
+        raise ConfigError(
+            f"{where} keeps nothing of the critic that algorithm.advantage={config.algorithm.advantage} has; choose an "
+            f"advantage that compares rewards, such as group, {fix}"
         )
     if config.algorithm.kl_target is not None:
         raise ConfigError(
@@ -495,9 +515,9 @@ def check_layout(config: JobConfig, schedule: Schedule, placement: Placement) ->
     _check_expert_ranks(config, placement)
 
 
-def training_ranks(config: JobConfig, placement: Placement) -> int:
-    """Data-parallel ranks: each trains on its own part of a batch."""
-    return len(placement.devices["actor"]) // _rank_devices(config)
+def training_ranks(config: JobConfig, placement: Placement, role: str = "actor") -> int:
+    """Data-parallel ranks of a role that trains: each does on its own part of a batch."""
+    return len(placement.devices[role]) // _rank_devices(config)
 
 
 def check_experts(model: ModelConfig) -> None:

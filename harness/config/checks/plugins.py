@@ -113,10 +113,13 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
     own = algorithm.options or algorithm.shaping or algorithm.filters or is_path(algorithm.correction)
     if not (own or algorithm.advantage != "group" or algorithm.kl_target is not None):
         return
-    from harness.rl import advantages, filters, losses, shaping
+    from harness.rl import advantages, filters, gae, losses, shaping
 
     losses.policy_loss(algorithm)
-    advantages.advantages_of(algorithm)
+    if algorithm.has_critic:
+        gae.gae_of(algorithm)
+    else:
+        advantages.advantages_of(algorithm)
     if advantages.needs_whole_batch(algorithm) and schedule.order != "fifo":
         what = f"algorithm.advantage={algorithm.advantage} compares all rewards of a batch"
         if algorithm.kl_target is not None:

@@ -117,9 +117,21 @@ def test_a_kl_that_follows_a_target_is_in_the_reward_and_sees_batches_in_order()
     assert told.startswith("algorithm.kl_target=0.1 is followed from batch to batch, and with ")
 
 
-@pytest.mark.parametrize("name", ["gae", "remax", "optimal_token_baseline"])
+@pytest.mark.parametrize("name", ["remax", "optimal_token_baseline"])
 def test_advantages_that_need_what_no_role_gives_say_what(name: str) -> None:
     assert refused(f"algorithm.advantage={name}").startswith(f"algorithm.advantage={name} is not there: it needs ")
+
+
+def test_a_critic_learns_what_the_actor_does_in_order_on_ranks_that_share_the_batch() -> None:
+    critic = ("schedule=fully_async", "algorithm=ppo")
+    assert plan(*critic).placement.share("critic", "actor")
+    for order in ("algorithm.normalise_std=false", "algorithm.normalise_std=true"):
+        assert "set schedule.order=fifo" in refused(*critic, order, "schedule.order=completion")
+    apart = ("schedule.split.rollout=1", "schedule.split.critic=3", "cluster.devices=5")
+    assert refused(*critic, *apart, "algorithm.micro_batch_groups=4").startswith(
+        "algorithm.batch_groups=16 does not divide into micro-batches of 4 groups on 3 critic ranks; "
+    )
+    assert "algorithm.options.lam" in refused(*critic, "algorithm.options.lam=2")
 
 
 def test_more_devices_than_cores_are_refused_unless_shared() -> None:

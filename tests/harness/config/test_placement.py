@@ -12,6 +12,7 @@ from harness.config import ConfigError
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 
 SHARED = {"actor_fwd": "actor", "reference": "actor"}
+NO_CRITIC = ("rollout", "actor", "actor_fwd", "reference")
 
 
 def refused(split: dict[str, int | str], devices: int, roles: tuple[str, ...] = DEVICE_ROLES) -> str:
@@ -22,7 +23,7 @@ def refused(split: dict[str, int | str], devices: int, roles: tuple[str, ...] = 
 
 
 def test_numbers_percentages_and_the_rest_are_laid_out_side_by_side() -> None:
-    placed = resolve_split({"rollout": "50%", "actor": "rest", "actor_fwd": 1, "reference": "actor_fwd"}, 8)
+    placed = resolve_split({"rollout": "50%", "actor": "rest", "actor_fwd": 1, "reference": "actor_fwd"}, 8, NO_CRITIC)
     assert placed == Placement({"rollout": (0, 1, 2, 3), "actor": (4, 5, 6), "actor_fwd": (7,), "reference": (7,)})
     assert placed.pools == {"rollout": (0, 1, 2, 3), "actor": (4, 5, 6), "actor_fwd+reference": (7,)}
     assert placed.total == 8 and placed.roles_on(7) == ["actor_fwd", "reference"]
@@ -33,7 +34,7 @@ def test_a_number_is_devices_and_no_percentage() -> None:
 
 
 def test_every_role_can_share_one_pool() -> None:
-    placed = resolve_split({"actor": "rest", "rollout": "actor", **SHARED}, 3)
+    placed = resolve_split({"actor": "rest", "rollout": "actor", **SHARED}, 3, NO_CRITIC)
     assert set(placed.devices.values()) == {(0, 1, 2)} and list(placed.pools) == ["rollout+actor+actor_fwd+reference"]
 
 
@@ -52,8 +53,15 @@ def test_a_role_that_the_job_does_not_have_takes_no_device() -> None:
     assert placed.devices == {"rollout": (0,), "actor": (1,)}
 
 
+def test_a_critic_is_on_the_devices_of_the_actor_unless_the_split_says_otherwise() -> None:
+    split: dict[str, int | str] = {"rollout": 1, "actor": 2, **SHARED}
+    assert resolve_split(split, 4).devices["critic"] == (1, 2)
+    assert resolve_split({**split, "critic": 1}, 4).devices["critic"] == (3,)
+    assert "critic" not in resolve_split({**split, "critic": 1}, 3, NO_CRITIC).devices
+
+
 def test_a_small_percentage_is_still_one_device() -> None:
-    assert resolve_split({"rollout": "1%", "actor": "rest", **SHARED}, 2).devices == {
+    assert resolve_split({"rollout": "1%", "actor": "rest", **SHARED}, 2, NO_CRITIC).devices == {
         "rollout": (0,),
         "actor": (1,),
         "actor_fwd": (1,),
@@ -81,7 +89,7 @@ def test_what_is_no_share_is_refused_by_value(share: int | str) -> None:
 
 
 def test_a_role_that_is_unknown_missing_or_greedy_is_named() -> None:
-    assert refused({"critic": 1, "rollout": 1, "actor": 1, **SHARED}, 4).startswith("schedule.split.critic: no such")
+    assert refused({"judge": 1, "rollout": 1, "actor": 1, **SHARED}, 4).startswith("schedule.split.judge: no such")
     assert refused({"rollout": 1, **SHARED}, 4).startswith("schedule.split.actor is missing")
     assert "only one role can take the rest" in refused({"rollout": "rest", "actor": "rest", **SHARED}, 4)
 

@@ -61,7 +61,7 @@ class Heard:
     def spans(self, spans: Iterable[Span]) -> None:
         self.lines += [f"span {span.start} of {span.engine}" for span in spans]
 
-    def trained(self, iteration: int, reports: Sequence[Any]) -> None:
+    def trained(self, iteration: int, reports: Sequence[Any], of_values: Sequence[Any] = ()) -> None:
         self.reports.append((iteration, reports))
 
     def published(self, version: int) -> Callable[[Mapping[str, float]], None]:

@@ -133,8 +133,8 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/proximal_lag",
         "policy/rejected",
         "throughput/mfu",
-        *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/"))),
-    }  # no reference, no recomputed log-probs, no rejection, no environment, no filter in these reports
+        *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/", "critic/"))),
+    }  # no reference, no recomputed log-probs, no rejection, no environment, no filter, no critic in these reports
     phases = {name for name in METRIC_NAMES if name.startswith(("time/", "eval/"))}
     assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
     assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)

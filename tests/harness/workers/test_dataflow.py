@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.workers.dataflow import iteration_of, partition_name, queue_spec
+from harness.workers.dataflow import CRITIC_TRAINING, OF_VALUES, iteration_of, partition_name, queue_spec
 
 ROLES = ["rollout", "reference", "actor_fwd", "actor"]
 
@@ -40,6 +40,14 @@ def test_roles_beside_the_actor_read_by_its_ranks() -> None:
 
     assert ranks() == [1, 1, 4, 1]
     assert ranks("reference", "actor_fwd") == [4, 4, 4, 1]
+
+
+def test_a_critic_reads_rows_twice_and_advantages_are_of_tokens() -> None:
+    spec = queue_spec(
+        [*ROLES, "critic"], training_ranks=2, capacity_rows=8, critic_ranks=4, advantages_read=("loss_mask", "values")
+    )
+    assert [spec.tasks[task].ranks for task in ("actor", "critic", CRITIC_TRAINING)] == [2, 4, 4]
+    assert spec.tasks[CRITIC_TRAINING].columns == OF_VALUES and spec.columns["advantage"].ragged
 
 
 def test_in_order_of_completion_the_queue_has_one_reader_however_many_train() -> None:

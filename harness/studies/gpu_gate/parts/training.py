@@ -22,6 +22,7 @@ from harness.protocols import TrainBatch
 from harness.studies.gpu_gate.part import Setting
 from harness.studies.gpu_gate.parts.common import QWEN_HALF_B, SMALL, TINY, exact_products, per_second, seconds_of
 from harness.studies.gpu_gate.results import Check
+from harness.transfer_queue import Ragged
 
 _PLAN_ERROR = 0.1
 """Of the peak. On a CPU torch counts no memory; tests hold the plan against a count of their own there."""
@@ -47,12 +48,14 @@ def _gradient(mesh: DeviceMesh, device: torch.device) -> Check:
     norm = asyncio.run(engine.step())["grad_norm"]
     model = build_model(TINY).double().train()
     loss = torch.zeros((), dtype=torch.float64)
+    advantages = Ragged(batch.advantages_of_tokens, batch.responses.lengths)
     for prompt, response, advantage in zip(
-        batch.prompts.rows(), batch.responses.rows(), batch.advantages.tolist(), strict=True
+        batch.prompts.rows(), batch.responses.rows(), advantages.rows(), strict=True
     ):
         sequence = torch.from_numpy(np.concatenate([prompt, response]))
         logits = model(sequence[None]).logits[0, len(prompt) - 1 : -1]
-        loss = loss - advantage * torch.log_softmax(logits, -1).gather(-1, sequence[len(prompt) :, None]).sum()
+        log_probs = torch.log_softmax(logits, -1).gather(-1, sequence[len(prompt) :, None])[:, 0]
+        loss = loss - (torch.from_numpy(advantage) * log_probs).sum()
     (loss / len(batch.responses.values)).backward()
     exact = float(torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None]))
     error = abs(norm - exact) / exact

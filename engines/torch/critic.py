@@ -1,0 +1,77 @@
+"""The critic: the policy's model with a head of one number instead of the output layer, trained as the policy is.
+
+The head begins at 0, so that the first advantages are the rewards; what is below it begins as the policy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from engines.torch.first_weights import FirstWeights, Outline, Part
+from engines.torch.fsdp import TrainedModel, scored
+from engines.torch.scoring import VALUE_HEAD, ValueScorer
+from harness.config import AlgorithmConfig, TrainingConfig
+from harness.protocols import ValueBatch
+from harness.rl.aggregation import divisor, token_weights
+from harness.rl.value_loss import value_losses, value_sums
+from harness.transfer_queue import Ragged
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
+    """`harness.protocols.CriticEngine`, of an outline by `value_model`. algorithm: by `critic_settings`."""
+
+    async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        """As the protocol says; it may be asked between any two calls of this engine."""
+        return scored(self._scorer, prompts, responses, self._training, self._most)
+
+    def _around(
+        self,
+        model: PreTrainedModel,
+        algorithm: AlgorithmConfig,
+        training: TrainingConfig,
+        group: dist.ProcessGroup | None,
+    ) -> ValueScorer:
+        return ValueScorer(model, training.layout)
+
+    def _accumulate(self, batch: ValueBatch) -> dict[str, float]:
+        algorithm, rows = self._algorithm, self._there(batch.responses.lengths)
+        predictions = self._scorer(batch.prompts, batch.responses)
+        predictions = predictions.view_as(predictions)  # has none of the hooks with which FSDP begins a backward pass
+        old, returns, mask = (self._there(column.values) for column in (batch.values, batch.returns, batch.mask))
+        losses = value_losses(predictions, old, returns, mask, clip=algorithm.value_clip)
+        weights = token_weights(algorithm.aggregation, mask, rows, self._horizon)
+        (losses if weights is None else losses * weights).sum().backward()
+        self._divisor += divisor(algorithm.aggregation, mask, rows)
+        self._unfinished = True
+        return value_sums(predictions.detach(), old, returns, mask, clip=algorithm.value_clip)
+
+
+def value_model(outline: Outline) -> Outline:
+    """Takes over the outline of a policy."""
+    model = outline.model
+    del model.lm_head
+    dtype = next(model.parameters()).dtype
+    setattr(model, VALUE_HEAD, torch.nn.Linear(model.config.hidden_size, 1, dtype=dtype, device="meta"))
+    return replace(outline, weights=_WithHead(outline.weights))
+
+
+class _WithHead:
+    """A policy's first weights, and those of a value head: 0."""
+
+    def __init__(self, weights: FirstWeights) -> None:
+        self._weights = weights
+
+    def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
+        """As the protocol says."""
+        below = {name: part for name, part in wanted.items() if not name.startswith(f"{VALUE_HEAD}.")}
+        for name in wanted.keys() - below.keys():
+            yield name, torch.zeros([part.stop - part.start for part in wanted[name]])
+        yield from self._weights.parts(below)
