@@ -20,6 +20,7 @@ from harness.metrics.formatting import number, plural
 
 _NAME = "matrix"
 _WIDEST = 6  # columns
+_FEWEST_SEEDS = 3  # to tell pairs apart
 _CORRECTION = "algorithm.correction"
 _SCHEDULE = {"schedule", "schedule.max_staleness", "schedule.k"}
 """What the rows of a matrix tell apart."""
@@ -131,8 +132,10 @@ def column_of(cell: Cell) -> str:
 
 
 def _pairs(entries: Sequence[tuple[str, Entry]]) -> tuple[Pair, ...]:
-    """Each two of these, by seed. Equal runs have no difference that could be called one."""
-    two = list(combinations(entries, 2))
+    """Each two of these, by seed; none below three seeds: exact matches are counts, and of so many pairs some differ by
+    the same count under two seeds, without any scatter, by chance."""
+    enough = all(len(entry.measured.per_seed) >= _FEWEST_SEEDS for _, entry in entries)
+    two = list(combinations(entries, 2)) if enough else []
     differences = corrected([paired_difference(a.measured.per_seed, b.measured.per_seed) for (_, a), (_, b) in two])
     return tuple(Pair(one, other, each) for ((one, _), (other, _)), each in zip(two, differences, strict=True))
 
@@ -185,6 +188,8 @@ def as_markdown(matrix: CorrectionMatrix) -> str:
 
 def told_apart(matrix: CorrectionMatrix) -> list[str]:
     """A line per schedule: which of its corrections were told from each other."""
+    if not any(matrix.pairs.values()):
+        return [f"Fewer than {_FEWEST_SEEDS} seeds, or one correction: no two corrections are told apart."]
     return [
         f"- `{row}`, corrections told apart (by seed, Holm's correction over {plural(len(pairs), 'pair')}): "
         f"{_apart(pairs)}."

@@ -16,6 +16,7 @@ from harness.report.plots import save_figure
 
 COLORS = "viridis"  # readable for everyone, and in grey
 _CELL = (1.55, 0.85)  # inches
+_LOWER = 0.62  # high, where many stand below each other
 _LEAST = (9.0, 3.2)  # inches: the title's width, the scale's height
 _LUMINANCE = np.array([0.2126, 0.7152, 0.0722])  # of red, green and blue
 _NOTE = "in brackets the 95 % interval of the mean; *: differs from the baseline, by seed"
@@ -38,7 +39,8 @@ def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:
         down, across, named = across, down, "schedule"
         places = [list(column) for column in zip(*places, strict=True)]
     rows, columns = len(down), len(across)
-    figure.set_size_inches(max(_LEAST[0], 3.6 + _CELL[0] * columns), max(_LEAST[1], 1.9 + _CELL[1] * rows))
+    high = _LOWER if matrix.upright else _CELL[1]
+    figure.set_size_inches(max(_LEAST[0], 3.6 + _CELL[0] * columns), max(_LEAST[1], 1.9 + high * rows))
     values = np.array([[math.nan if entry is None else entry.measured.value for entry in row] for row in places])
     axes = figure.subplots()
     shown = np.ma.masked_invalid(values)
@@ -47,7 +49,7 @@ def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:
     figure.colorbar(mesh, ax=axes, label="mean over seeds").outline.set_visible(False)
     rgba = colormaps[COLORS](Normalize(shown.min(), shown.max())(values))
     for row, column in np.ndindex(values.shape):
-        dark = math.isfinite(values[row, column]) and rgba[row, column, :3] @ _LUMINANCE < 0.4
+        dark = math.isfinite(values[row, column]) and rgba[row, column, :3] @ _LUMINANCE < 0.5
         axes.text(
             column + 0.5,
             row + 0.5,
