@@ -1,0 +1,123 @@
+"""What is believed of a checkpoint's folder, and what is passed over, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.driver.checkpoint_files import (
+    ACTOR,
+    CHECKPOINTS,
+    Cut,
+    PromptState,
+    RecorderState,
+    begun,
+    cut_back,
+    last_checkpoint,
+    name_of,
+    put_in_place,
+)
+from harness.metrics.ledger import LedgerState
+
+
+def cut(version: int, size: int) -> Cut:
+    ledger = LedgerState(admitted=8, in_flight=[(4, 8)], trained=[(0, 4, 0)], dropped=[])
+    prompts = PromptState(next=2, groups=20, drops=[], made=1, end=4, partitions=[])
+    recorder = RecorderState(trained_samples=4, skipped_steps=0.0, last_end=1.5, engines=[])
+    return Cut(version, 2.5, ledger, [], prompts, recorder, {"metrics.jsonl": size})
+
+
+def make(run: Path, version: int, keep: int = 9) -> Path:
+    """A checkpoint; the run's metrics have ten bytes a version."""
+    (run / "metrics.jsonl").write_bytes(b"0123456789" * version)
+    folder = begun(run / CHECKPOINTS, version)
+    (folder / ACTOR / "rank-00000.safetensors").write_bytes(b"weights" * version)
+    (folder / "queue").mkdir()
+    (folder / "queue" / "CURRENT").write_text("0\n")
+    return put_in_place(folder, cut(version, 10 * version), {}, keep)
+
+
+def test_the_newest_is_found_as_it_was_written_and_the_files_of_its_run_are_cut_back(tmp_path: Path) -> None:
+    for version in (2, 4):
+        make(tmp_path, version)
+    (tmp_path / "metrics.jsonl").write_bytes(b"0123456789" * 7)
+    found, lines = last_checkpoint(tmp_path)
+    assert found is not None and found.cut == cut(4, 40) and not lines
+    cut_back(tmp_path, found.cut.files)
+    assert (tmp_path / "metrics.jsonl").stat().st_size == 40
+
+
+def test_no_more_are_kept_than_asked_for(tmp_path: Path) -> None:
+    for version in (2, 4, 6):
+        make(tmp_path, version, keep=2)
+    assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == [name_of(4), name_of(6)]
+
+
+def test_of_a_run_without_any_there_is_none(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) == (None, [])
+
+
+FILES = (f"{ACTOR}/rank-00000.safetensors", "queue/CURRENT", "driver.json", "manifest.json")
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "a bit": flipped,
+    "random": lambda path: path.write_bytes(b"\x93\x00\xff" * 50),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_one_is_passed_over_for_the_one_before_and_named(tmp_path: Path, file: str, damage: str) -> None:
+    make(tmp_path, 2)
+    newest = make(tmp_path, 4)
+    DAMAGES[damage](newest / file)
+    found, (line,) = last_checkpoint(tmp_path)
+    assert found is not None and found.version == 2
+    assert str(newest) in line and line.endswith("; the one before it is taken")
+
+
+def test_one_that_was_not_finished_is_named_and_goes(tmp_path: Path) -> None:
+    make(tmp_path, 2)
+    left = begun(tmp_path / CHECKPOINTS, 4)
+    found, lines = last_checkpoint(tmp_path)
+    assert found is not None and found.version == 2 and not left.exists()
+    assert lines == ["version-000004 was not finished, and is left out"]
+
+
+def test_a_file_more_than_was_written_is_not_believed(tmp_path: Path) -> None:
+    (make(tmp_path, 2) / "queue" / "journal-0.log").write_bytes(b"")
+    found, (line,) = last_checkpoint(tmp_path)
+    assert found is None and "queue/journal-0.log is not of this checkpoint" in line
+
+
+def test_one_is_passed_over_where_the_runs_own_files_are_shorter_than_they_were(tmp_path: Path) -> None:
+    make(tmp_path, 2)
+    make(tmp_path, 4)
+    (tmp_path / "metrics.jsonl").write_bytes(b"0123456789" * 3)
+    found, (line,) = last_checkpoint(tmp_path)
+    assert found is not None and found.version == 2
+    assert "metrics.jsonl is shorter than it was at version-000004" in line
+
+
+def test_unknown_fields_are_refused(tmp_path: Path) -> None:
+    folder = begun(tmp_path / CHECKPOINTS, 2)
+    (tmp_path / "metrics.jsonl").write_bytes(b"")
+    put_in_place(folder, cut(2, 0), {}, keep=1)
+    manifest = folder.with_name(name_of(2)) / "manifest.json"
+    told = msgspec.json.decode(manifest.read_bytes())
+    manifest.write_bytes(msgspec.json.encode(told | {"more": 1}))
+    found, (line,) = last_checkpoint(tmp_path)
+    assert found is None and "manifest.json is damaged: Object contains unknown field `more`" in line
