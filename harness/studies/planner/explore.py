@@ -157,6 +157,7 @@ def scoring_roles(roles: tuple[str, ...]) -> set[str]:
 def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, stages: int) -> PoolLayout:
     """Its workers, as the run will make them."""
     algorithm = config.algorithm
+    models = 1 + algorithm.has_critic  # that are trained, on the same devices
     scorers = (candidate.scoring or candidate.actor) // candidate.rank_devices
     rows = candidate.micro_groups * algorithm.group_size
     at_once = schedule.k if isinstance(schedule, KStepOff) else 1.0 + schedule.eta
@@ -175,8 +176,8 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
         together=schedule.cycle,
         transport=schedule.transport,
         sender_links=sender_links(config, schedule.transport, candidate.actor, candidate.engine_parallel),
-        epochs=algorithm.epochs,
-        steps=algorithm.steps_per_version,
+        epochs=algorithm.epochs * models,
+        steps=algorithm.steps_per_version * models,
         freezes=algorithm.freezes_proximal,
     )
 

@@ -42,6 +42,19 @@ def test_training_state_is_cut_over_the_ranks_and_copies_are_not() -> None:
     assert bytes_of(beside, "actor", "reference") == 2 * size / 4, "sharded beside the actor"
 
 
+def test_a_critic_is_another_model_in_training_beside_the_actor_or_apart() -> None:
+    config, beside = planned("algorithm=ppo")
+    size = parameters(config.model)
+    for what in ("master weights", "optimizer state", "gradients"):
+        assert bytes_of(beside, "actor", f"critic's {what}") == bytes_of(beside, "actor", what) >= size
+    _, without = planned()
+    actor, alone = (next(pool for pool in plan.pools if "actor" in pool.roles) for plan in (beside, without))
+    assert actor.of("step") - alone.of("step") == 16 * size / 4, "its activations are there when the actor's are not"
+    _, apart = planned("algorithm=ppo", "schedule.split.critic=2", "schedule.split.rollout=2")
+    assert bytes_of(apart, "critic", "critic's master weights") == 4 * size / 2
+    assert bytes_of(apart, "critic", "critic's activations") > 0 == bytes_of(apart, "critic", "critic's output layer")
+
+
 def test_the_cache_has_room_for_every_slot_at_full_length() -> None:
     config, plan = planned("engine.slots=16", response=200)
     assert bytes_of(plan, "rollout", "KV cache") == 16 * 240 * 2 * 28 * 4 * 128 * 2, "228 tokens, in steps of 16"
