@@ -141,6 +141,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
         generate_s=spec.engines.generate_s,
         turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
         episodes=episodes,
+        refilled=algorithm.filters,
     )
     if spec.colocated:
         assert beside is not None

@@ -31,6 +31,8 @@ class RolloutRole(EngineWorker):
     turns: on its device. It holds the device from its first sample on until it is idle or paused, or from waking to
     sleeping; and while it loads weights.
 
+    refilled: groups may come again with other prompts, long after the first ones of their batch.
+
     episodes: of samples that play with an environment. While one waits for an answer it holds no slot, and while all do
     the device is given back, unless a batch is generated as one. A pause that waits does so for their last turns.
     """
@@ -54,6 +56,7 @@ class RolloutRole(EngineWorker):
         generate_s: float = 0.0,
         turns: Turns = NO_TURNS,
         episodes: Episodes | None = None,
+        refilled: bool = False,
     ) -> None:
         if engine.slots < group_size:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
@@ -62,7 +65,7 @@ class RolloutRole(EngineWorker):
         self.consumer = f"rollout[{index}]"  # its own: what it had is released to others where it dies
         self.share, self.stream_share = share, stream_share
         self.keep_cache, self.shares_device, self.keeps_weights = keep_cache, shares_device, keeps_weights
-        self.generate_s = generate_s
+        self.generate_s, self.refilled = generate_s, refilled
         self.waits = Waits(self.consumer, turns.lines)
         self.episodes = episodes
         self.turns, self._device = turns, HeldTurn(turns, f"{self.consumer}.generate")
@@ -89,7 +92,7 @@ class RolloutRole(EngineWorker):
         self._exclusive = asyncio.Lock()  # of what must not happen side by side: a batch, a pause, a load
         self._retired = False
         self._feeding: asyncio.Task[None] | None = None
-        self._submitting = False  # rows that the queue gave it, but the engine does not have
+        self._submitting = 0  # feeds with rows that the queue gave them, but the engine does not have
         self._idle = asyncio.Event()  # set while it does not generate
         self._idle.set()
 
@@ -307,37 +310,47 @@ class RolloutRole(EngineWorker):
         self._idle.set()
 
     async def _feed(self, partitions: Sequence[str | None], most: int) -> None:
-        """Consumes groups, produces requests, of one partition after the other (None: of any). Waits for free slots
-        (unblocked by `_drain`) and for groups that the dispatch limit allows (unblocked by admission and by new
-        weights). Ends when the queue has no more."""
-        for partition in partitions:
-            while not self._retired and (batch := await self._next(partition, most)) is not None:
-                samples, prompts = samples_in(batch).tolist(), batch.ragged("prompt").rows()
-                self._row_of |= {
-                    sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
-                }
-                self._submitting = True
-                if self.episodes is not None:
-                    for sample, prompt, answer in zip(samples, prompts, texts_of(batch.ragged("answer")), strict=True):
-                        self.episodes.begin(sample, Problem(prompt, answer))
+        """Consumes groups, produces requests, of one partition after the other (None: of any). Where what is refused in
+        one comes again, it is not waited for before the next is begun: they take turns, a group at a time."""
+        if self.refilled and len(partitions) > 1:
+            async with asyncio.TaskGroup() as feeds:
+                for partition in partitions:
+                    feeds.create_task(self._feed_from(partition, most, self.group_size))
+        else:
+            for partition in partitions:
+                await self._feed_from(partition, most, self.share)
+
+    async def _feed_from(self, partition: str | None, most: int, at_once: int) -> None:
+        """Waits for free slots (unblocked by `_drain`) and for groups that the dispatch limit allows (unblocked by
+        admission and by new weights). Ends when the queue has no more."""
+        while not self._retired and (batch := await self._next(partition, most, at_once)) is not None:
+            samples, prompts = samples_in(batch).tolist(), batch.ragged("prompt").rows()
+            self._row_of |= {
+                sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
+            }
+            self._submitting += 1
+            if self.episodes is not None:
+                for sample, prompt, answer in zip(samples, prompts, texts_of(batch.ragged("answer")), strict=True):
+                    self.episodes.begin(sample, Problem(prompt, answer))
+            await self._take_device()
+            while not self._flowing.is_set():
+                await self._give_back_if_idle()
+                with self.waits("feed", "the engine to go on"):
+                    await self._flowing.wait()
                 await self._take_device()
-                while not self._flowing.is_set():
-                    await self._give_back_if_idle()
-                    with self.waits("feed", "the engine to go on"):
-                        await self._flowing.wait()
-                    await self._take_device()
-                if self.episodes is not None:
-                    self._playing.update(samples)
-                self._submit([Request(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)])
-                self._submitting = False
+            if self.episodes is not None:
+                self._playing.update(samples)
+            self._submit([Request(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)])
+            self._submitting -= 1
 
     def _submit(self, requests: Sequence[Request]) -> None:
         self._requests |= {request.sample_id: request for request in requests}
         self.engine.submit(requests)
         self._open_span()
 
-    async def _next(self, partition: str | None, most: int) -> Batch | None:
-        """As many groups as there are slots for, with `most` samples here at a time; None if the queue has no more."""
+    async def _next(self, partition: str | None, most: int, at_once: int) -> Batch | None:
+        """As many groups as there are slots for, with `most` samples here and `at_once` taken at a time; None if the
+        queue has no more."""
         while (free := self._free(most)) < self.group_size:
             self._room.clear()
             with self.waits("feed", "a free slot"):
@@ -345,7 +358,7 @@ class RolloutRole(EngineWorker):
         with self.waits("feed", f"groups of {partition or 'any batch'}"):
             return await self.queue.get(
                 "rollout",
-                min(self.share, free // self.group_size * self.group_size),
+                min(at_once, free // self.group_size * self.group_size),
                 minimum=self.group_size,
                 partition=partition,
                 consumer=self.consumer,
