@@ -209,7 +209,17 @@ class WrittenState(Protocol):
         """Onto the disk: by file name, bytes and SHA-256."""
 
 
-class TrainEngine(Protocol):
+class Remembers(Protocol):
+    """One rank of a model in training."""
+
+    async def state(self) -> WrittenState:
+        """A copy of what training remembers, of this rank; between two steps."""
+
+    async def load(self, folder: Path) -> None:
+        """Go on from what all ranks wrote there, as many as they were."""
+
+
+class TrainEngine(Remembers, Protocol):
     """One rank of the training world. Every rank makes the same calls in the same order."""
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
@@ -221,17 +231,11 @@ class TrainEngine(Protocol):
         are not finite update nothing, on any rank. {"grad_norm": before clipping, "learning_rate": ..., "skipped": 1 or
         0}"""
 
-    async def state(self) -> WrittenState:
-        """A copy of what training remembers, of this rank; between two steps."""
-
-    async def load(self, folder: Path) -> None:
-        """Go on from what all ranks wrote there, as many as they were."""
-
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         """Weights by the names and in the dtype that rollout engines know, tensors or DTensors; tied weights once."""
 
 
-class CriticEngine(Protocol):
+class CriticEngine(Remembers, Protocol):
     """One rank of a model of values, in training. Every rank makes the same calls in the same order."""
 
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:

@@ -55,6 +55,7 @@ from harness.workers.critic import CriticRole
 from harness.workers.dataflow import queue_spec
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import columns_compared
+from harness.workers.training_state import RememberingRole
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
 from schedules.capacity import Capacity
@@ -88,6 +89,11 @@ class Assembly:
             tasks.create_task(prompts.refill())
             await schedule.run(self.job)
             await prompts.close()
+
+    @property
+    def worlds(self) -> dict[str, Sequence[Handle[RememberingRole]]]:
+        """All that train, by role."""
+        return _worlds(self.trainers, self.critics)
 
     async def waiting(self) -> list[str]:
         """What every loop waits for, now. Workers that compute are not waited for."""
@@ -192,7 +198,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             [rollout, *pools.values()],
             _evaluation(run, backend, fleet, roles, observer),
             replay,
-            _checkpoints(run, backend, queue, roles["actor"]),
+            _checkpoints(run, backend, queue, _worlds(roles["actor"], roles.get("critic", ()))),
         ),
         replay=replay,
     )
@@ -217,8 +223,15 @@ def _filter_reads(run: RunSpec, backend: Backend) -> Sequence[str] | None:
     return [GIVEN[name] for name in given_to_filter(algorithm)]
 
 
+def _worlds(
+    actors: Sequence[Handle[ActorRole]], critics: Sequence[Handle[CriticRole]]
+) -> dict[str, Sequence[Handle[RememberingRole]]]:
+    """All that train, by role."""
+    return {"actor": actors} | ({"critic": critics} if critics else {})
+
+
 def _checkpoints(
-    run: RunSpec, backend: Backend, queue: TransferQueue, trainers: Sequence[Handle[ActorRole]]
+    run: RunSpec, backend: Backend, queue: TransferQueue, worlds: Mapping[str, Sequence[Handle[RememberingRole]]]
 ) -> Checkpoints | None:
     """Where they are wanted."""
     settings = run.config.checkpoint
@@ -229,7 +242,7 @@ def _checkpoints(
         run.checkpoints,
         settings,
         queue=queue,
-        trainers=trainers,
+        worlds=worlds,
         clock=backend.clock,
         last=run.config.iterations,
         resumed=0 if run.resumed is None else run.resumed.version,

@@ -5,6 +5,7 @@
         driver.json       `Cut`: what the driver knew
         queue/            the queue, as harness/transfer_queue/journal writes it
         actor/            a file of each training rank (engines/torch/checkpoint.py)
+        critic/           the same of the critic's, where there is one
 
 It is written beside its name, as `.version-000040`, and renamed when all of it is on the disk. Every file is held
 against the manifest before any of it is read, JSON is decoded into types without unknown fields, and nothing is
@@ -27,7 +28,7 @@ import msgspec
 from harness.metrics.ledger import LedgerState
 
 CHECKPOINTS = "checkpoints"
-MANIFEST, DRIVER, QUEUE, ACTOR = "manifest.json", "driver.json", "queue", "actor"
+MANIFEST, DRIVER, QUEUE = "manifest.json", "driver.json", "queue"
 FORMAT = 1
 _NAME = re.compile(r"version-(\d{6,})")
 
@@ -115,7 +116,7 @@ def begun(checkpoints: Path, version: int) -> Path:
     """An empty folder to write in."""
     folder = checkpoints / f".{name_of(version)}"
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / ACTOR).mkdir(parents=True)
+    folder.mkdir(parents=True)
     return folder
 
 

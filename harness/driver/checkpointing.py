@@ -15,7 +15,7 @@ as v was made, is there, sampled by v or before; the rest is sampled again, by v
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -23,10 +23,10 @@ from typing import Protocol
 import msgspec
 
 from harness.config import CheckpointConfig
-from harness.driver.checkpoint_files import ACTOR, QUEUE, Cut, FileFacts, begun, put_in_place
+from harness.driver.checkpoint_files import QUEUE, Cut, FileFacts, begun, put_in_place
 from harness.protocols import Clock
 from harness.runtime.runtime import Handle, ask_all
-from harness.workers.actor import ActorRole
+from harness.workers.training_state import RememberingRole
 
 Work = Callable[[Callable[[], object]], Awaitable[object]]
 """Does what blocks: in a thread, or at once where there can be none."""
@@ -54,7 +54,8 @@ class _Begun:
 
 
 class Checkpoints:
-    """Of one run. folder: that has them; last: version of the run, after which none is needed."""
+    """Of one run. folder: that has them; worlds: all that train, by role, a folder each; last: version of the run,
+    after which none is needed."""
 
     def __init__(
         self,
@@ -62,14 +63,14 @@ class Checkpoints:
         settings: CheckpointConfig,
         *,
         queue: SavedQueue,
-        trainers: Sequence[Handle[ActorRole]],
+        worlds: Mapping[str, Sequence[Handle[RememberingRole]]],
         clock: Clock,
         last: int,
         resumed: int = 0,
         work: Work = asyncio.to_thread,
     ) -> None:
         self._folder, self._settings = folder, settings
-        self._queue, self._trainers, self._clock = queue, trainers, clock
+        self._queue, self._worlds, self._clock = queue, worlds, clock
         self._last, self._work = last, work
         self._newest = resumed  # version of the newest one that was begun
         self._begun: _Begun | None = None
@@ -84,8 +85,8 @@ class Checkpoints:
         await self.finish()
         self._newest = version
         folder = begun(self._folder, version)
-        await ask_all(self._trainers, lambda actor: actor.copy_state())
-        state = asyncio.create_task(self._write_state(folder / ACTOR))
+        await ask_all((rank for ranks in self._worlds.values() for rank in ranks), lambda rank: rank.copy_state())
+        state = asyncio.create_task(self._write_states(folder))
         self._begun = _Begun(version, folder, state)
         if not self._settings.background:
             await state
@@ -119,6 +120,12 @@ class Checkpoints:
         cut = msgspec.structs.replace(begun_.cut, at=begun_.at)
         await self._work(lambda: put_in_place(begun_.folder, cut, files, self._settings.keep))
 
-    async def _write_state(self, folder: Path) -> FileFacts:
-        written = await ask_all(self._trainers, lambda actor: actor.write_state(str(folder)))
-        return {f"{ACTOR}/{name}": (size, digest) for files in written for name, (size, digest) in files.items()}
+    async def _write_states(self, folder: Path) -> FileFacts:
+        each = await asyncio.gather(*(self._write_state(folder, world) for world in self._worlds))
+        return {path: facts for files in each for path, facts in files.items()}
+
+    async def _write_state(self, folder: Path, world: str) -> FileFacts:
+        own = folder / world
+        own.mkdir()
+        written = await ask_all(self._worlds[world], lambda rank: rank.write_state(str(own)))
+        return {f"{world}/{name}": (size, digest) for files in written for name, (size, digest) in files.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.driver.assemble import Assembly
 from harness.driver.backends import RunSpec
-from harness.driver.checkpoint_files import ACTOR, QUEUE, Checkpoint
+from harness.driver.checkpoint_files import QUEUE, Checkpoint
 from harness.driver.finished_rows import finished_rows
 from harness.runtime.runtime import ask_all
 
@@ -13,8 +13,9 @@ async def go_on_from(checkpoint: Checkpoint, run: RunSpec, assembly: Assembly) -
     """Trainers are as they were, every engine and scorer has their weights, and the queue what was in flight: of that
     what rollout had finished, and prompts of the rest."""
     cut, job = checkpoint.cut, assembly.job
-    folder = str(checkpoint.folder / ACTOR)
-    await ask_all(assembly.trainers, lambda actor: actor.load_state(folder, cut.version))
+    for world, ranks in assembly.worlds.items():
+        folder = str(checkpoint.folder / world)
+        await ask_all(ranks, lambda rank, folder=folder: rank.load_state(folder, cut.version))  # type: ignore[misc]
     await assembly.coordinator.publish(cut.version)
     admitted = {one.group: one.at for one in cut.admitted}
     limit_of = None if run.schedule.order == "fifo" else run.schedule.capacity(job).limit

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from harness.protocols import Clock, TrainBatch, TrainEngine, WrittenState
+from harness.protocols import Clock, TrainBatch, TrainEngine
 from harness.rl.diagnostics import add_diagnostics
-from harness.runtime.runtime import RealClock, open_ended
+from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.saving import save_weights
@@ -19,10 +18,11 @@ from harness.workers.computing_role import ComputingRole
 from harness.workers.dataflow import samples_in
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.training import ONE_STEP, TrainedRows, Training, TrainReport, Updates, learnt_tokens
+from harness.workers.training_state import RememberingRole
 from harness.workers.turns import NO_TURNS, Turns
 
 
-class ActorRole(ComputingRole, SendingWorker):
+class ActorRole(ComputingRole, RememberingRole, SendingWorker):
     """One training rank. `reader` knows in which order it takes groups. It computes and publishes in its turn."""
 
     def __init__(
@@ -43,7 +43,6 @@ class ActorRole(ComputingRole, SendingWorker):
         self.engine, self.clock = engine, clock
         self.rank, self.name, self.device = rank, str(rank), device
         self.version = 0  # of the engine's parameters, as they are now
-        self._state: WrittenState | None = None
         self._training = Training(
             self,
             engine,
@@ -69,23 +68,6 @@ class ActorRole(ComputingRole, SendingWorker):
     def _note_samples(self, report: TrainReport, batch: Batch, iteration: int) -> None:
         report.sums = add_diagnostics(report.sums, _of_samples(batch, iteration))
         report.trained.append(_trained_rows(batch, self.clock.now()))
-
-    async def copy_state(self) -> None:
-        """Of what training remembers, to be written next. Called between two batches."""
-        self._state = await self.engine.state()
-
-    async def write_state(self, folder: str) -> dict[str, tuple[int, str]]:
-        """What was copied, into a folder that is there; training goes on meanwhile. By file, bytes and SHA-256."""
-        assert self._state is not None, "copy_state comes first"
-        state, self._state = self._state, None
-        if not isinstance(self.clock, RealClock):
-            return state.write(Path(folder))
-        return await asyncio.to_thread(state.write, Path(folder))
-
-    async def load_state(self, folder: str, version: int) -> None:
-        """Go on from there, where the weights were `version`; every rank calls it."""
-        await self.engine.load(Path(folder))
-        self.version = version
 
     async def save_weights(self, folder: str) -> None:
         """All weights into a folder that is there, gathered; every rank calls it, rank 0 writes."""

@@ -20,9 +20,10 @@ from harness.weight_sync.saving import save_weights
 from harness.workers.readers import MicroBatchReader
 from harness.workers.stages import Stage, prompts_and_responses
 from harness.workers.training import ONE_STEP, Training, TrainReport, Updates, learnt_tokens
+from harness.workers.training_state import RememberingRole
 
 
-class CriticRole(Stage):
+class CriticRole(Stage, RememberingRole):
     """`reader` gives the rows to learn from, those of the batch that the actor trains on. Values are those of the
     version before the iteration's first step, or of an older one where rows wait: `value_version` says of which."""
 

@@ -21,15 +21,16 @@ pytestmark = pytest.mark.slow
 ITERATIONS = 10
 SETTINGS = (*SMALL.split(), f"iterations={ITERATIONS}", "checkpoint.every=2", "seeds=[0]")
 STARTED_WITHIN_S = 240
-REPEATABLE = {
-    "colocate_sync": "cluster.devices=2",
-    "separated_sync": "cluster.devices=2",
-    "one_step_off": "cluster.devices=2",
-    "k_step_off": "cluster.devices=2",
-    "delayed_update": "cluster.devices=3",
-    "fully_async": "cluster.devices=2 schedule.max_staleness=0",
-}
-OTHERS = {"fully_async": "cluster.devices=2", "half_step": "cluster.devices=3"}
+REPEATABLE = (
+    "schedule=colocate_sync cluster.devices=2",
+    "schedule=colocate_sync cluster.devices=1 algorithm=ppo",
+    "schedule=separated_sync cluster.devices=2",
+    "schedule=one_step_off cluster.devices=2",
+    "schedule=k_step_off cluster.devices=2",
+    "schedule=delayed_update cluster.devices=3",
+    "schedule=fully_async cluster.devices=2 schedule.max_staleness=0",
+)
+OTHERS = ("schedule=fully_async cluster.devices=2", "schedule=half_step cluster.devices=4")
 
 
 def lines(results: Path, experiment: str) -> int:
@@ -49,9 +50,9 @@ def killed(results: Path, experiment: str, settings: tuple[str, ...], when: Rand
     process.communicate()
 
 
-def resumed(results: Path, schedule: str, settings: str) -> Path:
-    told = (*SETTINGS, f"schedule={schedule}", *settings.split())
-    killed(results, "broken", told, Random(schedule))
+def resumed(results: Path, settings: str) -> Path:
+    told = (*SETTINGS, *settings.split())
+    killed(results, "broken", told, Random(settings))
     folder = bench(results, "broken", *told)
     began = load_manifest(folder)["resumed"]
     assert began and 2 <= began[0] < ITERATIONS
@@ -59,11 +60,10 @@ def resumed(results: Path, schedule: str, settings: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("schedule", REPEATABLE)
-def test_what_was_killed_ends_bit_for_bit_as_what_was_not(schedule: str, tmp_path: Path) -> None:
-    broken = resumed(tmp_path, schedule, REPEATABLE[schedule])
-    told = (*SETTINGS, f"schedule={schedule}", *REPEATABLE[schedule].split())
-    whole = bench(tmp_path, "whole", *told)
+@pytest.mark.parametrize("settings", REPEATABLE)
+def test_what_was_killed_ends_bit_for_bit_as_what_was_not(settings: str, tmp_path: Path) -> None:
+    broken = resumed(tmp_path, settings)
+    whole = bench(tmp_path, "whole", *SETTINGS, *settings.split())
     (ours,), (theirs,) = weight_files(broken), weight_files(whole)
     assert ours.read_bytes() == theirs.read_bytes()
     assert read_responses(broken / "responses.parquet").equals(read_responses(whole / "responses.parquet"))
@@ -73,6 +73,6 @@ def test_what_was_killed_ends_bit_for_bit_as_what_was_not(schedule: str, tmp_pat
     assert load_ledger(broken) == load_ledger(whole)
 
 
-@pytest.mark.parametrize("schedule", OTHERS)
-def test_where_order_of_arrival_decides_bounds_and_ledger_hold(schedule: str, tmp_path: Path) -> None:
-    check_run(read_run(resumed(tmp_path, schedule, OTHERS[schedule])))
+@pytest.mark.parametrize("settings", OTHERS)
+def test_where_order_of_arrival_decides_bounds_and_ledger_hold(settings: str, tmp_path: Path) -> None:
+    check_run(read_run(resumed(tmp_path, settings)))

@@ -355,6 +355,8 @@ def _check_checkpoints(config: JobConfig) -> None:
             f"{where} keeps nothing of the critic that algorithm.advantage={config.algorithm.advantage} has; choose an "
             f"advantage that compares rewards, such as group, {fix}"
         )
+    if config.task.buffer is not None:
+        raise ConfigError(f"{where} keeps nothing of what task.buffer={config.task.buffer} knows; leave it out, {fix}")
     if config.algorithm.kl_target is not None:
         raise ConfigError(
             f"{where} does not keep the coefficient that algorithm.kl_target={config.algorithm.kl_target} has found; "

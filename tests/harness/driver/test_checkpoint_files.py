@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from harness.driver.checkpoint_files import (
-    ACTOR,
     CHECKPOINTS,
     Cut,
     PromptState,
@@ -34,7 +33,8 @@ def make(run: Path, version: int, keep: int = 9) -> Path:
     """A checkpoint; the run's metrics have ten bytes a version."""
     (run / "metrics.jsonl").write_bytes(b"0123456789" * version)
     folder = begun(run / CHECKPOINTS, version)
-    (folder / ACTOR / "rank-00000.safetensors").write_bytes(b"weights" * version)
+    (folder / "actor").mkdir()
+    (folder / "actor" / "rank-00000.safetensors").write_bytes(b"weights" * version)
     (folder / "queue").mkdir()
     (folder / "queue" / "CURRENT").write_text("0\n")
     return put_in_place(folder, cut(version, 10 * version), {}, keep)
@@ -60,7 +60,7 @@ def test_of_a_run_without_any_there_is_none(tmp_path: Path) -> None:
     assert last_checkpoint(tmp_path) == (None, [])
 
 
-FILES = (f"{ACTOR}/rank-00000.safetensors", "queue/CURRENT", "driver.json", "manifest.json")
+FILES = ("actor/rank-00000.safetensors", "queue/CURRENT", "driver.json", "manifest.json")
 
 
 def flipped(path: Path) -> None:
