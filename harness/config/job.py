@@ -118,7 +118,7 @@ COMMON_TO_TASKS = (
 
 CORRECTIONS = (
     *("none", "clip", "dual_clip", "decoupled", "tis", "mis", "cispo", "gspo", "geo_mean", "sapo"),
-    *("dppo_tv", "dppo_kl", "opsm", "clip_cov", "kl_cov", "m2po", "tis_normalised"),
+    *("dro", "dppo_tv", "dppo_kl", "opsm", "clip_cov", "kl_cov", "m2po", "tis_normalised"),
 )
 """Policy losses that are built in."""
 WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po", "tis_normalised")

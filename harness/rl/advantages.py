@@ -18,8 +18,9 @@ from harness.config import AlgorithmConfig
 from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
 from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
 from harness.rl.gae import gae
+from harness.rl.groups import OfGroups, one_by_one
 
-Advantages = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+Advantages = OfGroups
 """Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
 than its group's, float32 [groups, n]."""
 
@@ -136,19 +137,7 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
         given = {"lengths": lengths} if "lengths" in wanted else {}
         return own(rewards, **given, **settings, **options)
 
-    return advantages if _compares_batches(own) else _one_by_one(advantages)
-
-
-def _one_by_one(compare: Advantages) -> Advantages:
-    """How many groups come together is the schedule's, and no bit may depend on it: not even `torch.std` is the same
-    for one row and for several, as it has an algorithm of its own (`std_var_all_cpu`) for a single result."""
-
-    def compared(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        if lengths is None:
-            return torch.cat([compare(group, None) for group in rewards.split(1)])
-        return torch.cat([compare(*group) for group in zip(rewards.split(1), lengths.split(1), strict=True)])
-
-    return compared
+    return advantages if _compares_batches(own) else one_by_one(advantages)
 
 
 def compares_lengths(algorithm: AlgorithmConfig) -> bool:

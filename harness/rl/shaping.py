@@ -16,8 +16,9 @@ import torch
 from harness.config import AlgorithmConfig, ConfigError
 from harness.config.fields import Count, NotNegative
 from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
+from harness.rl.groups import OfGroups, one_by_one
 
-Shaping = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Shaping = OfGroups
 """Rewards float32 [groups, n] and lengths int64 [groups, n] -> rewards."""
 
 
@@ -82,7 +83,7 @@ def shaping_of(algorithm: AlgorithmConfig, longest: int) -> Shaping | None:
     if not steps:
         return None
 
-    def shaped(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def shaped(rewards: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
         for step in steps:
             shape = rewards.shape
             rewards = step(rewards, lengths)
@@ -99,12 +100,13 @@ def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:
     options = keywords(function, own, "algorithm.options", name, given=GIVEN)
     wanted = inspect.signature(function).parameters
 
-    def step(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def step(rewards: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
         there: dict[str, Any] = {"lengths": lengths, "longest": longest}
         return function(rewards, **{name: value for name, value in there.items() if name in wanted}, **options)
 
-    if not is_path(name):  # a value that cannot be used is told before a run starts
-        step(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.int64))
+    if is_path(name):
+        return one_by_one(step)
+    step(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.int64))  # what cannot be used is told before a run starts
     return step
 
 

@@ -111,6 +111,12 @@ LOSSES: dict[str, tuple[dict[str, Any], str, tuple[str, str], dict[str, Any]]] =
     "gspo": ({}, "gspo", SEQUENCE_MEAN, {"low": 3e-4, "high": 4e-4}),
     "geo_mean": ({}, "geo_mean", SEQUENCE_MEAN, {"low": 0.4, "high": 0.4}),
     "sapo": ({}, "sapo", SEQUENCE_MEAN, {"low": 0.2, "high": 0.2}),
+    "dro": (
+        {"options": {"penalty": 0.3}},
+        "dro",
+        TOKEN_MEAN,
+        {"low": 0.2, "high": 0.2, "policy_loss": policy_loss_config(dro_beta=0.3)},
+    ),
     "dppo_tv": ({}, "dppo_tv", TOKEN_MEAN, {"low": 0.2, "high": 0.2, "clip_ratio_c": 20.0}),
     "dppo_kl": ({}, "dppo_kl", TOKEN_MEAN, {"low": 0.2, "high": 0.2, "clip_ratio_c": 20.0}),
     "kl_cov": (

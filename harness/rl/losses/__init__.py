@@ -24,7 +24,7 @@ from harness.rl.losses.clipped import clip, decoupled, dual_clip, off_policy_seq
 from harness.rl.losses.importance import cispo, masked_importance, no_correction, truncated_importance
 from harness.rl.losses.ratios import Level, ratio_at
 from harness.rl.losses.sequences import geo_mean, gspo
-from harness.rl.losses.trust_regions import dppo_kl, dppo_tv, sapo
+from harness.rl.losses.trust_regions import dppo_kl, dppo_tv, dro, sapo
 from harness.rl.losses.whole_batch import clip_cov, kl_cov, normalised_importance, second_moment
 
 PolicyLoss = Callable[..., torch.Tensor]
@@ -43,6 +43,7 @@ CORRECTIONS: dict[str, PolicyLoss] = {
     "gspo": gspo,
     "geo_mean": geo_mean,
     "sapo": sapo,
+    "dro": dro,
     "dppo_tv": dppo_tv,
     "dppo_kl": dppo_kl,
     "opsm": off_policy_sequence_mask,

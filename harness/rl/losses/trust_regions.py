@@ -1,11 +1,12 @@
-"""Other bounds than PPO's on how far a token may go: a soft gate, and divergences."""
+"""Other bounds than PPO's on how far a token may go: a soft gate, a pull, and divergences."""
 
 from __future__ import annotations
 
 import torch
 
+from harness.config.fields import Positive
 from harness.rl.losses.importance import no_correction
-from harness.rl.losses.ratios import policy_ratio
+from harness.rl.losses.ratios import log_ratio, policy_ratio
 
 _EPS = 1e-8
 
@@ -27,6 +28,24 @@ def sapo(
     ratio = policy_ratio(log_probs, behaviour_log_probs, mask)
     t = torch.where(advantages > 0, temperature_above, temperature_below)
     return -(4 / t * torch.sigmoid(t * (ratio - 1)) * advantages).masked_fill(~mask, 0.0)
+
+
+def dro(
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    penalty: Positive = 1.0,
+) -> torch.Tensor:
+    """-A log pi + penalty / 2 (log pi - log mu)^2: no ratio at all, and what moves away from mu is pulled back.
+
+    DRO, direct reward optimisation (arXiv 2405.19107), section 3, with the behaviour policy in the place of its
+    reference; penalty is its tau.
+    """
+    away = log_ratio(log_probs, behaviour_log_probs, mask)
+    pull = 0.5 * penalty * away.square()
+    return no_correction(log_probs, behaviour_log_probs, advantages, mask) + pull
 
 
 def dppo_tv(

@@ -45,6 +45,15 @@ def test_a_step_of_ones_own_is_named_by_its_path(tmp_path: Path, monkeypatch: py
     assert shaped([4, 8, 9, 12], "own_shaping:per_token", power=0.0) == [4, 8, 9, 12]
 
 
+def test_a_step_of_ones_own_gets_one_group_at_a_time_as_no_bit_may_depend_on_how_many_come() -> None:
+    steps = ["tests.support.advantages:touchy"]
+    shaping = shaping_of(AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, shaping=steps), 8)
+    rewards, lengths = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)), torch.ones(6, 4, dtype=torch.int64)
+    assert shaping is not None
+    parts = [shaping(*part) for part in zip(rewards.split(1), lengths.split(1), strict=True)]
+    assert torch.equal(shaping(rewards, lengths), torch.cat(parts))
+
+
 @pytest.mark.parametrize(
     ("steps", "options", "told"),
     [
