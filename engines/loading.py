@@ -1,11 +1,12 @@
-"""A model for an engine that reads a folder, and replacing the weights of one: all of them or none."""
+"""A model for an engine that reads a folder, and replacing the weights of one, which is never used in between."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -13,6 +14,8 @@ from engines.experts import apart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+T = TypeVar("T")
 
 
 class ExpectedWeights:
@@ -47,33 +50,54 @@ class ExpectedWeights:
             raise ValueError(f"{self._owner}: the weights of version {version} do not fit: {'; '.join(wrong)}")
 
 
-class ModelWeights:
-    """The weights of a model, always one version's from end to end. `owner` begins every message.
+def only_partly(owner: str, version: int) -> str:
+    """Why an engine does not generate: a load broke off after some weights were in place."""
+    return f"{owner}: version {version} was put in place in part only; load a complete set of weights"
 
-    A new set is collected beside the one in use and takes its place at once: while it arrives, the weights need their
-    memory a second time.
+
+async def next_bucket(travelling: Iterator[T]) -> T | None:
+    """Read in a thread, since it may wait in a collective; None after the last one. Cancelled, it waits for the thread,
+    so that there is one reader at a time."""
+    reading = asyncio.ensure_future(asyncio.to_thread(next, travelling, None))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        await asyncio.wait([reading])
+        raise
+
+
+class ModelWeights:
+    """The weights of a model. `owner` begins every message.
+
+    A new set is put in place tensor by tensor as it comes, so that nothing is held twice. `incomplete` says so from the
+    first of them on until the last one is there: after a set that did not come whole, until another one has.
     """
+
+    incomplete: str | None = None
 
     def __init__(self, model: torch.nn.Module, owner: str) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._expected = ExpectedWeights(model, owner)
+        self._expected, self._owner = ExpectedWeights(model, owner), owner
 
     @torch.no_grad()
     def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all parameters by (name, full tensor) pairs. Whatever is raised, the model keeps what it had. Raises
-        ValueError as `ExpectedWeights.checked`, which reads them."""
-        arrived = {}
+        """Replace all parameters by (name, full tensor) pairs. Raises ValueError as `ExpectedWeights.checked`, which
+        reads them."""
         for name, tensor in self._expected.checked(version, weights):
-            old = self._parameters[name]
-            arrived[name] = torch.empty_like(old, pin_memory=old.is_pinned()).copy_(tensor)
-        for name, tensor in arrived.items():
-            self._parameters[name].data = tensor
+            self.incomplete = only_partly(self._owner, version)
+            self._parameters[name].copy_(tensor)
+        self.incomplete = None
+
+    def require_complete(self) -> None:
+        """Raises RuntimeError where what is there is of two versions."""
+        if self.incomplete is not None:
+            raise RuntimeError(self.incomplete)
 
 
 @torch.no_grad()
 def rest_on_host(model: torch.nn.Module) -> None:
     """Move its weights from a GPU to host memory that is pinned: they go there and back at the speed of the link, and
-    what is loaded meanwhile arrives in such memory too. What is on the host already stays as it is."""
+    what is loaded meanwhile arrives there. What is on the host already stays as it is."""
     for parameter in model.parameters():
         if parameter.is_cuda:
             host = torch.empty_like(parameter, device="cpu", pin_memory=True)

@@ -128,8 +128,8 @@ class RolloutEngine(Protocol):
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights by (name, full tensor) pairs; the engine must be paused or idle.
 
-        If the iterable raises, the engine keeps its version and goes on with it. One that cannot hold two sets refuses
-        to generate until a complete set has been loaded; it never serves a mixture.
+        If the iterable raises, the engine keeps its version. One that puts weights in place as they come refuses to
+        generate then, until a complete set has been loaded; it never serves a mixture.
         """
 
     async def sleep(self, *, keep_weights: bool = True) -> None:

@@ -23,7 +23,7 @@ from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
 from engines.sglang.server import open_server
-from engines.sglang.weights import PartialWeightUpdate, WeightSender
+from engines.sglang.weights import WeightSender
 from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ class SGLangRollout:
         self._paused = False
         self._held = False  # running samples stay as they are: what ended all the same is returned when they go on
         self._loading = False
-        self._partial_version: int | None = None  # a version of which a part may be there
         self._closed = False
 
     @property
@@ -159,20 +158,17 @@ class SGLangRollout:
         self._changed.set()
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises what `WeightSender.load` raises: after PartialWeightUpdate the engine refuses to generate, after all
-        else it goes on with the weights that it had. RuntimeError where the engine is neither paused nor idle."""
+        """Raises what `WeightSender.load` raises. Where the server had a part of the weights by then, the engine
+        refuses to generate until it has a complete set. RuntimeError where the engine is neither paused nor idle."""
         self._require_alive()
         self._require_still("load_weights")
         await self._control.make_room_for_weights()
         self._loading = True
         try:
             await self._sender.load(version, weights)
-        except PartialWeightUpdate:
-            self._partial_version = version
-            raise
         finally:
             self._loading = False
-        self.version, self._partial_version, self._initial = version, None, None
+        self.version, self._initial = version, None
         self._start()
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
@@ -201,7 +197,7 @@ class SGLangRollout:
         """Give free slots to waiting samples, in the order of submission."""
         ready = (
             not self._loading
-            and self._partial_version is None
+            and self._sender.incomplete is None
             and not self._control.asleep
             and self._requests.failure is None
         )
@@ -285,11 +281,8 @@ class SGLangRollout:
 
     def _require_ready(self) -> None:
         self._require_alive()
-        if self._partial_version is not None:
-            raise RuntimeError(
-                f"{self._owner}: version {self._partial_version} was loaded in part only; "
-                "load a complete set of weights"
-            )
+        if self._sender.incomplete is not None:
+            raise RuntimeError(self._sender.incomplete)
         if self._control.asleep:
             raise RuntimeError(f"{self._owner} is asleep; call wake() first")
 

@@ -1,8 +1,8 @@
 """Weights from the adapter to its SGLang server: buckets of tensors, broadcast in a process group of two over Gloo.
 
-The server allocates what it is asked to expect, receives tensor after tensor and loads them when the bucket is
-complete. The last bucket carries the version; on a server that wants it so, all stand between begin and end of one
-update.
+The server allocates what it is asked to expect, receives tensor after tensor and puts them in place when the bucket is
+complete; no end holds all weights twice. The last bucket carries the version; on a server that wants it so, all stand
+between begin and end of one update.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import asyncio
 import socket
 import urllib.parse
 import uuid
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from engines.experts import apart
-from engines.loading import ExpectedWeights
+from engines.loading import ExpectedWeights, next_bucket, only_partly
 from engines.sglang.client import SGLangClient, both
 
 _LINK_TIMEOUT_S = 120.0  # of one broadcast
@@ -31,12 +32,15 @@ Bucket = list[tuple[str, torch.Tensor]]
 
 
 class PartialWeightUpdate(RuntimeError):
-    """The server may hold a mixture of two versions: it must not generate before it has a complete one."""
+    """The server refused weights or broke off."""
 
 
 class WeightSender:
     """model: of the same shape as the server's; not kept. brackets: the server's dialect. bucket_bytes: of a bucket at
-    most; a larger tensor travels alone."""
+    most; a larger tensor travels alone. `incomplete` says so where the server may hold a mixture of two versions: it
+    must not generate before it has a complete one."""
+
+    incomplete: str | None = None
 
     def __init__(self, model: torch.nn.Module, client: SGLangClient, *, brackets: bool, bucket_bytes: int) -> None:
         self._client, self._brackets, self._bucket_bytes = client, brackets, bucket_bytes
@@ -46,45 +50,61 @@ class WeightSender:
         self._group: dist.ProcessGroup | None = None
 
     async def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all weights of the server.
-
-        They are collected first, so that the server hears nothing where the iterable raises or does not fit: for as
-        long as it takes, a copy of them all is in host memory.
+        """Replace all weights of the server; it hears nothing where the iterable raises before a bucket is full.
 
         Raises:
             ValueError: as `ExpectedWeights.checked`. PartialWeightUpdate: the server refused, broke off or did not
-            answer in time. It may have some of the new weights.
+            answer in time.
         """
-        # Reading may block in a collective: not in the thread that listens to the server.
-        buckets = await asyncio.to_thread(self._collected, version, weights)
+        travelling = self._buckets(version, weights)
+        bucket = await next_bucket(travelling)
+        if bucket is None:
+            return
+        self.incomplete = only_partly(self._client.owner, version)
+        await self._bracketed(self._begin)
         try:
-            await self._send_all(version, buckets)
-        except RuntimeError as error:
-            self._group = None  # where one end broke off, the two cannot go on
-            raise PartialWeightUpdate(str(error)) from error
+            await self._send_all(version, bucket, travelling)
+        finally:
+            await self._bracketed(self._end)
+        self.incomplete = None
 
-    def _collected(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Bucket]:
-        buckets: list[Bucket] = [[]]
-        size = 0
-        for name, tensor in apart(self._expected.checked(version, weights)):
-            if buckets[-1] and size + tensor.nbytes > self._bucket_bytes:
-                buckets.append([])
-                size = 0
-            buckets[-1].append((name, tensor.detach().to("cpu", copy=True).contiguous()))
-            size += tensor.nbytes
-        return buckets
-
-    async def _send_all(self, version: int, buckets: list[Bucket]) -> None:
+    async def _begin(self) -> None:
         if self._group is None:
             await self._meet()
         if self._brackets:
             await self._client.post("/begin_weight_update", {"selector": "all"})
+
+    async def _end(self) -> None:
+        if self._brackets:
+            await self._client.post("/end_weight_update")
+
+    async def _bracketed(self, step: Callable[[], Awaitable[None]]) -> None:
         try:
-            for bucket in buckets:
-                await self._send(bucket, version if bucket is buckets[-1] else None)
-        finally:
-            if self._brackets:
-                await self._client.post("/end_weight_update")
+            await step()
+        except RuntimeError as error:
+            self._group = None  # where one end broke off, the two cannot go on
+            raise PartialWeightUpdate(str(error)) from error
+
+    def _buckets(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Bucket]:
+        """Copies on the host. Reads the weights to their end, whatever becomes of the buckets."""
+        bucket: Bucket = []
+        size = 0
+        for name, tensor in apart(self._expected.checked(version, weights)):
+            if bucket and size + tensor.nbytes > self._bucket_bytes:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append((name, tensor.detach().to("cpu", copy=True).contiguous()))
+            size += tensor.nbytes
+        if bucket:
+            yield bucket
+
+    async def _send_all(self, version: int, first: Bucket, travelling: Iterator[Bucket]) -> None:
+        """The last one carries the version, so one is read before the one before it leaves."""
+        bucket: Bucket | None = first
+        while bucket is not None:
+            after = await next_bucket(travelling)
+            await self._bracketed(partial(self._send, bucket, version if after is None else None))
+            bucket = after
 
     async def _send(self, bucket: Bucket, version: int | None) -> None:
         """Returns when the server has loaded the bucket."""

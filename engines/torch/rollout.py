@@ -96,7 +96,7 @@ class TorchRollout:
         loop gets a turn after every step.
 
         Raises:
-            RuntimeError: there is work, but the engine is asleep; or it was closed.
+            RuntimeError: there is work, but the engine is asleep, or its weights are incomplete; or it was closed.
         """
         while not self._done:
             if self._closed:
@@ -163,8 +163,8 @@ class TorchRollout:
         self._changed.set()
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises ValueError as `ModelWeights.load`; RuntimeError where the engine is neither paused nor idle. Whatever
-        is raised, it goes on with the weights that it had."""
+        """Raises ValueError as `ModelWeights.load`; RuntimeError where the engine is neither paused nor idle. Where the
+        weights do not come whole, it takes no step before another set has."""
         self._require_still("load_weights")
         self._parking.clear()
         self._weights.load(version, weights)
@@ -245,6 +245,7 @@ class TorchRollout:
             raise RuntimeError(f"engine {self.name} is closed")
         if self._cache.released:
             raise RuntimeError(f"engine {self.name} is asleep; call wake() first")
+        self._weights.require_complete()
 
     def _require_still(self, action: str) -> None:
         require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)

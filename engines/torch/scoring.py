@@ -137,11 +137,13 @@ class TorchLogProb:
         self.version = 0
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """As the protocol says."""
+        """As the protocol says. Raises RuntimeError where the weights are incomplete."""
+        self._weights.require_complete()
         with torch.inference_mode():  # no decorator: on a coroutine it would end before the body begins
             return score_parts(self._scorer, prompts, responses, passes_over(prompts, responses, self._training))
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises ValueError as `ModelWeights.load`. Whatever is raised, it goes on with the weights that it had."""
+        """Raises ValueError as `ModelWeights.load`. Where the weights do not come whole, it scores nothing before
+        another set has."""
         self._weights.load(version, weights)
         self.version = version

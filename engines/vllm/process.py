@@ -240,8 +240,8 @@ def _memory(
 
     With the bytes of the cache given, vLLM neither measures what is free nor heeds gpu_memory_utilization for it; but
     at its start it refuses a GPU of which less is free than that (vllm/v1/worker/utils.py, request_memory). A job's
-    options say both (`engines.vllm.options.within`); without a job it is what will be taken, with a second set of
-    weights.
+    options say both (`engines.vllm.options.within`); without a job it is what will be taken, with
+    weights on their way.
     """
     shape = model_shape(model)
     head = -(-shape["head_dim"] // 32) * 32  # the CPU's kernels widen small heads
@@ -254,7 +254,8 @@ def _memory(
         return {"kv_cache_memory_bytes": cache}
     share = options.gpu_memory_share
     if share is None:
-        weights = 2 * sum(parameter.numel() * dtype.itemsize for parameter in model.parameters())
+        sizes = [parameter.numel() * dtype.itemsize for parameter in model.parameters()]
+        weights = sum(sizes) + 4 * max(options.weight_bucket_bytes, *sizes)
         share = min(1.0, (cache + weights) / torch.cuda.mem_get_info(device)[1])
     return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": share}
 

@@ -140,7 +140,7 @@ class VLLMRollout:
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises ValueError as `WeightSender.load`; RuntimeError where the engine is neither paused nor idle, or died.
-        Whatever is raised before all weights are there, it goes on with those that it had.
+        Where some of them are there when anything is raised, it refuses to generate until a complete set is.
 
         A sleeping engine takes its weights back for it, and no more.
         """

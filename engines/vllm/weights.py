@@ -1,5 +1,5 @@
-"""Weights from the adapter's process to vLLM's workers, whole to each: all of a version or none of it, in buckets, by
-Gloo between CPUs, by CUDA IPC on a GPU. Imports no vLLM: both ends use it.
+"""Weights from the adapter's process to vLLM's workers, whole to each, in buckets, by Gloo between CPUs, by CUDA IPC
+on a GPU. Imports no vLLM: both ends use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from engines.experts import apart
-from engines.loading import ExpectedWeights
+from engines.loading import ExpectedWeights, next_bucket, only_partly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +37,7 @@ _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
 
 
 class WeightSender:
-    """The adapter's side of vLLM's weight transfer. Weights are used when all of them have come, and no sooner."""
+    """The adapter's side of vLLM's weight transfer. vLLM puts each bucket in place as it comes, none beside."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class WeightSender:
         self._expected = ExpectedWeights(model, f"engine {name}")
         self._link: GlooLink | CudaLink | None = None
         self.incomplete: str | None = None
-        """What there is to say where vLLM failed while it put a complete set in place; None where it did not."""
+        """What there is to say where vLLM got a part of a set, and not the rest; None where it has a whole one."""
 
     async def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Send all weights, and have vLLM use and count them as `version`. Where the iterable raises, or the set does
-        not fit, vLLM keeps what it had. It is read in a thread, to its end.
+        """Send all weights, and have vLLM use and count them as `version`. Where the iterable raises before a bucket is
+        full, vLLM keeps what it had; later it is `incomplete`. It is read in a thread, to its end.
 
         Raises ValueError as `ExpectedWeights.checked`.
         """
@@ -69,9 +69,6 @@ class WeightSender:
             self._link = None  # its ends may be out of step
             await self._process.tell_worker("abandon_weight_update")
             raise
-        self.incomplete = (
-            f"engine {self._name}: version {version} was put in place in part only; load a complete set of weights"
-        )
         await self._process.ask("finish a weight update", self._process.llm.finish_weight_update(str(version)))
         self.incomplete = None
 
@@ -80,7 +77,8 @@ class WeightSender:
         travelling = buckets(
             apart(self._expected.checked(version, weights)), self._device, self._options.weight_bucket_bytes
         )
-        while (bucket := await _next(travelling)) is not None:
+        while (bucket := await next_bucket(travelling)) is not None:
+            self.incomplete = only_partly(f"engine {self._name}", version)
             await self._send(link, bucket)
 
     async def _connected(self) -> GlooLink | CudaLink:
@@ -101,16 +99,6 @@ class WeightSender:
         request = WeightTransferUpdateRequest(bucket.described() | {"handle": link.handle(bucket)})
         both = asyncio.gather(self._process.llm.update_weights(request), asyncio.to_thread(link.send, bucket))
         await self._process.ask("take a bucket of weights", both)
-
-
-async def _next(travelling: Iterator[Bucket]) -> Bucket | None:
-    """None after the last one. Cancelled, it waits for the thread, so that there is one reader at a time."""
-    reading = asyncio.ensure_future(asyncio.to_thread(next, travelling, None))
-    try:
-        return await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        await asyncio.wait([reading])
-        raise
 
 
 @dataclass

@@ -29,6 +29,9 @@ TRAINING: tuple[Phase, ...] = ("loss", "backward", "reduce", "step")
 USABLE = 0.9
 """Of a device's memory. The rest is the driver's and the libraries', and lost between blocks: assumed, not measured."""
 
+_ENGINE_BUCKET = 64 << 20
+"""`weight_bucket_bytes` of vLLM and SGLang, where nobody set it."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -273,7 +276,7 @@ def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], settin
 
 def _engine(config: JobConfig, setting: Setting, *, sleeps: bool) -> list[Item]:
     """sleeps: while others use the device; then weights arrive on the host, or, in other engines than the embedded
-    one, in the memory that these take back for them, beside a second set until it is complete."""
+    one, in the memory that these take back for them. New weights are put in place of the old as they come."""
     engine = EngineMemory(config.model, config.engine, setting.lengths.sample, setting.simulated)
     awake: tuple[Phase, ...] = ("start", "generate") if sleeps else ("start", "generate", "publish")
     apart = config.engine.name != "torch" and not setting.simulated
@@ -283,14 +286,18 @@ def _engine(config: JobConfig, setting: Setting, *, sleeps: bool) -> list[Item]:
         Item("KV cache", engine.kv_cache, awake),
         Item("a step of the engine", engine.work, ("generate",)),
     ]
-    if sleeps:
-        second = engine.weights if apart else 0.0
-        return [*items, Item("new weights beside the old", second, ("publish",))]
-    new = 0.0 if setting.simulated else weight_bytes(config.model)  # each device of an engine gets them whole
-    items.append(Item("new weights beside the old", new, ("publish",)))
-    if setting.transport in ("collective", "ipc"):
+    if apart:
+        items.append(Item("weights on their way into the engine", _into_engine(config), ("publish",)))
+    if not sleeps and setting.transport in ("collective", "ipc"):
         items.append(Item("transfer buckets", _buckets(config), ("generate", "publish")))
     return items
+
+
+def _into_engine(config: JobConfig) -> float:
+    """Where an engine has processes of its own: the adapter's bucket; in the engine the same one, those before it of
+    which a layer is not complete, and that layer as it is made anew (engines/vllm/worker/transfer.py)."""
+    bucket = config.engine.options.get("weight_bucket_bytes") or _ENGINE_BUCKET
+    return 4 * max(bucket, _largest(config))
 
 
 def _scoring(
@@ -307,8 +314,6 @@ def _scoring(
     if "actor_fwd" in roles and "actor" not in roles:
         spread = devices if setting.simulated else 1
         items.append(Item("weights to score with", weight_bytes(model) / spread, every))
-        if not setting.simulated:
-            items.append(Item("new weights beside the old", weight_bytes(model), ("publish",)))
         if setting.transport in ("collective", "ipc"):
             items.append(Item("transfer buckets", _buckets(config), ("score", "publish")))
     if items and "actor" not in roles:

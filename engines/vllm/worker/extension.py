@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
@@ -19,9 +20,11 @@ class Extension:
     """Methods that vLLM's worker gets besides its own."""
 
     _weight_update_active: bool
+    vllm_config: VllmConfig
     weight_transfer_engine: BucketTransfer
 
     def abandon_weight_update(self) -> None:
-        """Forget an update that broke off, and what came of it; the next one may start."""
+        """End an update that broke off; the next one may start."""
         self._weight_update_active = False
-        self.weight_transfer_engine.start_weight_update()
+        with set_current_vllm_config(self.vllm_config):
+            self.weight_transfer_engine.abandon()

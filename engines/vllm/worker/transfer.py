@@ -15,6 +15,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from engines.vllm.weights import ADAPTER, broadcast, gloo_group, shared_tensor
 
@@ -41,15 +42,14 @@ class BucketInfo(WeightTransferUpdateInfo):
 
 
 class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
-    """Keeps what comes until it is complete, and changes the model only then: an update that breaks off leaves it as it
-    was. On a GPU vLLM's layerwise reload makes of the weights what its kernels want; on a CPU, whose layers compute
-    with the plain weights, they are changed in place. Each of several workers gets all weights whole, of which the
-    model's own loading takes its part."""
+    """Puts each bucket in place as it comes: the adapter lets nothing be generated before the last one. On a GPU vLLM's
+    layerwise reload makes of a layer's weights what its kernels want, once all of them are there; on a CPU, whose
+    layers compute with the plain weights, they are changed in place. Each of several workers gets all weights whole, of
+    which the model's own loading takes its part."""
 
     init_info_cls = Rendezvous
     update_info_cls = BucketInfo
     _group: torch.distributed.ProcessGroup | None = None
-    _arrived: tuple[tuple[BucketInfo, torch.Tensor], ...] = ()
 
     def init_transfer_engine(self, init_info: Rendezvous) -> None:
         if init_info.store is not None:
@@ -57,7 +57,8 @@ class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
             self._group = gloo_group(init_info.store, rank, init_info.size, init_info.timeout_s)
 
     def start_weight_update(self) -> None:
-        self._arrived = ()
+        if self.device.type != "cpu":
+            initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Returns when the bucket is here: then the sender may use its buffer again."""
@@ -66,27 +67,40 @@ class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
 
     def receive_weights(self, update_info: BucketInfo) -> None:
         if self._group is None:
+            # a copy: a layer of which a part has come keeps it until the rest does
             buffer = shared_tensor(update_info.handle, update_info.size).to(self.device, copy=True)
         else:
             buffer = torch.empty(update_info.size, dtype=torch.uint8)
             broadcast(self._group, buffer)
-        self._arrived += ((update_info, buffer),)
+        self.model.load_weights(unpacked(buffer, update_info))
 
     def finish_weight_update(self) -> None:
         if self.device.type != "cpu":
-            initialize_layerwise_reload(self.model)
-        self.model.load_weights(tensor for info, buffer in self._arrived for tensor in unpacked(buffer, info))
-        if self.device.type != "cpu":
             finalize_layerwise_reload(self.model, self.model_config)
         self._synchronize()
-        self._arrived = ()
+
+    def abandon(self) -> None:
+        """Of an update that broke off: layers of which a part came forget it, and have what they had."""
+        if self.device.type != "cpu":
+            forget_partial_layers(self.model)
+            finalize_layerwise_reload(self.model, self.model_config)
 
     def _synchronize(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def shutdown(self) -> None:
-        self._group, self._arrived = None, ()
+        self._group = None
+
+
+def forget_partial_layers(model: torch.nn.Module) -> None:
+    """Finishing a reload puts a layer's old weights back only where none of the new ones came; of those that are left
+    over, the next reload would make a layer of two versions."""
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            info.load_numel = 0
 
 
 def unpacked(buffer: torch.Tensor, info: BucketInfo) -> Iterator[tuple[str, torch.Tensor]]:

@@ -40,7 +40,7 @@ def weights(seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor.detach()) for name, tensor in build_model(MODEL, seed=seed).named_parameters())
 
 
-def make_engine(*, name: str = "0", top_p: float = 1.0) -> SGLangRollout:
+def make_engine(*, name: str = "0", top_p: float = 1.0, **options: Any) -> SGLangRollout:
     engine = SGLangRollout(
         build_model(MODEL),
         sampling=Sampling(max_tokens=10, top_p=top_p),
@@ -48,7 +48,7 @@ def make_engine(*, name: str = "0", top_p: float = 1.0) -> SGLangRollout:
         seed=SEED,
         clock=RealClock.starting_now(),
         name=name,
-        options=Options(timeout_s=WAIT_S),
+        options=Options(timeout_s=WAIT_S, **options),
     )
     _: RolloutEngine = engine
     return engine
@@ -190,7 +190,7 @@ async def test_a_transfer_that_fails_tears_the_weights_and_a_whole_one_heals_the
         await engine.load_weights(1, weights(1))
     assert engine.version == 0
     engine.submit(requests(2))
-    with pytest.raises(RuntimeError, match="engine 0: version 1 was loaded in part only"):
+    with pytest.raises(RuntimeError, match="engine 0: version 1 was put in place in part only"):
         await engine.finished()
     server.refuse = set()
     await engine.pause("keep")
@@ -214,6 +214,33 @@ async def test_weights_that_do_not_arrive_whole_are_not_even_begun(engine: SGLan
     assert server.calls == []
     engine.submit(requests(1))
     assert (await drain(engine, 1))[0].versions.tolist() == [0] * 10
+
+
+async def test_each_bucket_is_in_place_before_all_have_come_and_a_mixture_never_generates(server: SGLangServer) -> None:
+    engine = make_engine(weight_bucket_bytes=1)
+
+    def broken_off() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(weights(1))[:4]
+        raise ConnectionError("the trainer is gone")
+
+    try:
+        engine.submit(requests(1))
+        await drain(engine, 1)
+        server.calls.clear()
+        with pytest.raises(ConnectionError, match="the trainer is gone"):
+            await engine.load_weights(1, broken_off())
+        sent = [body["names"] for path, body in server.calls if path == "/update_weights_from_distributed"]
+        assert sent == [[name] for name, _ in list(weights(1))[:2]]  # the third waits for a fourth
+        engine.submit(requests(2))
+        with pytest.raises(RuntimeError, match="engine 0: version 1 was put in place in part only"):
+            await engine.finished()
+        await engine.pause("keep")
+        await engine.load_weights(2, weights(2))
+        await engine.resume()
+        assert {v for completion in (await drain(engine, 2)).values() for v in completion.versions} == {2}
+        assert all(torch.equal(server.weights[name], tensor) for name, tensor in weights(2))
+    finally:
+        await engine.close()
 
 
 # --- pauses --------------------------------------------------------------------------------------------------------

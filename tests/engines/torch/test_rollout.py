@@ -484,25 +484,49 @@ async def test_without_dropping_the_cache_old_keys_stay_in_use() -> None:
         assert np.abs(completion.log_probs[8:] - recomputed).max() > 1e-4
 
 
-async def test_after_a_torn_load_the_old_weights_are_served_to_the_last_bit() -> None:
+async def test_after_a_torn_load_nothing_is_sampled_until_a_complete_one_which_leaves_no_trace_of_it() -> None:
     def torn() -> Iterator[tuple[str, torch.Tensor]]:
-        yield next(weights_of(build_model(TINY, seed=1)))
+        weights = weights_of(build_model(TINY, seed=1))
+        yield next(weights)
+        yield next(weights)
         raise ConnectionError("the trainer is gone")
 
     engine, untouched = make_engine(), make_engine()
     with pytest.raises(ConnectionError):
         await engine.load_weights(1, torn())
     assert engine.version == 0
-    for each in (engine, untouched):
-        each.submit(requests(1))
+    engine.submit(requests(1))
+    with pytest.raises(RuntimeError, match="engine 0: version 1 was put in place in part only"):
+        await engine.finished()
+    await engine.pause("keep")
+    await engine.load_weights(2, weights_of(build_model(TINY, seed=2)))
+    await engine.resume()
+    await untouched.load_weights(2, weights_of(build_model(TINY, seed=2)))
+    untouched.submit(requests(1))
     ours, theirs = (await drain(engine))[0], (await drain(untouched))[0]
     assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.log_probs.tolist() == theirs.log_probs.tolist()
-    assert set(ours.versions) == {0}
+    assert set(ours.versions) == set(theirs.versions) == {2}
+
+
+async def test_before_the_first_tensor_a_load_that_fails_changes_nothing() -> None:
+    def gone() -> Iterator[tuple[str, torch.Tensor]]:
+        raise ConnectionError("the trainer is gone")
+        yield
+
+    engine = make_engine()
+    with pytest.raises(ConnectionError):
+        await engine.load_weights(1, gone())
     engine.submit(requests(1))
-    await engine.pause("keep")
-    await engine.load_weights(2, weights_of(build_model(TINY, seed=1)))
-    await engine.resume()
-    assert set((await drain(engine))[0].versions) == {2}
+    assert set((await drain(engine))[0].versions) == {0}
+
+
+async def test_new_weights_take_the_place_of_the_old_in_the_same_memory() -> None:
+    engine, source = make_engine(), build_model(TINY, seed=1)
+    places = {name: parameter.data_ptr() for name, parameter in engine._model.named_parameters()}
+    await engine.load_weights(1, weights_of(source))
+    assert places == {name: parameter.data_ptr() for name, parameter in engine._model.named_parameters()}
+    for name, parameter in source.named_parameters():
+        assert torch.equal(engine._model.get_parameter(name), parameter), name
 
 
 async def test_one_error_names_all_that_does_not_fit_and_the_iterable_is_read_to_its_end() -> None:
