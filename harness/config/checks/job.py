@@ -350,13 +350,6 @@ def _check_checkpoints(config: JobConfig) -> None:
         raise ConfigError(
             f"{where} keeps nothing of what task.buffer={config.task.buffer} was told; leave out task.buffer, {fix}"
         )
-    if config.algorithm.has_critic:
-        raise ConfigError(
-            f"{where} keeps nothing of the critic that algorithm.advantage={config.algorithm.advantage} has; choose an "
-            f"advantage that compares rewards, such as group, {fix}"
-        )
-    if config.task.buffer is not None:
-        raise ConfigError(f"{where} keeps nothing of what task.buffer={config.task.buffer} knows; leave it out, {fix}")
     if config.algorithm.kl_target is not None:
         raise ConfigError(
             f"{where} does not keep the coefficient that algorithm.kl_target={config.algorithm.kl_target} has found; "

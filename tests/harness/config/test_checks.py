@@ -453,3 +453,10 @@ def test_a_layout_is_read_off_the_settings_and_the_split() -> None:
     assert simulated_cost(shared, placement).name == "roofline"
     given = compose_job([*BIG, "cost=tiny_cpu"])
     assert simulated_cost(given, placement) is given.cost
+
+
+def test_what_a_checkpoint_would_lack_is_refused() -> None:
+    told = refused("checkpoint.every=2", "algorithm.kl_in=reward", "algorithm.kl_coef=0.01", "algorithm.kl_target=0.1")
+    assert told.startswith("checkpoint.every=2 does not keep the coefficient that algorithm.kl_target=0.1 has found")
+    told = refused("checkpoint.every=2", "algorithm.filter=zero_variance")
+    assert told.startswith("checkpoint.every=2 keeps nothing of groups that a filter refused")
