@@ -118,6 +118,12 @@ def test_so_it_is_where_training_follows_the_order_of_completion(on_stale: str) 
     check_resumed(job("fully_async", order="completion", on_stale=on_stale, max_staleness=1.0), [0.6, 0.3])
 
 
+@pytest.mark.parametrize("order", ["fifo", "completion"])
+def test_so_it_is_where_engines_get_every_third_version(order: str) -> None:
+    began = check_resumed(job("fully_async", order=order, max_staleness=2.5, publish_every=3), [0.7, 0.4])
+    assert began[1] == 3, "the only version before the cut that engines got, and a checkpoint holds"
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
