@@ -125,7 +125,7 @@ def test_so_it_is_where_engines_get_every_third_version(order: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     schedule=st.sampled_from(list(SCHEDULES)),
     every=st.integers(1, 3),
