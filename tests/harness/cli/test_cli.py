@@ -56,7 +56,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["algorithm.micro_batch_groups=7", "cluster.oversubscribe=true"], "algorithm.batch_groups=16 does not divide"),
         (
             ["backend=real", "model=qwen7b", "cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true"],
-            "model=qwen7b needs 156.2 GiB for its training state",
+            "model=qwen7b needs 142.4 GiB for its training state",
         ),
         (["experiment=a/b"], "experiment=a/b cannot name a folder"),
     ],

@@ -181,7 +181,7 @@ def test_gpus_that_are_not_there_cannot_be_asked_for() -> None:
 def test_a_large_model_without_gpus_says_what_it_needs(small_memory: None) -> None:
     """7.6e9 parameters: 16 bytes each for training, 2 each for the reference, the engine and its next weights."""
     assert refused("model=qwen7b", WITH_REFERENCE) == (
-        "model=qwen7b needs 170.4 GiB for its training state, its activations and the copies of its weights, and "
+        "model=qwen7b needs 156.5 GiB for its training state, its activations and the copies of its weights, and "
         "there is no GPU and 24.0 GiB of memory here; use more or larger GPUs, BACKEND=virtual to simulate it, or "
         "MODEL=tiny"
     )
@@ -209,7 +209,7 @@ def test_memory_can_be_said_instead_of_asked() -> None:
 
 def test_what_the_machine_cannot_hold_is_simulated_and_says_why(small_memory: None) -> None:
     found = plan("model=qwen7b", "cost=tiny_cpu", WITH_REFERENCE)
-    assert found.backend == "virtual" and found.why.startswith("model=qwen7b needs 170.4 GiB")
+    assert found.backend == "virtual" and found.why.startswith("model=qwen7b needs 156.5 GiB")
     found = plan("schedule=colocate_sync", "cluster.devices=9", "algorithm.batch_groups=72")
     assert found.backend == "virtual" and found.why.startswith("the job needs 9 devices, this machine has 8 cores")
     assert plan().backend == "real" and not plan().why
