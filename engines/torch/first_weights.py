@@ -200,7 +200,7 @@ class _Outlining(TorchDispatchMode):
         kwargs = kwargs or {}
         if op is torch.ops.aten.empty.memory_format:
             return op(*args, **{**kwargs, "device": "meta", "pin_memory": False})
-        if op in _FILLS and args[0].is_meta:
+        if op in _RANDOM or (op in _FILLS and args[0].is_meta):  # a router begins as zeros, and is drawn all the same
             self.draws.append(Draw(op, args[0], args[1:]))
             self.targets.append(args[0].detach())
             return args[0]
@@ -227,7 +227,7 @@ def outlined(make: Callable[[], PreTrainedModel], seed: int) -> tuple[PreTrained
     numbers, constants = {}, {}
     for name, parameter in list(model.named_parameters()):
         number = last.get(_storage(parameter))
-        if not parameter.is_meta:
+        if number is None and not parameter.is_meta:
             constants[name] = parameter.data
         elif number is None or outlining.draws[number].shape != tuple(parameter.shape):
             raise NotImplementedError(f"{type(model).__name__} draws {name} in parts; give a folder with weights")

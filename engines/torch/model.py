@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config import ModelConfig
-from harness.config.model_folder import DRAWN, local_folder, read_config, require_shape, shape_of
+from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS, local_folder, read_config, require_shape, shape_of
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +160,7 @@ def transformers_config(config: ModelConfig) -> PretrainedConfig:
     """Of these settings alone. Raises ValueError for an architecture that they do not describe."""
     from transformers import AutoConfig
 
-    if config.architecture not in DRAWN:
+    if config.architecture not in (*DRAWN, *DRAWN_WITH_EXPERTS):
         raise ValueError(
             f"weights of architecture {config.architecture} cannot be drawn; name a folder that holds some as "
             "model.checkpoint"
@@ -168,6 +168,15 @@ def transformers_config(config: ModelConfig) -> PretrainedConfig:
     own: dict[str, Any] = {"use_sliding_window": False} if config.architecture != "llama" else {}
     if config.architecture != "qwen2":
         own["attention_bias"] = config.attention_bias == "all"
+    if config.experts:
+        own |= {
+            "moe_intermediate_size": config.ff,
+            "num_experts": config.experts,
+            "num_experts_per_tok": config.active_experts,
+            "norm_topk_prob": True,  # as Qwen3's published ones
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     return AutoConfig.for_model(
         config.architecture,
         hidden_size=config.hidden,

@@ -26,6 +26,8 @@ SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 DRAWN = ("qwen2", "qwen3", "llama")
 """Architectures whose weights can be drawn from settings alone, and whose layers can be shared by ranks."""
 
+DRAWN_WITH_EXPERTS = ("qwen3_moe",)
+"""Those with experts, besides. `ff` is that of one expert; every layer has them."""
 WITH_EXPERTS = ("qwen3_moe", "olmoe")
 """Architectures with experts that real runs can have: those whose files name them as `engines.experts` does."""
 

@@ -21,7 +21,15 @@ from harness.config.checks.plugins import (
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
-from harness.config.model_folder import DRAWN, HUB, WITH_EXPERTS, local_folder, read_config, require_shape
+from harness.config.model_folder import (
+    DRAWN,
+    DRAWN_WITH_EXPERTS,
+    HUB,
+    WITH_EXPERTS,
+    local_folder,
+    read_config,
+    require_shape,
+)
 from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
 from harness.config.plugins import is_path
 from harness.cost_model.engine_memory import EngineMemory
@@ -219,9 +227,10 @@ def _check_model(model: ModelConfig) -> None:
 def _check_weights(model: ModelConfig) -> None:
     """What a real run starts from is there, or can be made. Repositories of the hub are looked for, not downloaded."""
     if model.checkpoint is None:
-        if model.architecture not in DRAWN:
+        drawn = (*DRAWN, *DRAWN_WITH_EXPERTS)
+        if model.architecture not in drawn:
             raise ConfigError(
-                f"model.architecture={model.architecture}: weights can be drawn for {', '.join(DRAWN)} only; name a "
+                f"model.architecture={model.architecture}: weights can be drawn for {', '.join(drawn)} only; name a "
                 "folder with weights as model.checkpoint"
             )
         return

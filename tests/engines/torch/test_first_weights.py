@@ -22,7 +22,14 @@ UNTIED = replace(SMALL, tied_embeddings=False, attention_bias="all")
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "config", [SMALL, UNTIED, replace(SMALL, architecture="qwen2", attention_bias="qkv", qk_norm=False)]
+    "config",
+    [
+        SMALL,
+        UNTIED,
+        replace(SMALL, architecture="qwen2", attention_bias="qkv", qk_norm=False),
+        replace(SMALL, architecture="qwen3_moe", experts=6, active_experts=2, tied_embeddings=False),
+    ],
+    ids=["tied", "untied", "qwen2", "experts"],
 )
 def test_weights_drawn_one_by_one_are_those_that_transformers_draws(config: ModelConfig, dtype: str) -> None:
     from transformers import AutoModelForCausalLM
