@@ -169,13 +169,17 @@ LAYOUTS = st.builds(
 )
 GROWS = ("kv_tokens", "network_bytes_per_s", "host_bytes_per_s")
 FIGURES = [field.name for field in fields(DeviceConfig) if field.name not in ("name", "per_node", "source")]
-SHARES = [field.name for field in fields(RooflineConfig) if field.name.endswith("_share") or field.name == "overlap"]
+WORKLOAD = ("lengths", "prompt_tokens", "turns", "observation_tokens", "tool_latency", "filtered_share")
+SHARES = [
+    field.name
+    for field in fields(RooflineConfig)
+    if (field.name.endswith("_share") or field.name == "overlap") and field.name not in WORKLOAD
+]
 
 
 def worse(before: CostConfig, after: CostConfig) -> list[str]:
     """Costs that became larger, and speeds that became smaller."""
-    workload = ("lengths", "prompt_tokens", "turns", "observation_tokens", "tool_latency")
-    numbers = [f.name for f in fields(CostConfig) if f.name not in ("name", "kind", *workload)]
+    numbers = [f.name for f in fields(CostConfig) if f.name not in ("name", "kind", "transfers", *WORKLOAD)]
     grown = {name: getattr(after, name) - getattr(before, name) for name in numbers}
     return [name for name, by in grown.items() if (by < 0 if name in GROWS else by > 0)]
 
