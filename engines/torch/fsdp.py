@@ -399,7 +399,8 @@ def share_layers(model: PreTrainedModel, world: DeviceMesh) -> dist.ProcessGroup
     """Keep this rank's part of `model`, in place; the ranks of the mesh's dimension `tensor`, whose group is returned,
     hold the same weights before.
 
-    Heads, KV heads, width and vocabulary must each be a multiple of the number of ranks (harness/config/checks/job.py).
+    Heads, KV heads, width and vocabulary must each be a multiple of the number of ranks, as
+    harness/config/checks/layout.py sees to.
     """
     mesh = world["tensor"]
     for layer in blocks_of(model):

@@ -31,16 +31,12 @@ from harness.driver.checkpointing import Checkpoints, at_once
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.filtering import RefilledPrompts, WholeRunPool
-from harness.driver.job import (
-    Observer,
-    PromptSource,
-    PublishedWeights,
-    Replay,
-    RolloutPool,
-    RunningJob,
-    StagePool,
-    TrainerPool,
-)
+from harness.driver.job import RunningJob
+from harness.driver.observer import Observer
+from harness.driver.pools import RolloutPool, StagePool, TrainerPool
+from harness.driver.prompts import PromptSource
+from harness.driver.published_weights import PublishedWeights
+from harness.driver.replay import Replay
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from harness.config import ConfigError
-from harness.driver.job import PromptSource, StagePool
+from harness.driver.pools import StagePool
+from harness.driver.prompts import PromptSource
 from harness.metrics.samples import DEALT_AGAIN
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, Column

@@ -14,7 +14,7 @@ from harness.config.placement import Placement
 from harness.cost_model.shape import sample_flops
 from harness.driver.checkpoint_files import AdmittedGroup, Cut, RecorderState
 from harness.driver.evaluation import Evaluated
-from harness.driver.job import EngineEvent
+from harness.driver.observer import EngineEvent
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
 from harness.metrics.parts import Parts, Response

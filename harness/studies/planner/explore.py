@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.checks.defaults import plan_fitted
-from harness.config.checks.job import device_roles
+from harness.config.checks.layout import device_roles
 from harness.config.compose import make_schedule
 from harness.config.machine import described
 from harness.config.placement import resolve_split

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.config.checks.job import device_roles
+from harness.config.checks.layout import device_roles
 from harness.config.compose import plain
 from harness.report.palette import COLORBLIND
 from harness.report.plots import save_figure

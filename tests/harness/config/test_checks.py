@@ -9,7 +9,8 @@ import pytest
 
 from harness.cli import main as cli
 from harness.config import ConfigError
-from harness.config.checks.job import JobPlan, device_roles, plan_job
+from harness.config.checks.job import JobPlan, plan_job
+from harness.config.checks.layout import device_roles
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.driver.job import PublishedWeights, RolloutPool, StagePool, TrainerPool
+from harness.driver.pools import RolloutPool, StagePool, TrainerPool
+from harness.driver.published_weights import PublishedWeights
 from harness.protocols import Span
 from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.weight_sync.membership import Fleet

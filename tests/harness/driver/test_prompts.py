@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.driver.job import PromptSource
+from harness.driver.prompts import PromptSource
 from harness.tasks import TASKS
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue

@@ -1,0 +1,154 @@
+"""Whether a machine has the devices and the memory of a job. Raises HardwareMissing for what another one could do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+from harness.config import ConfigError, JobConfig
+from harness.config.changes import as_arguments, changed
+from harness.config.checks.layout import check_layout, device_roles
+from harness.config.communicators import Communicator
+from harness.config.machine import Machine
+from harness.config.placement import Placement, resolve_split
+from harness.cost_model.engine_memory import EngineMemory
+from harness.cost_model.engine_share import EngineShare, engine_share
+from harness.cost_model.job_cost import too_much
+from harness.cost_model.memory_plan import USABLE, Lengths, Setting, plan_memory
+from schedules import Schedule
+
+_GIB = 1 << 30
+
+
+class HardwareMissing(ConfigError):
+    """The job is sound, and cannot run for real here."""
+
+
+def check_devices(config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
+    needed, threads = placement.total, config.cluster.threads_per_device
+    there = machine.gpus if gpu else machine.cores // threads
+    if needed <= there or (config.cluster.oversubscribe and not gpu):
+        return
+    if gpu and not there:
+        raise ConfigError("cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu")
+    fixes = [f"set DEVICES={there}"] if _fits(config, there) else []
+    if gpu and there == 1 and not schedule.colocated:
+        fixes.append("SCHEDULE=colocate_sync, whose roles take turns on one")
+    fixes.append('ARGS="cluster.kind=cpu" to use cores' if gpu else 'ARGS="cluster.oversubscribe=true" to share cores')
+    kind = _count(there, "GPU") if gpu else _count(machine.cores, "core")
+    each = f" of {threads} threads" if threads > 1 and not gpu else ""
+    raise HardwareMissing(
+        f"the job needs {_count(needed, 'device')}{each}, this machine has {kind}; {', or '.join(fixes)}"
+    )
+
+
+def _fits(config: JobConfig, devices: int) -> bool:
+    """Whether the split can be made over this many devices, so that the advice to use so many is sound."""
+    try:
+        return devices > 0 and resolve_split(config.schedule.split, devices, device_roles(config)).total <= devices
+    except ConfigError:
+        return False
+
+
+def check_machine_memory(
+    config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool, lengths: Lengths
+) -> None:
+    """GPUs each hold what is on them; devices of a CPU job hold it together."""
+    setting = real_setting(config, schedule, machine, lengths, gpu=gpu)
+    plan = plan_memory(config, placement, setting)
+    if plan.fits if gpu else plan.everything <= setting.device_bytes:
+        return
+    if gpu:
+        found = changes_that_fit(config, schedule, machine, lengths)
+        fix = f"{', or '.join(found)}, BACKEND=virtual to simulate it" if found else "BACKEND=virtual simulates it"
+        raise HardwareMissing(
+            f"{too_much(config, plan, plan.fullest)} of the {machine.gpu_bytes / _GIB:.1f} GiB of a GPU here; "
+            f"use {fix}, or MODEL=tiny"
+        )
+    raise HardwareMissing(
+        f"model={config.model.name} needs {plan.everything / _GIB:.1f} GiB for its training state, its activations and "
+        f"the copies of its weights, and there is no GPU and {setting.device_bytes / _GIB:.1f} GiB of memory here; "
+        "use more or larger GPUs, BACKEND=virtual to simulate it, or MODEL=tiny"
+    )
+
+
+def share_of_engines(
+    config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool, lengths: Lengths
+) -> EngineShare:
+    """Of a job that this machine holds."""
+    setting = real_setting(config, schedule, machine, lengths, gpu=gpu)
+    token = EngineMemory(config.model, config.engine, setting.lengths.sample).token
+    return engine_share(plan_memory(config, placement, setting), setting, token)
+
+
+def real_setting(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths, *, gpu: bool) -> Setting:
+    """Of this machine. device_bytes: of a GPU; without GPUs of all devices together, of which all may be used."""
+    given = config.cluster.memory_gib
+    if gpu:
+        here = float(machine.gpu_bytes) if given is None else given * _GIB
+    else:
+        here = psutil.virtual_memory().total if given is None else given * _GIB * config.cluster.devices
+    return Setting(lengths, here, schedule.transport, gpu=gpu, usable=USABLE if gpu else 1.0)
+
+
+def changes_that_fit(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths) -> list[str]:
+    """Settings under which the GPUs hold the job, each by itself or with those before it."""
+    found: list[str] = []
+    tries: tuple[dict[str, Any], ...] = (
+        {"training.recompute_activations": True},
+        {"training.tokens_per_micro_batch": lengths.sample},
+        {"training.recompute_activations": True, "training.tokens_per_micro_batch": lengths.sample},
+        {"training.optimizer_offload": "between_phases"},
+        {"training.optimizer_offload": "always"},
+        {
+            "training.optimizer_offload": "always",
+            "training.recompute_activations": True,
+            "training.tokens_per_micro_batch": lengths.sample,
+        },
+        {"algorithm.reference": False, "algorithm.kl_coef": 0.0},
+        {"engine.slots": config.algorithm.group_size},
+        *({"cluster.devices": devices} for devices in range(config.cluster.devices + 1, 65)),
+    )
+    for settings in tries:
+        other = changed(config, settings)
+        if other == config:
+            continue
+        try:
+            placement = resolve_split(other.schedule.split, other.cluster.devices, device_roles(other))
+            check_layout(other, schedule, placement)
+        except ConfigError:
+            continue
+        setting = real_setting(other, schedule, machine, lengths, gpu=True)
+        if plan_memory(other, placement, setting).fits:
+            found.append(as_arguments(settings))
+            if "cluster.devices" in settings:
+                break
+    return found[:3]
+
+
+def check_instances(groups: Sequence[Communicator], machine: Machine, gpu: bool) -> None:
+    """NCCL knows a device by its bus, which instances of one GPU share."""
+    joined = [group.name for group in groups if group.over == "device"]
+    if gpu and machine.divided and joined:
+        raise HardwareMissing(
+            f"this machine's devices are instances of divided GPUs (MIG), which NCCL joins to no group, and the job "
+            f"has {', '.join(map(repr, joined))}; use SCHEDULE=colocate_sync DEVICES=1, or name GPUs that are not "
+            "divided in CUDA_VISIBLE_DEVICES"
+        )
+
+
+def check_nodes(schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
+    """What processes share by a path or a handle stays on their host."""
+    per_node = machine.gpus // machine.nodes
+    if gpu and schedule.transport == "ipc" and placement.total > per_node:
+        raise HardwareMissing(
+            f"transport=ipc shares memory inside of one host, and {placement.total} devices stand in "
+            f"{machine.nodes} nodes of {per_node}; set DEVICES={per_node}, or give the schedule transport = "
+            '"collective"'
+        )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,270 @@
+"""The workers of each role as a schedule sees them: thin fronts over role handles that report to an observer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from harness.driver.observer import Observer
+from harness.driver.replay import Replay
+from harness.protocols import Span
+from harness.runtime.runtime import Handle, ask_all, death_in
+from harness.weight_sync.membership import Fleet
+from harness.workers.actor import ActorRole
+from harness.workers.critic import CriticRole
+from harness.workers.rollout import RolloutRole
+from harness.workers.stages import Stage
+from harness.workers.training import TrainReport, one_report_per_group
+from schedules.protocol import PauseMode
+
+
+class SpanSource(Protocol):
+    async def take_spans(self) -> list[Span]:
+        """Spans since the last call."""
+
+
+Role = TypeVar("Role", bound=SpanSource)
+Ask = Callable[[Role], Coroutine[Any, Any, list[Span] | None]]
+
+
+class Pool(Generic[Role]):
+    """Workers of one role. What they did is heard when a call ends; of a long one also meanwhile, whenever asked."""
+
+    def __init__(self, name: str, workers: Sequence[Handle[Role]], observer: Observer) -> None:
+        self.name, self.observer = name, observer
+        self._workers = list(workers)
+        self._asked = asyncio.Event()
+
+    @property
+    def workers(self) -> list[Handle[Role]]:
+        return self._workers
+
+    def ask_spans(self) -> None:
+        """Have a long call that is under way hand in its spans so far. Nobody waits for them: a worker in the middle of
+        a computation answers after it."""
+        self._asked.set()
+
+    async def _ask_workers(self, ask: Ask[Role]) -> None:
+        for spans in await ask_all(self.workers, ask):
+            self.observer.spans(spans or ())
+
+    async def _long(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it; meanwhile, take the spans of all workers whenever `ask_spans` is called."""
+        self._asked.clear()
+        async with asyncio.TaskGroup() as tasks:
+            call = tasks.create_task(work)
+            call.add_done_callback(lambda _: self._asked.set())
+            while not call.done():
+                await self._asked.wait()
+                self._asked.clear()
+                if not call.done():
+                    await self._ask_workers(lambda role: role.take_spans())
+
+
+class StagePool(Pool[Stage]):
+    """All workers of one role between rollout and training."""
+
+    def __init__(
+        self, name: str, workers: Sequence[Handle[Stage]], observer: Observer, replay: Replay | None = None
+    ) -> None:
+        super().__init__(name, workers, observer)
+        self._replay = replay or Replay()
+
+    async def process(self, iteration: int) -> None:
+        if iteration < self._replay.done:
+            return
+        self.observer.doing(self.name, f"batch {iteration}")
+        await self._ask_workers(lambda stage: stage.process(iteration))
+        self.observer.doing(self.name, "waiting")
+
+    async def stream(self) -> None:
+        self.observer.doing(self.name, "streaming")
+        await self._long(self._ask_workers(lambda stage: stage.stream()))
+        self.observer.doing(self.name, "done")
+
+
+class RolloutPool(Pool[RolloutRole]):
+    """All rollout engines that work, or those of a cohort: the `fleet` knows which.
+
+    Where one dies over a call, the fleet decides whether the run goes on. Then what it had is in the queue again, and
+    the others, of whatever cohort, are asked for the same once more.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet[RolloutRole],
+        observer: Observer,
+        name: str = "rollout",
+        *,
+        among: Collection[str] | None = None,
+        whole: RolloutPool | None = None,
+        replay: Replay | None = None,
+    ) -> None:
+        super().__init__(name, (), observer)
+        self.fleet = fleet
+        self.swapped = 0  # the newest version that these were to load in a replay
+        self._replay = replay or Replay()
+        self._among, self._whole = among, whole or self
+        self._cohorts: list[RolloutPool] = []
+        self._newest: dict[str, int] = {}  # batch that each engine was asked to generate
+        self._streams: asyncio.TaskGroup | None = None  # while engines stream
+        self._streaming: set[str] = set()
+        self._lost_a_stream = False
+
+    @property
+    def workers(self) -> list[Handle[RolloutRole]]:
+        return [worker for worker in self.fleet.working if self._among is None or worker.name in self._among]
+
+    def split(self, cohorts: int | None = None) -> Sequence[RolloutPool]:
+        names = [worker.name for worker in self.workers]
+        count = len(names) if cohorts is None else cohorts
+        if not 1 <= count <= len(names):
+            raise ValueError(f"{len(names)} rollout engines cannot be split into {count} cohorts")
+        made = [
+            RolloutPool(
+                self.fleet,
+                self.observer,
+                f"{self.name} {k}",
+                among=names[k::count],
+                whole=self,
+                replay=self._replay,
+            )
+            for k in range(count)
+        ]
+        self._cohorts += made
+        return made
+
+    def ask_spans(self) -> None:
+        super().ask_spans()
+        for cohort in self._cohorts:
+            cohort.ask_spans()
+
+    @property
+    def _replayed(self) -> bool:
+        """The engines hold a newer version than the schedule has come to."""
+        return max(self.swapped, self._replay.brought) < self._replay.done
+
+    async def generate(self, iteration: int, batches: int = 1) -> None:
+        if iteration + batches <= self._replay.done:
+            return
+        what = f"batch {iteration}" if batches == 1 else f"batches {iteration} to {iteration + batches - 1}"
+        self.observer.doing(self.name, what)
+        await self._long(self._generate(iteration, batches))
+        self.observer.doing(self.name, f"done with {what}")
+
+    async def stream(self) -> None:
+        await self._long(self._stream())
+        self.observer.doing(self.name, "done")
+
+    async def set_dispatch_limit(self, below: int) -> None:
+        if self._replayed:
+            return
+        self.observer.doing(self.name, f"up to group {below - 1}")
+        await self._ask_workers(lambda engine: engine.set_dispatch_limit(below))
+
+    async def pause(self, mode: PauseMode) -> None:
+        if self._replayed:
+            return
+        self.observer.doing(self.name, "draining" if mode == "wait" else "paused for weights")
+        await self._ask_workers(lambda engine: engine.pause(mode))
+
+    async def resume(self, below: int) -> None:
+        if self._replayed:
+            return
+        await self._ask_workers(lambda engine: engine.resume(below))
+        self._whole.start_streams(self.workers)
+        self.observer.doing(self.name, f"up to group {below - 1}")
+
+    def start_streams(self, workers: Sequence[Handle[RolloutRole]]) -> None:
+        """While engines stream: these do so, too. They have weights and a dispatch limit."""
+        if self._streams is not None and self._streaming:
+            for worker in workers:
+                self._start_stream(self._streams, worker)
+
+    async def _generate(self, iteration: int, batches: int) -> None:
+        """Whoever is not as far as this batch yet takes what a dead one left when it comes to it: not before, for it
+        may hold weights that are too old."""
+        newest, workers = self._whole._newest, self.workers
+        newest |= {worker.name: iteration for worker in workers}
+        while not await self._ask_all(workers, lambda engine: engine.generate(iteration, batches)):
+            workers = [worker for worker in self._whole.workers if newest.get(worker.name, -1) >= iteration]
+
+    async def _stream(self) -> None:
+        """Until all streams ended: also those of engines that came in meanwhile, and of those that took over what
+        another one had when it died."""
+        self._lost_a_stream = True
+        while self._lost_a_stream:
+            self._lost_a_stream = False
+            async with asyncio.TaskGroup() as streams:
+                self._streams = streams
+                for worker in self.workers:
+                    self._start_stream(streams, worker)
+        self._streams = None
+
+    def _start_stream(self, streams: asyncio.TaskGroup, worker: Handle[RolloutRole]) -> None:
+        if worker.name not in self._streaming:
+            self._streaming.add(worker.name)
+            streams.create_task(self._stream_of(worker))
+
+    async def _stream_of(self, worker: Handle[RolloutRole]) -> None:
+        try:
+            if not await self._ask(worker, lambda engine: engine.stream()):
+                self._lost_a_stream = True
+        finally:
+            self._streaming.discard(worker.name)
+
+    async def _ask_workers(self, ask: Ask[RolloutRole]) -> None:
+        await self._ask_all(self.workers, ask)
+
+    async def _ask_all(self, workers: Sequence[Handle[RolloutRole]], ask: Ask[RolloutRole]) -> bool:
+        """The same of every one of them; whether all did it."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(self._ask(worker, ask)) for worker in workers]
+        return all(task.result() for task in asked)
+
+    async def _ask(self, worker: Handle[RolloutRole], ask: Ask[RolloutRole]) -> bool:
+        """Whether it did what it was asked; False where it died over it, and the run goes on. Then what it had can be
+        taken by others. Raises LostEngine where the run is to end."""
+        try:
+            spans = await ask(worker.role)
+        except Exception as error:
+            if (death := death_in(error)) is None:
+                raise
+            message = str(death)
+            named = message if message.startswith(worker.name) else f"{worker.name} died: {message}"
+            await self.fleet.lose({worker.name: named})
+            return False
+        self.observer.spans(spans or ())
+        return True
+
+
+class TrainerPool:
+    """The training world, and the critic's, which learns from the same batches; `together` neighbouring ranks train on
+    the same micro-batches."""
+
+    def __init__(
+        self,
+        ranks: Sequence[Handle[ActorRole]],
+        observer: Observer,
+        together: int = 1,
+        replay: Replay | None = None,
+        trained: Callable[[Sequence[TrainReport]], None] = lambda reports: None,
+        critics: Sequence[Handle[CriticRole]] = (),
+    ) -> None:
+        """trained: is told as well."""
+        self.ranks, self.observer, self.together, self.trained = ranks, observer, together, trained
+        self.critics = critics
+        self._replay = replay or Replay()
+
+    async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        if iteration < self._replay.done:
+            return
+        self.observer.doing("actor", f"batch {iteration}")
+        async with asyncio.TaskGroup() as asked:
+            actors = asked.create_task(ask_all(self.ranks, lambda actor: actor.train(iteration, first)))
+            critics = asked.create_task(ask_all(self.critics, lambda critic: critic.train(iteration)))
+        each, of_values = (one_report_per_group(asked.result(), self.together) for asked in (actors, critics))
+        self.observer.trained(iteration, each, of_values)
+        self.trained(each)
+        self.observer.doing("actor", "waiting")

@@ -1,0 +1,178 @@
+"""Versions of the weights as a schedule brings them to engines, and what ends with each: an iteration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from harness.driver.checkpoint_files import Cut
+from harness.driver.checkpointing import Checkpoints
+from harness.driver.evaluation import Evaluation
+from harness.driver.observer import Observer
+from harness.driver.pools import Pool, RolloutPool
+from harness.driver.replay import Replay
+from harness.transfer_queue import TransferQueue
+from harness.transfer_queue.control.reporting import queue_metrics
+from harness.weight_sync.coordinator import Coordinator
+from schedules.protocol import Rollout
+
+_RECORD_AFTER_S = 0.005  # by then the next batch is asked for, and its workers need nothing of the driver
+
+
+class PublishedWeights:
+    """The coordinator, made known. While weights travel, the queue forgets the samples that they learnt from, and
+    `pools` hand in what they did in the iteration that ends with it. Writing that down keeps nobody waiting."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        queue: TransferQueue,
+        observer: Observer,
+        pools: Sequence[Pool[Any]],
+        evaluation: Evaluation | None = None,
+        replay: Replay | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        self.coordinator, self.queue, self.observer, self.pools = coordinator, queue, observer, pools
+        self.evaluation, self.checkpoints = evaluation, checkpoints
+        self._replay = replay or Replay()
+        self.cut: Callable[[int], Callable[[], Cut]] = _nothing_to_cut
+        """Called as a version was made that is to have a checkpoint; what that returns, when it is written down."""
+        self._versions: dict[str, int] = {}  # of engines that swapped
+        self._recording: asyncio.Task[None] | None = None
+
+    async def publish(self, version: int) -> None:
+        if self._brought_before(version):
+            return
+        await self._close(version, "publishing", self._publish(version))
+
+    async def start_transfer(self, version: int) -> None:
+        if version <= self._replay.done:
+            return
+        await self._close(version, "handing over", self.coordinator.start_transfer(version))
+
+    async def mark_version(self, version: int) -> None:
+        """The trained weights are called `version` now, and go to no engine."""
+        if self._brought_before(version):
+            return
+        await self._close(version, "marking")
+
+    def _brought_before(self, version: int) -> bool:
+        """Before the run went on from a checkpoint."""
+        if version > self._replay.done:
+            return False
+        self._replay.brought = version
+        return True
+
+    async def wait_arrived(self, version: int) -> None:
+        if version <= self._replay.done:
+            return
+        await self.coordinator.wait_arrived(version)
+        self.observer.doing("weights", f"version {version} arrived")
+
+    async def swap(self, rollout: Rollout, version: int) -> None:
+        assert isinstance(rollout, RolloutPool)
+        if version <= self._replay.done:
+            rollout.swapped = version
+            self._versions |= {worker.name: self._replay.done for worker in rollout.workers}
+            return
+        self.observer.doing(rollout.name, f"loading version {version}")
+        await self.coordinator.wait_arrived(version)  # until then engines may come and go
+        await self.coordinator.swap(rollout.workers, version)
+        self.observer.doing(rollout.name, f"at version {version}")
+        if self.evaluation is not None:
+            self._versions |= {worker.name: version for worker in rollout.workers}
+            if all(self._versions.get(engine.name) == version for engine in self.evaluation.fleet.working):
+                await self._evaluate(version)
+
+    async def _publish(self, version: int) -> None:
+        await self.coordinator.publish(version)
+        await self._evaluate(version)
+
+    async def evaluate_first(self) -> None:
+        """The weights to start with, before the schedule."""
+        await self._evaluate(0)
+
+    async def evaluate_last(self, version: int) -> None:
+        """The last version, after the schedule: some never bring it to the engines."""
+        if self.evaluation is None or not self.evaluation.due(version):
+            return
+        if self._versions:
+            await self.coordinator.swap(self.evaluation.fleet.working, version)
+        else:
+            await self.coordinator.publish(version)
+        await self._evaluate(version)
+
+    async def _evaluate(self, version: int) -> None:
+        """Where it is due; all engines have it."""
+        if self.evaluation is not None and self.evaluation.due(version):
+            self.observer.doing("evaluation", f"version {version}")
+            await self.evaluation.evaluate(version)
+            self.observer.doing("evaluation", f"evaluated version {version}")
+
+    async def _close(self, version: int, what: str, *transfer: Coroutine[Any, Any, None]) -> None:
+        """Ends the iteration that made `version`, when its transfer has got as far as the trainer has to wait."""
+        self.observer.doing("actor", f"{what} version {version}")
+        for pool in self.pools:
+            pool.ask_spans()
+        checkpoints = self.checkpoints
+        due = checkpoints is not None and bool(transfer) and checkpoints.due(version)
+        queue = asyncio.gather(self.queue.describe(), self._forget_finished())
+        copying = asyncio.create_task(self._begin_checkpoint(version, queue)) if due else None
+        try:
+            await asyncio.sleep(0)  # the queue is asked before it gets anything of the next iteration
+            for part in transfer:
+                await part
+            if copying is not None:
+                await copying
+            await self.recorded()
+        except BaseException:
+            queue.cancel()
+            if copying is not None:
+                copying.cancel()
+                await asyncio.gather(copying, return_exceptions=True)
+            await asyncio.gather(queue, return_exceptions=True)
+            raise
+        record = self.observer.published(version)
+        cut = self.cut(version) if due else None
+        self._recording = asyncio.create_task(self._record(record, queue, cut))
+        self.observer.doing("actor", "waiting")
+
+    async def recorded(self) -> None:
+        """Wait until what ended is written down."""
+        if self._recording is not None:
+            await self._recording
+
+    async def _forget_finished(self) -> None:
+        """Once it is saved, where a checkpoint waits for that."""
+        if self.checkpoints is not None:
+            await self.checkpoints.save_queue()
+        await self.queue.clear_finished()
+
+    async def _begin_checkpoint(self, version: int, queue: Awaitable[Any]) -> None:
+        """Where one before waits for the queue, that comes first."""
+        assert self.checkpoints is not None
+        await self.recorded()
+        await queue
+        self.checkpoints.complete()
+        await self.checkpoints.begin(version)
+
+    async def _record(
+        self,
+        record: Callable[[Mapping[str, float]], None],
+        queue: Awaitable[tuple[Mapping[str, Any], None]],
+        cut: Callable[[], Cut] | None,
+    ) -> None:
+        described = (await queue)[0]
+        if cut is None and self.checkpoints is not None:
+            self.checkpoints.complete()
+        await asyncio.sleep(_RECORD_AFTER_S)
+        record(queue_metrics(described))
+        if cut is not None:
+            assert self.checkpoints is not None
+            self.checkpoints.cut(cut())
+
+
+def _nothing_to_cut(version: int) -> Callable[[], Cut]:
+    raise RuntimeError(f"version {version} is to have a checkpoint, and nobody knows of what")
