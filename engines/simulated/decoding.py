@@ -298,9 +298,11 @@ class Decoding:
             self._arrive(now)
 
     def _arrive(self, now: float) -> None:
-        """Handle what is to happen at the present count at once; what comes later is an event."""
-        if self._count in (self._join_at, self._stop_at):
-            self._reach(self._count, max(now, self._since))
+        """Handle what is to happen at once; what comes later is an event. A boundary that rounding puts an ulp before
+        now is now: nothing that is asked for happens before it was."""
+        count = min(count for count in (self._join_at, self._stop_at) if count is not None)
+        if count == self._count or self._time_of(count) <= now:
+            self._reach(count, max(now, self._since))
 
     def _reach(self, count: int, at: float) -> None:
         """The event at this count: retire, then stop, or preempt and admit."""

@@ -110,10 +110,12 @@ def test_vllm_asks_for_what_it_will_take(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _arguments(model, 4, CPU, planned)["kv_cache_memory_bytes"] == 40_000
     assert _arguments(model, 4, CPU, vllm.Options())["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 4
     assert _arguments(model, 4, CPU, vllm.Options(), 2)["kv_cache_memory_bytes"] == 5 * 64 * 2 * 1 * 32 * 4, "of each"
-    weights = 2 * sum(parameter.nbytes for parameter in model.parameters())
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 40 * weights))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1 << 40))
     alone = _arguments(model, 4, GPU, vllm.Options())
-    assert alone["gpu_memory_utilization"] * 40 * weights == pytest.approx(alone["kv_cache_memory_bytes"] + weights)
+    weights, buckets = sum(parameter.nbytes for parameter in model.parameters()), 4 * vllm.Options().weight_bucket_bytes
+    assert alone["gpu_memory_utilization"] * (1 << 40) == pytest.approx(
+        alone["kv_cache_memory_bytes"] + weights + buckets
+    )
 
 
 def test_what_the_user_gives_of_an_engines_memory_stays() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -26,7 +27,7 @@ class EngineMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.runner = asyncio.Runner()
         self.requests: dict[int, Request] = {}
-        self.paused = self.asleep = False
+        self.paused = self.asleep = self.incomplete = False
         self.run(self._start())
 
     async def _start(self) -> None:
@@ -47,14 +48,19 @@ class EngineMachine(RuleBasedStateMachine):
     def still(self) -> bool:
         return self.paused or not (self.engine.running or self.engine.waiting)
 
-    @precondition(lambda self: not self.asleep)
+    @property
+    def working(self) -> bool:
+        """What is submitted may begin, or waits for `resume`."""
+        return not self.asleep and (self.paused or not self.incomplete)
+
+    @precondition(lambda self: self.working)
     @rule(number=st.integers(1, 12))
     def submit(self, number: int) -> None:
         requests = self.subject.requests(number)
         self.requests.update({request.sample_id: request for request in requests})
         self.samples.submit(requests)
 
-    @precondition(lambda self: not self.asleep and self.samples.aborted)
+    @precondition(lambda self: self.working and self.samples.aborted)
     @rule()
     def continue_what_was_aborted(self) -> None:
         self.samples.submit([replace(self.requests[a.sample_id], partial=a) for a in self.samples.aborted])
@@ -71,22 +77,31 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.asleep)
     @rule(mode=st.sampled_from(["keep", "wait", "abort"]))
     def pause(self, mode: PauseMode) -> None:
+        assume(mode != "wait" or not self.incomplete)  # what runs would have to go on
         self.paused = True
         self.run(self.engine.pause(mode))
         assert mode == "keep" or not self.engine.running
         assert mode != "abort" or not self.engine.waiting
 
-    @precondition(lambda self: not self.asleep)
+    @precondition(lambda self: not self.asleep and not self.incomplete)
     @rule()
     def resume(self) -> None:
         self.paused = False
         self.run(self.engine.resume())
+
+    @precondition(lambda self: not self.asleep and self.incomplete)
+    @rule()
+    def resume_in_vain(self) -> None:
+        """With weights of two versions."""
+        with pytest.raises(RuntimeError, match="in part only"):
+            self.run(self.engine.resume())
 
     @precondition(lambda self: self.still)
     @rule()
     def load(self) -> None:
         self.version += 1
         self.run(self.subject.take(self.version))
+        self.incomplete = False
         self.engine.drop_cache()
 
     @precondition(lambda self: self.still)
@@ -103,6 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
             raise AssertionError(f"{tensors} tensors were taken for a whole set")
 
         self.run(load())
+        self.incomplete = self.incomplete or tensors > 0
 
     @precondition(lambda self: not self.asleep)
     @rule()
@@ -138,6 +154,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     async def _finish(self) -> None:
         await self.engine.wake()
+        if self.incomplete:
+            self.version += 1
+            await self.subject.take(self.version)
         await self.engine.resume()
         done = await self.samples.all()
         if self.samples.aborted:
