@@ -27,7 +27,34 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model="$(MODEL)"
 	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
 	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
+# What each goal takes, so that a misspelt variable runs no other experiment than was meant. ARGS=, WHEELS= and PYTHON= go anywhere.
+JOB := SCHEDULE MODEL ENGINE TASK BACKEND SEEDS ITERATIONS DEVICES COST DEVICE EXPERIMENT FORCE
+TAKES.bench := $(JOB)
+TAKES.compare := $(JOB) SCHEDULES DRY
+TAKES.sweep := $(JOB) DRY
+TAKES.matrix := $(JOB) SCHEDULES STALENESS CORRECTIONS DRY
+TAKES.report := EXPERIMENT
+TAKES.mlflow-sync := EXPERIMENT
+TAKES.doctor := $(JOB)
+TAKES.plan := $(JOB)
+TAKES.predict := $(JOB) TABLE GIVEN
+TAKES.paper := PAPER
+TAKES.calibrate := $(JOB) RUN NAME
+TAKES.profile := $(JOB) NAME PROFILE
+TAKES.gate-gpu := DEVICE PARTS FORCE MINUTES
+TAKES.chaos := FIRST SEEDS LIMIT REAL
+TAKES.sample := FOLDER
+TAKES.ui := PORT
+TAKES.test-engine := ENGINE
+TAKES.test-schedule := SCHEDULE
+GIVEN_HERE := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+GOALS := $(or $(MAKECMDGOALS),help)
+UNKNOWN := $(filter-out ARGS WHEELS PYTHON $(foreach goal,$(GOALS),$(TAKES.$(goal))),$(GIVEN_HERE))
+ifneq ($(UNKNOWN),)
+$(error make $(GOALS) does not take $(patsubst %,%=,$(UNKNOWN)); it takes $(patsubst %,%=,$(foreach goal,$(GOALS),$(TAKES.$(goal))) ARGS))
+endif
+
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
@@ -46,13 +73,14 @@ help:
 	@echo "make calibrate   costs from real runs, for COST=: RUN=results/bench/<cell>/seed=0 NAME=mine (docs/calibration.md)"
 	@echo "make profile     costs from times of the engines on this machine's device: MODEL=tiny NAME=mine PROFILE=<json>"
 	@echo "make gate-gpu    everything that only a machine shows: DEVICE=cpu|gpu PARTS=a,b FORCE=1 MINUTES=10 (docs/gpu.md)"
+	@echo "make chaos   random faults over runs of every schedule, and what is promised of them: SEEDS=800 FIRST=0 LIMIT=1800 (s) REAL=30 (docs/chaos.md)"
 	@echo "make sample  a small model with a tokenizer, and problems for it, to try text with: FOLDER=my (docs/data.md)"
 	@echo "make doctor  is this machine fit, and what does each missing thing mean; with MODEL= SCHEDULE= DEVICES= DEVICE= what lies on each device (docs/gpu.md)"
 	@echo "make ui      MLflow on what was written (PORT=5000); mlflow-sync: what it lacks, from the files (EXPERIMENT=)"
 	@echo "make test    lint, types and tests; test-slow: those that take minutes each"
 	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
 	@echo "make test-redis   the queue over a real Redis server"
-	@echo "make test-oracle  losses, advantages and estimators against verl's functions of the same meaning"
+	@echo "make test-oracle  losses, advantages and estimators against verl's and TRL's functions of the same meaning"
 	@echo "make test-engine ENGINE=my_module:MyEngine   the contract of rollout engines, for your own (docs/adding_an_engine.md)"
 	@echo "make test-schedule SCHEDULE=my_module:Mine   everything that is promised of schedules, for your own (docs/adding_a_schedule.md)"
 	@echo "make setup-vllm   an environment for ENGINE=vllm; test-vllm: the engine's tests, against vLLM itself"
@@ -105,8 +133,11 @@ $(SGLANG)/$(INSTALLED): .ci/constraints-sglang$(CUDA).txt
 bench: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
 	@$(BENCH)/bin/python -m harness bench $(SETTINGS)
 
-compare sweep: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
-	@$(BENCH)/bin/python -m harness $@ $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(DRY),dry=true) $(SETTINGS)
+compare: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
+	@$(BENCH)/bin/python -m harness compare $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(DRY),dry=true) $(SETTINGS)
+
+sweep: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
+	@$(BENCH)/bin/python -m harness sweep $(if $(DRY),dry=true) $(SETTINGS)
 
 matrix: $(STAMP)
 	@$(PY) -m harness matrix $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(STALENESS),staleness=$(STALENESS)) \
@@ -151,6 +182,10 @@ profile: $(STAMP)
 gate-gpu: $(STAMP)
 	@$(PY) -m harness gate-gpu $(if $(DEVICE),device=$(DEVICE)) $(if $(PARTS),parts=$(PARTS)) \
 		$(if $(FORCE),force=true) $(if $(MINUTES),minutes=$(MINUTES))
+
+chaos: $(STAMP)
+	@OMP_NUM_THREADS=1 $(PY) -m harness chaos $(if $(FIRST),first=$(FIRST)) $(if $(SEEDS),seeds=$(SEEDS)) \
+		$(if $(LIMIT),limit=$(LIMIT)) $(if $(REAL),real=$(REAL))
 
 sample: $(STAMP)
 	@$(PY) -m harness sample $(if $(FOLDER),folder="$(FOLDER)")
@@ -222,6 +257,8 @@ perf: $(STAMP) perf-queue
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_simulation
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_paced
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_prediction
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_checkpoints
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_memory backend=virtual cost=tiny_cpu
 
 clean:
 	rm -rf $(VENV) $(PEER) $(VLLM) $(SGLANG) .mypy_cache .pytest_cache .ruff_cache

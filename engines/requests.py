@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ class RunningSample:
     uniforms: list[float] = field(default_factory=list)
     cached: bool = False
     kept: int = 0  # tokens whose keys and values are in its slot from its last turn
+    cut: bool = False  # it is to end as soon as it has a token
 
     @classmethod
     def of(cls, request: Request, sampling: Sampling) -> RunningSample:
@@ -44,7 +45,14 @@ class RunningSample:
         """Why it is done; None while it is not."""
         if len(self.log_probs) > self.given and self.context[-1] in self.sampling.stop_tokens:
             return "stop"
-        return "length" if len(self.log_probs) == self.sampling.max_tokens else None
+        if len(self.log_probs) == self.sampling.max_tokens:
+            return "length"
+        return "cut" if self.cut and self.log_probs else None
+
+    @property
+    def tokens_left(self) -> int:
+        """That may be asked for."""
+        return 1 if self.cut else self.sampling.max_tokens - len(self.log_probs)
 
     def completion(self, reason: FinishReason, now: float) -> Completion:
         return Completion(
@@ -56,6 +64,22 @@ class RunningSample:
             started_at=now if self.started_at is None else self.started_at,
             finished_at=now,
         )
+
+
+def cut(samples: Iterable[RunningSample], sample_ids: Collection[int]) -> list[RunningSample]:
+    """Those of them that are named are to end; all that are."""
+    named = [sample for sample in samples if sample.sample_id in sample_ids]
+    for sample in named:
+        sample.cut = True
+    return named
+
+
+def cut_waiting(waiting: MutableSequence[RunningSample], sample_ids: Collection[int], now: float) -> list[Completion]:
+    """The same of samples that have no slot: completions of those that have tokens, which leave."""
+    ended = [sample for sample in cut(waiting, sample_ids) if sample.log_probs]
+    for sample in ended:
+        waiting.remove(sample)
+    return [sample.completion("cut", now) for sample in ended]
 
 
 def accepted(

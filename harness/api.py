@@ -30,6 +30,7 @@ from harness.metrics.run_files import (
     load_manifest,
     load_metrics,
     load_samples,
+    load_summary,
 )
 from harness.metrics.samples import FATES
 
@@ -62,6 +63,11 @@ class Results:
         return _table([label | line for label, path in self._labelled() for line in load_metrics(path)])
 
     @cached_property
+    def summary(self) -> pd.DataFrame:
+        """summary.json: a row per run, with what a comparison measures of it, rates without warm-up."""
+        return _table([label | load_summary(path) for label, path in self._labelled()])
+
+    @cached_property
     def samples(self) -> pd.DataFrame:
         """samples.parquet: a row per run and sample ever admitted."""
         import pyarrow as pa
@@ -78,7 +84,8 @@ class Results:
     def ledger(self) -> pd.DataFrame:
         """ledger.json: a row per run, how many samples were admitted and what became of them."""
         counts = ("admitted", *FATES)
-        return _table([label | {name: load_ledger(path)[name] for name in counts} for label, path in self._labelled()])
+        ledgers = ((label, load_ledger(path)) for label, path in self._labelled())
+        return _table([label | {name: ledger.get(name, 0) for name in counts} for label, ledger in ledgers])
 
     @cached_property
     def runs(self) -> pd.DataFrame:

@@ -8,7 +8,7 @@ Array shapes are in brackets; `L` is the number of response tokens of one sample
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
     from harness.transfer_queue import Ragged
 
-FinishReason = Literal["stop", "length", "abort", "turns", "failed"]
+FinishReason = Literal["stop", "length", "abort", "turns", "failed", "cut"]
 """Why a sample ended. stop, length, abort: as its engine says. Of samples with several turns besides: turns, it had as
-many as it may have; failed, a step of its environment raised an error or took too long."""
+many as it may have; failed, a step of its environment raised an error or took too long. cut: it took longer than
+`engine.sample_limit_s`, and ends where it was."""
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 """The column `finish_reason` holds the place in here."""
+TRUNCATED = (FINISH_REASONS.index("length"), FINISH_REASONS.index("cut"))
+"""Of samples that might have gone on."""
 
 
 class Clock(Protocol):
@@ -125,6 +128,11 @@ class RolloutEngine(Protocol):
     async def resume(self) -> None:
         """Generate again, under whatever weights are loaded now."""
 
+    async def cut(self, sample_ids: Collection[int]) -> None:
+        """End those of these samples that it has as soon as they have a token: `finished` returns them with reason
+        "cut", or as they ended by themselves meanwhile. Returns when that is under way. Of an engine that is not
+        paused, and only where `engine.sample_limit_s` is set."""
+
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace all weights by (name, full tensor) pairs; the engine must be paused or idle.
 
@@ -150,6 +158,10 @@ class Scorer(Protocol):
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Log-probability of every response token, at the sampling temperature: float32, lengths of `responses`."""
+
+    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
+        """Log-probabilities, and from the same pass the square of each one's gradient by the logits over the
+        temperature, 1 - 2 p(token) + the sum of p^2 over the vocabulary: float32, lengths of `responses`."""
 
 
 class LogProbEngine(Scorer, Protocol):

@@ -7,8 +7,9 @@ sample has by then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def body_of(sample: RunningSample, *, seed: int, vocabulary: int) -> dict[str, A
     sampling = sample.sampling
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
-        "max_new_tokens": sampling.max_tokens - len(sample.log_probs),
+        "max_new_tokens": sample.tokens_left,
         "sampling_seed": sampling_seed(seed, sample.sample_id),
         # `ignore_eos` would ignore stop_token_ids too; the model is served without an end-of-sequence token of its own.
         "stop_token_ids": list(sampling.stop_tokens),
@@ -123,7 +124,9 @@ class SampleRequests:
         self._client, self._prepare, self._ended, self._changed = client, prepare, ended, changed
         self._require_alive, self._still = require_alive, still
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._ending = False
+        self.ending = False
+        """All of them."""
+        self._names: dict[int, str] = {}  # of requests, as the server knows them, by sample
         self._heard_at = 0.0
         self._watching: asyncio.Task[None] | None = None
         self.failure: Exception | None = None
@@ -137,7 +140,14 @@ class SampleRequests:
         """Needs a running event loop."""
         self.watch()
         self._heard_at = asyncio.get_running_loop().time()
-        self._tasks[sample.sample_id] = asyncio.create_task(self._go(sample, body))
+        self._names[sample.sample_id] = name = uuid4().hex  # the server takes a name for all that begin with it
+        self._tasks[sample.sample_id] = asyncio.create_task(self._go(sample, body | {"rid": name}))
+
+    async def end(self, samples: Iterable[RunningSample]) -> None:
+        """Have the server abort these, as far as it has them; each keeps the tokens that arrived."""
+        for sample in samples:
+            if sample in self:
+                await self._client.post("/abort_request", {"rid": self._names[sample.sample_id]})
 
     async def end_all(self, go_on: Callable[[], Awaitable[None]]) -> None:
         """Have the server abort them all; each sample keeps the tokens that arrived. Then, or when what is left may be
@@ -145,7 +155,7 @@ class SampleRequests:
 
         Raises RuntimeError where the server does not do so in time, or is gone.
         """
-        self._ending = True
+        self.ending = True
         try:
             async with asyncio.timeout(self._client.timeout_s):
                 while self._tasks:
@@ -159,7 +169,7 @@ class SampleRequests:
             left = f"{len(self._tasks)} samples within {self._client.timeout_s} s"
             raise RuntimeError(f"{self._client.owner}: its SGLang server did not abort {left}") from error
         finally:
-            self._ending = False
+            self.ending = False
 
     def watch(self) -> None:
         """Start to watch the server, so that its death is noticed."""
@@ -190,13 +200,13 @@ class SampleRequests:
             sample.log_probs += reply.log_probs
             sample.versions += reply.versions(version)
         finally:
-            del self._tasks[sample.sample_id]
+            del self._tasks[sample.sample_id], self._names[sample.sample_id]
         if self.failure is None:
             self._ended(sample)
 
     def _require_reason(self, sample: RunningSample, reply: Reply) -> None:
         finish = reply.finish or {"type": "nothing"}
-        if finish["type"] not in ("stop", "length") and not self._ending:
+        if finish["type"] not in ("stop", "length") and not (self.ending or sample.cut):
             raise RuntimeError(
                 f"{self._client.owner}: its SGLang server gave up sample {sample.sample_id}: {finish}; "
                 "fewer engine.slots leave more memory for each"

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from engines.requests import RunningSample, accepted, require_still
+from engines.requests import RunningSample, accepted, cut, cut_waiting, require_still
 from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
@@ -157,6 +157,14 @@ class SGLangRollout:
         self._start()
         self._changed.set()
 
+    async def cut(self, sample_ids: Collection[int]) -> None:
+        """What the server aborts without a token is asked of it again, for one. Raises RuntimeError where the server is
+        gone, or does not answer."""
+        self._require_alive()
+        self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
+        self._changed.set()
+        await self._requests.end(cut(self._rows.values(), sample_ids))
+
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises what `WeightSender.load` raises. Where the server had a part of the weights by then, the engine
         refuses to generate until it has a complete set. RuntimeError where the engine is neither paused nor idle."""
@@ -224,6 +232,8 @@ class SGLangRollout:
         """A sample that was aborted keeps its slot: the caller of the abort decides what becomes of it."""
         if not self._held:
             self._return([sample])
+            if sample.cut and sample.sample_id in self._rows and not self._requests.ending:
+                self._start_request(sample)
         self._changed.set()
 
     def _return(self, samples: Iterable[RunningSample]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -41,7 +41,9 @@ class SimulatedSample:
     start: int = 0  # the step count at which it got a slot
     closed: int = 0
     kept: int = 0
+    limit: int | None = None  # tokens of its turn that it may have, where its request says so
     preempted: bool = False  # it lost its slot, and waits for another
+    cut: bool = False  # it ends before its time
 
     def add_run(self, version: int, tokens: int) -> None:
         """A run of no tokens leaves no trace; one under the version of the last run lengthens that."""
@@ -119,6 +121,14 @@ class RunningSamples:
         self._samples[self._admitted] = sample
         self._offset += sample.cached - count
         heappush(self._finishes, (count + sample.remaining, self._admitted))
+
+    def cut(self, sample_ids: Collection[int], count: int) -> None:
+        """These end at this count, or with their first token if that comes later."""
+        for number, sample in self._samples.items():
+            last = max(count, sample.start + 1)
+            if sample.sample_id in sample_ids and last < sample.start + sample.remaining:
+                sample.remaining, sample.cut = last - sample.start, True
+                heappush(self._finishes, (last, number))
 
     def take_finished(self, count: int) -> SimulatedSample | None:
         """One that has all its tokens at this count, which no finish was before; those admitted first come first."""
@@ -235,6 +245,19 @@ class Decoding:
         self._cold = True
         for sample in self.waiting:
             sample.kept = 0
+        self._join(now)
+
+    def cut(self, sample_ids: Collection[int], now: float) -> None:
+        """These end after the step that is under way; those that wait, at once if they have a token, else with it."""
+        self.advance(now)
+        self._running.cut(sample_ids, self.steps(now))
+        for sample in [sample for sample in self.waiting if sample.sample_id in sample_ids]:
+            if sample.runs:
+                sample.cut = True
+                self.waiting.remove(sample)
+                self.finished.append((sample, now))
+            elif sample.remaining > 1:
+                sample.cut, sample.remaining = True, 1
         self._join(now)
 
     def load(self, version: int) -> None:

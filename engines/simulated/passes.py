@@ -52,6 +52,11 @@ class SimulatedLogProb:
         await self._clock.sleep(calls * (cost.call_s + cost.log_prob_call_s) + share_s)
         return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
 
+    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
+        """The same twice, for the time of one pass: log-probs need all probabilities anyway."""
+        zeros = await self.log_probs(prompts, responses)
+        return zeros, zeros
+
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         start = self._clock.now()
         for _ in weights:

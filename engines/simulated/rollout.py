@@ -12,7 +12,7 @@ prefilled, unless the cache was dropped meanwhile. What is kept takes no room.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -148,6 +148,10 @@ class SimulatedRollout:
         self._paused = False
         self._go_on()
 
+    async def cut(self, sample_ids: Collection[int]) -> None:
+        self._decoding.cut(sample_ids, self._clock.now())
+        self._follow()
+
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Reads the iterable to its end, and lasts `load_s` at least. Raises RuntimeError in a busy engine."""
         self._require_still("load_weights")
@@ -215,8 +219,10 @@ class SimulatedRollout:
         """After anything that may have moved the decoding on: take its samples out, and set the timer."""
         for sample, at in self._decoding.finished:
             tokens = sum(tokens for _, tokens in sample.runs[sample.closed :])
-            reason: FinishReason = "length" if tokens == self._lengths.cap else "stop"
-            if self._several_turns:
+            reason: FinishReason = "length" if tokens in (self._lengths.cap, sample.limit) else "stop"
+            if sample.cut:
+                reason = "cut"
+            elif self._several_turns:
                 self._kept[sample.sample_id] = sample.cached + sample.remaining - 1
             self._held.append(completion_of(sample, reason, at))
             group = sample.sample_id // self._group_size
@@ -278,7 +284,10 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
 
     Raises ValueError for a prompt that is not one value of 1 or more, and for a partial that is not the sample's own.
     """
-    partial = request.partial
+    partial, limit = request.partial, None
+    if request.sampling is not None:
+        limit = request.sampling.max_tokens
+        length = min(length, limit)
     if len(request.prompt) != 1 or request.prompt[0] < 1:
         raise ValueError(
             f"sample {request.sample_id}: a simulated prompt is one value, its number of tokens, which is 1 or more; "
@@ -286,7 +295,7 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
         )
     prompt = int(request.prompt[0])
     if partial is None:
-        return SimulatedSample(request.sample_id, prompt, length)
+        return SimulatedSample(request.sample_id, prompt, length, limit=limit)
     check_partial(request.sample_id, partial, f"sample {request.sample_id}")
     runs = list(zip(partial.versions.tolist(), partial.tokens.tolist(), strict=True))
     before, closed = int(partial.tokens.sum()), 0
@@ -294,7 +303,7 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
         closed = int(np.flatnonzero(~partial.mask).max(initial=-1)) + 1
     left = length - int(partial.tokens[closed:].sum())
     started_at = partial.started_at if before else None  # one that had only waited begins here
-    return SimulatedSample(request.sample_id, prompt + before, left, runs, started_at, closed=closed)
+    return SimulatedSample(request.sample_id, prompt + before, left, runs, started_at, closed=closed, limit=limit)
 
 
 def completion_of(sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:

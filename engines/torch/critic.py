@@ -17,7 +17,6 @@ from engines.torch.fsdp import TrainedModel, scored
 from engines.torch.scoring import VALUE_HEAD, ValueScorer
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import ValueBatch
-from harness.rl.aggregation import divisor, token_weights
 from harness.rl.value_loss import value_losses, value_sums
 from harness.transfer_queue import Ragged
 
@@ -30,7 +29,9 @@ class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
 
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """As the protocol says; it may be asked between any two calls of this engine."""
-        return scored(self._scorer, prompts, responses, self._training, self._most)
+        scorer = self._scorer
+        (values,) = scored(scorer, scorer.at_tokens, prompts, responses, self._training, self._most)
+        return values
 
     def _around(
         self,
@@ -42,16 +43,12 @@ class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
         return ValueScorer(model, training.layout)
 
     def _accumulate(self, batch: ValueBatch) -> dict[str, float]:
-        algorithm, rows = self._algorithm, self._there(batch.responses.lengths)
+        clip, rows = self._algorithm.value_clip, self._there(batch.responses.lengths)
         predictions = self._scorer(batch.prompts, batch.responses)
-        predictions = predictions.view_as(predictions)  # has none of the hooks with which FSDP begins a backward pass
         old, returns, mask = (self._there(column.values) for column in (batch.values, batch.returns, batch.mask))
-        losses = value_losses(predictions, old, returns, mask, clip=algorithm.value_clip)
-        weights = token_weights(algorithm.aggregation, mask, rows, self._horizon)
-        (losses if weights is None else losses * weights).sum().backward()
-        self._divisor += divisor(algorithm.aggregation, mask, rows)
-        self._unfinished = True
-        return value_sums(predictions.detach(), old, returns, mask, clip=algorithm.value_clip)
+        losses = value_losses(predictions, old, returns, mask, clip=clip)
+        self._back_propagate(losses, mask, rows)
+        return value_sums(predictions.detach(), old, returns, mask, clip=clip)
 
 
 def value_model(outline: Outline) -> Outline:

@@ -38,7 +38,7 @@ from engines.torch.checkpoint import TrainingState, load_training, training_stat
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
-from engines.torch.scoring import VALUE_HEAD, ScoringModel, TokenScorer, score_parts
+from engines.torch.scoring import VALUE_HEAD, AtTokens, ScoringModel, TokenScorer, score_parts
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch, ValueBatch
 from harness.rl.aggregation import divisor, token_weights
@@ -164,7 +164,14 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
 
     @abstractmethod
     def _accumulate(self, batch: TrainedBatch) -> dict[str, float]:
-        """Of one part; adds to `_divisor`, and makes the rank `_unfinished`."""
+        """Of one part, by `_back_propagate`."""
+
+    def _back_propagate(self, losses: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Losses of tokens, float32 [tokens] in rows of these lengths; those under the mask, aggregated as set."""
+        weights = token_weights(self._algorithm.aggregation, mask, lengths, self._horizon)
+        (losses if weights is None else losses * weights).sum().backward()
+        self._divisor += divisor(self._algorithm.aggregation, mask, lengths)
+        self._unfinished = True
 
     async def step(self) -> dict[str, float]:
         """One update with all ranks' losses since the last one, aggregated as the settings say.
@@ -230,7 +237,7 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
 
     def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
         algorithm, lengths = self._algorithm, batch.responses.lengths
-        log_probs, entropies = self._scorer(batch.prompts, batch.responses)
+        log_probs, entropies, _ = self._scorer(batch.prompts, batch.responses)
         log_probs = log_probs.view_as(log_probs)  # has none of the hooks with which FSDP begins a backward pass
         mask = torch.ones_like(log_probs, dtype=torch.bool) if batch.mask is None else self._there(batch.mask.values)
         behaviour = self._there(batch.behaviour_log_probs.values)
@@ -250,10 +257,7 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
             losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, kept)
         if algorithm.entropy_coef > 0:
             losses = losses - algorithm.entropy_coef * entropies.masked_fill(~kept, 0.0)
-        weights = token_weights(algorithm.aggregation, kept, rows, self._horizon)
-        (losses if weights is None else losses * weights).sum().backward()
-        self._divisor += divisor(algorithm.aggregation, kept, rows)
-        self._unfinished = True
+        self._back_propagate(losses, kept, rows)
         same_version = None
         if batch.old_versions is not None:
             same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
@@ -287,18 +291,32 @@ class ShardedScorer:
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """As the protocol says."""
-        return scored(self._scorer, prompts, responses, self._training, self._most)
+        (log_probs,) = self._scored(self._scorer.at_tokens, prompts, responses)
+        return log_probs
+
+    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
+        """As the protocol says."""
+        log_probs, squares = self._scored(self._scorer.with_gradient_squares, prompts, responses)
+        return log_probs, squares
+
+    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
+        return scored(self._scorer, at_tokens, prompts, responses, self._training, self._most)
 
 
 def scored(
-    scorer: ScoringModel, prompts: Ragged, responses: Ragged, training: TrainingConfig, most: Callable[[int], int]
-) -> Ragged:
-    """What `scorer` says of each response token, without gradients, by parameters that may be sharded: then each pass
-    is a collective of all that hold shards, and every rank makes as many as that which needs most. most: the largest of
-    the numbers that all these ranks call it with."""
+    scorer: ScoringModel,
+    at_tokens: AtTokens,
+    prompts: Ragged,
+    responses: Ragged,
+    training: TrainingConfig,
+    most: Callable[[int], int],
+) -> list[Ragged]:
+    """What `scorer` says of each response token by `at_tokens`, without gradients, by parameters that may be sharded:
+    then each pass is a collective of all that hold shards, and every rank makes as many as that which needs most. most:
+    the largest of the numbers that all these ranks call it with."""
     parts = passes_over(prompts, responses, training, most)
     with torch.no_grad():  # inference tensors could not be resharded
-        found = score_parts(scorer, prompts, responses, parts)
+        found = score_parts(at_tokens, prompts, responses, parts)
     if isinstance(scorer, FSDPModule):
         _forget_forward(scorer)
     return found

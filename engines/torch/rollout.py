@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from engines.loading import ModelWeights, rest_on_host
-from engines.requests import RunningSample, accepted, require_still
+from engines.requests import RunningSample, accepted, cut, cut_waiting, require_still
 from engines.torch.kv_slots import SlotModel
 from engines.torch.parking import Parking
 from engines.torch.sampling import draw_each, uniforms
@@ -160,6 +160,12 @@ class TorchRollout:
         """Raises RuntimeError where `finished` would: asleep, closed."""
         self._require_ready()
         self._admitting, self._paused = True, False
+        self._changed.set()
+
+    async def cut(self, sample_ids: Collection[int]) -> None:
+        """They end with their next token; those that wait, and have some, at once."""
+        cut(self._rows, sample_ids)
+        self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
         self._changed.set()
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

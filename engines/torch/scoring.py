@@ -15,7 +15,7 @@ from engines.torch.first_weights import local_part
 from engines.torch.model import float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
 from harness.config import Layout, TrainingConfig
-from harness.rl.log_probs import head_log_probs
+from harness.rl.log_probs import head_gradient_squares, head_log_probs
 from harness.rl.micro_batches import Part, passes_over
 from harness.transfer_queue import Ragged
 
@@ -41,10 +41,11 @@ LAYOUTS: dict[Layout, Callable[[Ragged, Ragged, torch.device], LaidOut]] = {"pad
 
 
 class Scores(NamedTuple):
-    """A value per response token, sample after sample: float32 [R]. Both are differentiable."""
+    """A value per response token, sample after sample: float32 [R]. The first two are differentiable."""
 
     log_probs: torch.Tensor
     entropies: torch.Tensor
+    gradient_squares: torch.Tensor | None = None
 
 
 class ScoringModel(torch.nn.Module, ABC):
@@ -57,8 +58,8 @@ class ScoringModel(torch.nn.Module, ABC):
         self.model, self._lay_out = model, LAYOUTS[layout]
 
     @abstractmethod
-    def at_tokens(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
-        """A value per response token, sample after sample: float32 [R]."""
+    def at_tokens(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
+        """A column or several, of a value per response token, sample after sample: float32 [R]."""
 
 
 class TokenScorer(ScoringModel):
@@ -74,19 +75,26 @@ class TokenScorer(ScoringModel):
         super().__init__(model, layout)
         self._temperature, self._group, self._float32 = temperature, group, float32_head(model)
 
-    def forward(self, prompts: Ragged, responses: Ragged) -> Scores:
+    def forward(self, prompts: Ragged, responses: Ragged, gradient_squares: bool = False) -> Scores:
         """prompts and responses: int64, of k rows each."""
+        head = head_gradient_squares if gradient_squares else head_log_probs
         weight = local_part(self.model.get_output_embeddings().weight)
         batch = self._lay_out(prompts, responses, weight.device)
-        scores = head_log_probs(
+        scores = head(
             batch.hidden(self.model.base_model), weight, batch.targets, self._temperature, self._group, self._float32
         )
         return Scores(*map(batch.at_responses, scores))
 
-    def at_tokens(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
+    def at_tokens(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
         """Log-probabilities."""
         scores: Scores = self(prompts, responses)
-        return scores.log_probs
+        return (scores.log_probs,)
+
+    def with_gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
+        """Log-probabilities, and the squares of their gradients by the logits, from one pass."""
+        scores: Scores = self(prompts, responses, gradient_squares=True)
+        assert scores.gradient_squares is not None, "they were asked for"
+        return scores.log_probs, scores.gradient_squares
 
 
 VALUE_HEAD = "score"
@@ -103,20 +111,24 @@ class ValueScorer(ScoringModel):
         values = getattr(self.model, VALUE_HEAD)(batch.hidden(self.model.base_model))
         return batch.at_responses(values.squeeze(-1).float())
 
-    def at_tokens(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
+    def at_tokens(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
         """Values."""
-        values: torch.Tensor = self(prompts, responses)
-        return values
+        return (self(prompts, responses),)
 
 
-def score_parts(scorer: ScoringModel, prompts: Ragged, responses: Ragged, parts: Sequence[Part]) -> Ragged:
-    """What is said of every response token, float32, as `responses` are; parts: the samples of each forward pass, every
-    one once."""
+AtTokens = Callable[[Ragged, Ragged], tuple[torch.Tensor, ...]]
+"""As `ScoringModel.at_tokens`."""
+
+
+def score_parts(at_tokens: AtTokens, prompts: Ragged, responses: Ragged, parts: Sequence[Part]) -> list[Ragged]:
+    """What is said of every response token, float32, as `responses` are, column by column; parts: the samples of each
+    forward pass, every one once."""
     if len(parts) == 1:
-        return Ragged(scorer.at_tokens(prompts, responses).cpu().numpy(), responses.lengths)
-    found = [scorer.at_tokens(prompts.take(part), responses.take(part)) for part in parts]
+        return [Ragged(column.cpu().numpy(), responses.lengths) for column in at_tokens(prompts, responses)]
+    found = [at_tokens(prompts.take(part), responses.take(part)) for part in parts]
     order = np.concatenate(parts)
-    return Ragged(torch.cat(found).cpu().numpy(), responses.lengths[order]).take(np.argsort(order))
+    lengths, back = responses.lengths[order], np.argsort(order)
+    return [Ragged(torch.cat(column).cpu().numpy(), lengths).take(back) for column in zip(*found, strict=True)]
 
 
 class TorchLogProb:
@@ -138,9 +150,18 @@ class TorchLogProb:
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """As the protocol says. Raises RuntimeError where the weights are incomplete."""
+        (log_probs,) = self._scored(self._scorer.at_tokens, prompts, responses)
+        return log_probs
+
+    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
+        """As the protocol says. Raises RuntimeError where the weights are incomplete."""
+        log_probs, squares = self._scored(self._scorer.with_gradient_squares, prompts, responses)
+        return log_probs, squares
+
+    @torch.inference_mode()
+    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
         self._weights.require_complete()
-        with torch.inference_mode():  # no decorator: on a coroutine it would end before the body begins
-            return score_parts(self._scorer, prompts, responses, passes_over(prompts, responses, self._training))
+        return score_parts(at_tokens, prompts, responses, passes_over(prompts, responses, self._training))
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises ValueError as `ModelWeights.load`. Where the weights do not come whole, it scores nothing before

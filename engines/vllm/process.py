@@ -120,6 +120,10 @@ class VLLMProcess:
         """Keeps the cache: whether old keys are worth anything is the adapter's to say."""
         await self.ask(f"pause ({mode})", self.llm.pause_generation(mode=mode, clear_cache=False))
 
+    async def abort(self, numbers: Sequence[str]) -> None:
+        """End these samples; the collector of each gets what it has."""
+        await self.ask("abort samples", self.llm.abort(numbers))
+
     async def resume(self) -> None:
         await self.ask("resume", self.llm.resume_generation())
 

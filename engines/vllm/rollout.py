@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from engines.requests import RunningSample, accepted, require_still
+from engines.requests import RunningSample, accepted, cut, cut_waiting, require_still
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
 from engines.vllm.weights import WeightSender
@@ -60,6 +60,7 @@ class VLLMRollout:
         self._sender = WeightSender(self._process, model, device, name, options, workers=tensor_parallel)
         self._waiting: deque[RunningSample] = deque()
         self._running: dict[int, RunningSample] = {}
+        self._numbers: dict[int, str] = {}  # of running samples, as vLLM knows them
         self._done: list[Completion] = []
         self._starting = asyncio.Lock()  # held while samples are handed to vLLM, and while vLLM is paused
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,6 +139,15 @@ class VLLMRollout:
         self._admitting = True
         self._go_on()
 
+    async def cut(self, sample_ids: Collection[int]) -> None:
+        """What vLLM aborts without a token is asked of it again, for one. Raises as `pause`."""
+        self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
+        self._changed.set()
+        named = cut(self._running.values(), sample_ids)
+        numbers = [self._numbers[sample.sample_id] for sample in named if sample.sample_id in self._numbers]
+        if numbers:
+            await self._process.abort(numbers)
+
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises ValueError as `WeightSender.load`; RuntimeError where the engine is neither paused nor idle, or died.
         Where some of them are there when anything is raised, it refuses to generate until a complete set is.
@@ -214,14 +224,19 @@ class VLLMRollout:
                 collector = await self._process.generate(
                     number, sample.context, self.version, parameters(sample, self._seed)
                 )
+                self._numbers[sample.sample_id] = number
                 self._keep(self._follow(sample, collector))
 
     async def _follow(self, sample: RunningSample, collector: RequestOutputCollector) -> None:
         """Consumes the one output of a sample, produces its completion. Unblocked by vLLM, or by its death."""
         (generated,) = (await self._process.outlast(collector.get())).outputs
-        reason = extend(sample, generated, greedy=sample.sampling.temperature == 0)
-        self._done.append(sample.completion(reason, self._clock.now()))
-        del self._running[sample.sample_id]
+        ended = extend(sample, generated, greedy=sample.sampling.temperature == 0)
+        reason = sample.finish_reason() if sample.cut else ended
+        del self._running[sample.sample_id], self._numbers[sample.sample_id]
+        if reason is None:
+            self._waiting.appendleft(sample)
+        else:
+            self._done.append(sample.completion(reason, self._clock.now()))
         self._go_on()
 
     async def _drain(self) -> None:
@@ -279,7 +294,7 @@ def parameters(sample: RunningSample, seed: int) -> SamplingParams:
     sampling, drawn = sample.sampling, len(sample.log_probs)
     key = np.random.SeedSequence([seed, sample.sample_id, drawn]).generate_state(1, np.uint64)[0]
     return SamplingParams(
-        max_tokens=sampling.max_tokens - drawn,
+        max_tokens=sample.tokens_left,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         stop_token_ids=list(sampling.stop_tokens),

@@ -1,17 +1,23 @@
-"""From the command line to a command. Exit codes: 0 done, 1 failed, 2 a setting that cannot work, 130 interrupted."""
+"""From the command line to a command. Exit codes: 0 done, 1 failed, 2 a setting that cannot work, 75 left with a
+checkpoint, as SIGTERM asked, 130 interrupted, 143 ended by SIGTERM."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.runtime.interrupts import Terminated
 
 RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))
+
+LEFT_AT_CHECKPOINT = os.EX_TEMPFAIL
+"""75, as schedulers know it: run the same command again."""
 
 _AGAIN = "what was under way is not marked as done, the same command starts this seed again"
 
@@ -38,6 +44,7 @@ COMMANDS = {
     "sample": "a small model with a tokenizer, and problems for it, to try text with",
     "calibrate": "costs from finished real runs",
     "profile": "costs from times of the engines on this machine's device",
+    "chaos": "random faults over runs of every schedule, and what is promised of them afterwards",
     "gate-gpu": "everything that only a machine shows, part by part: kernels, groups, transports, whole jobs",
 }
 """Every command: function `run` of the module of its name in this folder, which is loaded when it is called."""
@@ -64,19 +71,27 @@ def answered(work: Callable[[], int], errors: Console) -> int:
     except BlockingIOError as error:  # another process writes this folder
         errors.print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
+    except Terminated:
+        errors.print(f"ended by SIGTERM; {_AGAIN}; with checkpoint.every it goes on", style="yellow", soft_wrap=True)
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         errors.print(f"interrupted; {_AGAIN}", style="yellow", soft_wrap=True)
         return 130
     except Exception as failure:
+        from harness.driver.endings import left_in, losses_in, memory_in, storage_in
         from harness.runtime.runtime import parts_of
 
         parts = list(parts_of(failure))
+        if (left := left_in(parts)) is not None:
+            errors.print(left, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            return LEFT_AT_CHECKPOINT
         if settings := [part for part in parts if isinstance(part, ConfigError)]:  # what only a run could show
             errors.print(f"{settings[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
             return 2
-        if not (losses := _losses(parts)):
+        machine = storage_in(parts, RESULTS) or memory_in(parts)
+        losses = losses_in(parts) if machine is None else [machine]
+        if not losses:
             raise parts[0] from None  # the rest was cancelled because of it
-        # What else failed is how others met a death.
         errors.print("\n".join(losses), style="red", markup=False, highlight=False, soft_wrap=True)
         errors.print(_AGAIN, style="yellow", soft_wrap=True)
         return 1
@@ -85,13 +100,3 @@ def answered(work: Callable[[], int], errors: Console) -> int:
 def command(name: str) -> Command:
     run: Command = import_module(f"harness.cli.{name.replace('-', '_')}").run
     return run
-
-
-def _losses(failures: Iterable[Exception]) -> list[str]:
-    """What died, in the words of those who noticed: a worker, an engine, the queue behind its connection."""
-    from harness.protocols import EngineDied
-    from harness.runtime.runtime import WorkerDied
-    from harness.weight_sync.membership import LostEngine
-
-    losses = WorkerDied | EngineDied | LostEngine | ConnectionError
-    return list(dict.fromkeys(str(part) for part in failures if isinstance(part, losses)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from harness.comparison.measures import SPEED, Measure, column, seconds, trained, warmup
+from harness.comparison.measures import SPEED, CellMeasure, Measure, column, seconds, trained, warmup
 from harness.comparison.runs import Cell, Run
 from harness.comparison.statistics.estimates import outliers, t_critical
 from harness.comparison.statistics.series import drift, has_steady_part
@@ -69,21 +69,26 @@ def _of_outliers(cells: Sequence[Cell], measures: Sequence[Measure]) -> list[str
     """Runs far from the others of their cell; of speeds that were measured, not simulated."""
     if cells[0].runs[0].identity.backend == "virtual":
         return []
-    lines, distances = [], []
     speed = next(measure for measure in measures if measure.key == SPEED)
-    for cell, measured in zip(cells, speed.cells, strict=True):
-        seeds, values = list(measured.per_seed), list(measured.per_seed.values())
-        first = seeds.index(min(cell.runs, key=lambda run: run.manifest["started_at"]).identity.seed)
-        for index in outliers(values, least=_SLOW):
-            off = values[index] / float(np.median(values)) - 1
-            far = f"{abs(off):.0%} {'faster' if off > 0 else 'slower'} than the median of its seeds"
-            cold = index == first and off < 0
-            which = f"the first run (seed {seeds[index]}) is" if cold else f"seed {seeds[index]} is an outlier,"
-            why = ": caches may have been cold" if cold else ""
-            lines.append(f"{cell.label}: {which} {far}{why}; run it again with force=true")
-            distances.append(abs(off))
-    farthest = max(distances, default=0.0)
-    return _few(lines, f"{len(lines)} runs are outliers in speed, by up to {farthest:.0%} of the median of their seeds")
+    found = [odd for cell, measured in zip(cells, speed.cells, strict=True) for odd in outlying_runs(cell, measured)]
+    farthest = max((distance for _, distance in found), default=0.0)
+    many = f"{len(found)} runs are outliers in speed, by up to {farthest:.0%} of the median of their seeds"
+    return _few([line for line, _ in found], many)
+
+
+def outlying_runs(cell: Cell, speed: CellMeasure) -> list[tuple[str, float]]:
+    """Runs whose speed is far from those of the cell's other seeds: what to say of each, and how far."""
+    seeds, values = list(speed.per_seed), list(speed.per_seed.values())
+    first = seeds.index(min(cell.runs, key=lambda run: run.manifest["started_at"]).identity.seed)
+    found = []
+    for index in outliers(values, least=_SLOW):
+        off = values[index] / float(np.median(values)) - 1
+        far = f"{abs(off):.0%} {'faster' if off > 0 else 'slower'} than the median of its seeds"
+        cold = index == first and off < 0
+        which = f"the first run (seed {seeds[index]}) is" if cold else f"seed {seeds[index]} is an outlier,"
+        why = ": caches may have been cold" if cold else ""
+        found.append((f"{cell.label}: {which} {far}{why}; run it again with force=true", abs(off)))
+    return found
 
 
 def _of_runs(cells: Sequence[Cell]) -> Iterator[str]:
@@ -138,6 +143,11 @@ def _busy(run: Run) -> float | None:
     return others if others > _BUSY else None
 
 
+def _restarted(run: Run) -> float | None:
+    restarts = run.ledger.get("restarts", [])
+    return float(len(restarts)) if restarts else None
+
+
 def _lost(run: Run) -> float | None:
     lost = sum(event["what"] == "lost" for event in run.ledger.get("engines", []))
     return float(lost) if lost else None
@@ -148,6 +158,7 @@ _RUN_WARNINGS: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
     ("{:.0%} of the samples in the steady part were sampled before it: a longer run may be slower", _ahead),
     ("other processes used up to {:.0%} of the machine meanwhile; its times are too long", _busy),
     ("{:.0f} rollout engines were lost", _lost),
+    ("roles died and were started again, up to {:.0f} times in a run: its times include that", _restarted),
 )
 
 

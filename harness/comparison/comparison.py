@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.comparison.cautions import warnings_of
+from harness.comparison.cautions import outlying_runs, warnings_of
 from harness.comparison.conservation import Conservation, check_conservation
 from harness.comparison.curves import (
     Curve,
@@ -17,7 +17,8 @@ from harness.comparison.curves import (
 )
 from harness.comparison.equivalence import Gate
 from harness.comparison.fairness import refuse_unfair
-from harness.comparison.measures import Measure, measures_of
+from harness.comparison.integrity import faults_of, no_verdict
+from harness.comparison.measures import SPEED, Measure, measures_of
 from harness.comparison.runs import Cell
 from harness.comparison.verdict import verdict_of
 from harness.config import ConfigError
@@ -30,6 +31,7 @@ class Comparison:
     axes: the settings that differ on purpose. simulated: all times come from the cost model. measures: also those of
     `idle/<role>` and `reach/...`, see `Measure`. profiles: empty where nothing was rewarded. gate: what the equivalence
     gate said, None where it was not asked. conservation: what came of holding every ledger against its run's files.
+    missing: runs that were asked for and are not there, as lines. claim: what the figures say, where they may say it.
     """
 
     cells: tuple[Cell, ...]
@@ -40,10 +42,24 @@ class Comparison:
     staleness: tuple[StalenessHistogram, ...]
     profiles: tuple[PerformanceProfile, ...]
     warnings: tuple[str, ...]
-    verdict: str
+    claim: str
     simulated: bool
     conservation: Conservation
     gate: Gate | None = None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What keeps it from a verdict."""
+        base, speed = self.cells[self.baseline], self.measure(SPEED)
+        alone = self.simulated or speed is None or len(self.cells) == 1
+        odd = [] if alone or speed is None else [line for line, _ in outlying_runs(base, speed.cells[self.baseline])]
+        return faults_of(self.gate, self.conservation, self.missing, odd)
+
+    @property
+    def verdict(self) -> str:
+        """The claim, unless something forbids one."""
+        return no_verdict(self.faults) if self.faults else self.claim
 
     def measure(self, key: str) -> Measure | None:
         """The measure of that key, None where these runs have none."""
@@ -71,7 +87,7 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
         staleness=staleness_of(cells),
         profiles=profiles_of(cells),
         warnings=warnings_of(cells, measures, baseline),
-        verdict=verdict_of(cells, measures, baseline, axes),
+        claim=verdict_of(cells, measures, baseline, axes),
         simulated=cells[0].runs[0].identity.backend == "virtual",
         conservation=check_conservation(run for cell in cells for run in cell.runs),
     )

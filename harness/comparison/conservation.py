@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from harness.comparison.runs import Run
+from harness.config.job import trained_in_iteration
 from harness.metrics.samples import FATES
 
 _RESPONSES = "responses.parquet"
@@ -57,7 +58,7 @@ def _problems(run: Run) -> Iterator[str]:
 
 def _of_ledger(run: Run) -> Iterator[str]:
     ledger = run.ledger
-    accounted = sum(ledger[fate] for fate in FATES)
+    accounted = sum(ledger.get(fate, 0) for fate in FATES)
     if accounted != ledger["admitted"]:
         yield f"ledger.json admitted {ledger['admitted']} samples and accounts for {accounted}"
     for fate, ids in _named(ledger).items():
@@ -66,8 +67,7 @@ def _of_ledger(run: Run) -> Iterator[str]:
     by_iteration = ledger["trained_by_iteration"]
     if sum(by_iteration.values()) != ledger["trained"]:
         yield f"ledger.json counts {ledger['trained']} trained, and {sum(by_iteration.values())} over its iterations"
-    algorithm = run.config["algorithm"]
-    batch = algorithm["batch_groups"] * algorithm["group_size"]
+    batch = trained_in_iteration(run.config["algorithm"])
     wanted = {str(iteration): batch for iteration in range(run.config["iterations"])}
     if by_iteration != wanted:
         off = sorted(i for i in {*wanted, *by_iteration} if by_iteration.get(i) != wanted.get(i))
@@ -105,11 +105,12 @@ def _of_samples(run: Run) -> Iterator[str]:
 def _of_metrics(run: Run) -> Iterator[str]:
     """Counts of the ledger after each iteration close, and end where ledger.json ends."""
     for metrics in run.metrics:
-        accounted = sum(metrics[f"ledger/{fate}"] for fate in FATES)
+        accounted = sum(metrics.get(f"ledger/{fate}", 0) for fate in FATES)
         if accounted != metrics["ledger/admitted"] or metrics["samples"] != metrics["ledger/trained"]:
             yield f"metrics.jsonl does not close in iteration {metrics['iteration']}"
             return
     last = run.metrics[-1]
-    for name in ("trained", "dropped_stale", "dropped_filtered"):
-        if last[f"ledger/{name}"] > run.ledger[name] or (name == "trained" and last["samples"] != run.ledger[name]):
-            yield f"metrics.jsonl ends with {last[f'ledger/{name}']:.0f} {name}, the ledger with {run.ledger[name]}"
+    for name in FATES:
+        counted, listed = last.get(f"ledger/{name}", 0), run.ledger.get(name, 0)
+        if name != "in_flight" and (counted > listed or (name == "trained" and last["samples"] != listed)):
+            yield f"metrics.jsonl ends with {counted:.0f} {name}, the ledger with {listed}"

@@ -37,7 +37,7 @@ NOTES = (
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print it, at most 100 columns wide."""
-    _line(console, comparison.verdict, style="bold")
+    _line(console, comparison.verdict, style="bold red" if comparison.faults else "bold")
     console.print()
     for key in _IN_FULL:
         measure = comparison.measure(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def differences(one: Path, other: Path) -> list[str]:
         "loss masks of responses": a.column("loss_mask").equals(b.column("loss_mask")),
         "metrics of what was learnt": _learnt(one) == _learnt(other),
         "final weights": _weights(one) == _weights(other),
-        "final critic": _critic(one) == _critic(other),
+        "final critic": _contents(weight_files(one, CRITIC)) == _contents(weight_files(other, CRITIC)),
     }
     return [what for what, same in equal.items() if not same]
 
@@ -49,14 +50,14 @@ def _learnt(folder: Path) -> list[dict[str, float]]:
 
 def _weights(folder: Path) -> list[tuple[str, bytes]]:
     """Raises FileNotFoundError where the run kept none: then nothing could be said."""
-    files = weight_files(folder)
-    if not files:
+    weights = _contents(weight_files(folder))
+    if not weights:
         raise FileNotFoundError(f"{folder} holds no final weights; run it with save_weights=true")
+    return weights
+
+
+def _contents(files: Iterable[Path]) -> list[tuple[str, bytes]]:
     return [(file.name, file.read_bytes()) for file in files]
-
-
-def _critic(folder: Path) -> list[tuple[str, bytes]]:
-    return [(file.name, file.read_bytes()) for file in weight_files(folder, CRITIC)]
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,9 @@ def comparison_of(folder: Path, campaign: Campaign) -> Comparison:
     comparison = compare(cells, campaign.axes)
     return replace(
         comparison,
-        warnings=(*campaign.warnings, *left_out, *missing, *comparison.warnings),
+        warnings=(*campaign.warnings, *left_out, *comparison.warnings),
         gate=read_gate(folder),
+        missing=tuple(missing),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.comparison.runs import Run
 from harness.config import ConfigError
-from harness.config.job import flatten
+from harness.config.job import flatten, trained_in_iteration
 from harness.metrics.run_inputs import SHOWN, digests
 
 _LAYOUT = frozenset(
@@ -44,11 +44,10 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
     missing = [group for group in groups if group not in config]
     if missing:
         raise ConfigError(f"a run says nothing of {', '.join(missing)}: an earlier version made it; run it again")
-    algorithm = config["algorithm"]
     key = {
         "backend": config["backend"],
         "seeds": sorted(seeds),
-        "samples": config["iterations"] * algorithm["batch_groups"] * algorithm["group_size"],
+        "samples": config["iterations"] * trained_in_iteration(config["algorithm"]),
         "warmup_iterations": config["warmup_iterations"],
         "max_tokens": config["max_tokens"],
         **{f"cluster.{name}": config["cluster"][name] for name in _CLUSTER},

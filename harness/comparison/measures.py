@@ -67,6 +67,8 @@ class MetricDefinition(Metric):
 
     of: Callable[[Run], float]
     range: tuple[float, float] = _POSITIVE
+    alike: Callable[[Run], object] = lambda run: None
+    """Cells are held against the baseline only where their runs have this in common."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,11 @@ def measures_of(cells: Sequence[Cell], baseline: int) -> tuple[Measure, ...]:
 
 def _measure(metric: MetricDefinition, cells: Sequence[Cell], baseline: int) -> Measure:
     per_cell: list[PerSeed] = [{run.identity.seed: metric.of(run) for run in cell.runs} for cell in cells]
+    like = metric.alike(cells[baseline].runs[0])
     measured = [
-        _alone(metric, values) if index == baseline else _compared(metric, values, per_cell[baseline])
+        _alone(metric, values)
+        if index == baseline or metric.alike(cells[index].runs[0]) != like
+        else _compared(metric, values, per_cell[baseline])
         for index, values in enumerate(per_cell)
     ]
     return Measure(metric.key, metric.title, metric.unit, metric.better, metric.compared, tuple(measured))
@@ -152,15 +157,17 @@ def _compared(metric: MetricDefinition, values: PerSeed, baseline: PerSeed) -> C
     everything = [*values.values(), *baseline.values()]
     if not np.isfinite(everything).all():
         return alone
-    positive = min(everything) > 0
+    ratio = ratio_of(values, baseline) if min(everything) > 0 else None
     if values.keys() & baseline.keys():
-        difference = paired_difference(values, baseline)
-        ratio = paired_ratio(values, baseline) if positive else None
-    else:
-        groups = list(values.values()), list(baseline.values())
-        difference = group_difference(*groups)
-        ratio = group_ratio(*groups) if positive else None
-    return replace(alone, difference=difference, ratio=ratio)
+        return replace(alone, difference=paired_difference(values, baseline), ratio=ratio)
+    return replace(alone, difference=group_difference([*values.values()], [*baseline.values()]), ratio=ratio)
+
+
+def ratio_of(values: PerSeed, others: PerSeed) -> Difference:
+    """By seed where the two share any. Raises ValueError for a value that is not positive."""
+    if values.keys() & others.keys():
+        return paired_ratio(values, others)
+    return group_ratio([*values.values()], [*others.values()])
 
 
 def _corrected(family: Sequence[Measure]) -> list[Measure]:
@@ -222,7 +229,7 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
     if any(run.ledger["dropped_stale"] for run in runs):
         metrics.append(_share("ledger/dropped_stale", "dropped as stale", "lower", _dropped))
     metrics += [
-        _share(f"idle/{role}", f"idle, devices of {role}", "lower", lambda run, role=role: run.timeline.idle(role))
+        replace(_share(f"idle/{role}", f"idle, devices of {role}", "lower", _idle(role)), alike=_pool_of(role))
         for role in _device_roles(runs)
     ]
     return metrics + [
@@ -366,6 +373,21 @@ def _lag_worst(run: Run) -> float:
 
 def _dropped(run: Run) -> float:
     return run.ledger["dropped_stale"] / run.ledger["admitted"]
+
+
+def _idle(role: str) -> Callable[[Run], float]:
+    return lambda run: run.timeline.idle(role)
+
+
+def _pool_of(role: str) -> Callable[[Run], object]:
+    """The roles that share a role's devices, which are idle when none of them works; and how many devices."""
+
+    def of(run: Run) -> object:
+        placed = run.timeline.placement
+        devices = {device for (other, _), place in placed.items() if other == role for device in place.devices}
+        return {other for (other, _), place in placed.items() if devices & set(place.devices)}, len(devices)
+
+    return of
 
 
 def _device_roles(runs: Sequence[Run]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from harness.metrics.damaged import reading
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
     finished_runs,
@@ -80,10 +81,31 @@ class Cell:
 
 
 def read_run(path: Path) -> Run:
-    """The finished run in folder `path`. Raises FileNotFoundError if it is not finished."""
+    """The finished run in folder `path`. Raises FileNotFoundError if it is not finished; reading any of its files,
+    then or later, raises DamagedFile for one that is not what a run writes."""
     if not is_done(path):
         raise FileNotFoundError(f"{path} has no finished run: there is no DONE in it")
-    return Run(path, load_manifest(path), load_config(path), load_metrics(path), load_ledger(path))
+    return run_of(path)
+
+
+def run_of(path: Path) -> Run:
+    """The run whose files are all in folder `path`, called finished or not yet. Raises DamagedFile as `read_run`."""
+    run = Run(path, load_manifest(path), load_config(path), load_metrics(path), load_ledger(path))
+    with reading(path / "metrics.jsonl"):
+        if not run.metrics:
+            raise ValueError("it has no iteration")
+    with reading(path / "manifest.json"):
+        assert run.identity
+    with reading(path / "config.yaml"):
+        for name in _SETTINGS:
+            run.config[name]
+    return run
+
+
+_SETTINGS = (
+    *("schedule", "model", "engine", "task", "algorithm", "cluster", "backend"),
+    *("iterations", "warmup_iterations"),
+)
 
 
 def runs_in(folder: Path) -> list[Run]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from harness.comparison.measures import EXACT_MATCH, SPEED, CellMeasure, Measure
+from harness.comparison.measures import EXACT_MATCH, SPEED, CellMeasure, Measure, ratio_of
 from harness.comparison.runs import Cell
-from harness.comparison.statistics.differences import Difference
+from harness.comparison.statistics.differences import Difference, corrected
 from harness.metrics.formatting import number, plural
 from harness.metrics.manifest import HOW_TIMED
 
@@ -62,7 +62,7 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[
     ratio = _ratio(speed, best)
     name, base, how = cells[best].label, cells[baseline].label, _ratio_text(cells, speed, best, baseline)
     if _faster(ratio):
-        first = f"{name} trains {how} the samples per second of {base}"
+        first = f"{name} trains {how} the samples per second of {base}{_ties(cells, speed, best, others)}"
     elif ratio.distinguishable:
         first = f"{base} trains most samples per second; {name}, which comes next, trains {how} as many"
     else:
@@ -79,6 +79,18 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[
     which = f"Of those that learn no worse than {base}, as far as these seeds can tell,"
     how = _ratio_text(cells, speed, next_best, baseline)
     return f"{verdict} {which} {cells[next_best].label} is the fastest with {how}."
+
+
+def _ties(cells: Sequence[Cell], speed: Measure, best: int, others: Sequence[int]) -> str:
+    """Which of the others cannot be told from the fastest, of which the table says only what they are against the
+    baseline."""
+    rest = [index for index in others if index != best]
+    against = corrected([ratio_of(speed.cells[best].per_seed, speed.cells[index].per_seed) for index in rest])
+    tied = [index for index, ratio in zip(rest, against, strict=True) if not ratio.distinguishable]
+    if not tied:
+        return ""
+    named = [f"{cells[index].label} ({_ratio(speed, index).interval.value:.2f}x)" for index in tied]
+    return f", and cannot be told from {_some(named)}"
 
 
 def _ratio(speed: Measure, cell: int) -> Difference:

@@ -1,27 +1,30 @@
 """Typed configuration, validated once at the door. Imports neither torch nor ray."""
 
+from harness.config.cost import (
+    BytesCost,
+    CostConfig,
+    DeviceConfig,
+    LatencyConfig,
+    LengthsConfig,
+    RooflineConfig,
+    TransferCost,
+)
 from harness.config.fields import STRICT, ConfigError, first_line
 from harness.config.job import (
     AlgorithmConfig,
     Backend,
-    BytesCost,
     CheckpointConfig,
     ClusterConfig,
-    CostConfig,
-    DeviceConfig,
     EngineConfig,
     EvalConfig,
     JobConfig,
-    LatencyConfig,
     Layout,
-    LengthsConfig,
     ModelConfig,
     OptimizerOffload,
-    RooflineConfig,
+    RestartsConfig,
     ScheduleConfig,
     TaskConfig,
     TrainingConfig,
-    TransferCost,
     job_config,
 )
 
@@ -43,6 +46,7 @@ __all__ = [
     "LengthsConfig",
     "ModelConfig",
     "OptimizerOffload",
+    "RestartsConfig",
     "RooflineConfig",
     "ScheduleConfig",
     "TaskConfig",

@@ -59,6 +59,7 @@ _SHAPED = (
     "shaping",
     "filter",
     "filter_rounds",
+    "over_sampling",
     "mask_truncated",
     "entropy_coef",
     "critic_learning_rate",
@@ -76,16 +77,20 @@ _WRITTEN_IF_SET = {
         "kl",
         *_SHAPED,
     ),
+    "engine": ("sample_limit_s", "on_straggler"),
+    "cluster": ("heartbeat_timeout_s",),
     "training": ("tokens_per_micro_batch",),
     "eval": ("every", "samples", "k", "function"),
-    "checkpoint": ("every", "keep", "background"),
+    "checkpoint": ("every", "keep", "background", "begin_with"),
+    "restarts": ("limit",),
     "model": (
         *("architecture", "tokenizer", "attention_bias", "qk_norm", "sliding_window", "sliding_layers"),
         *("rope_theta", "norm_eps", "fp32_head"),
     ),
 }
 """Settings that a configuration names only where they are not the default, as before there were any."""
-NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights", "checkpoint")
+_GROUPS_WRITTEN_IF_SET = ("eval", "checkpoint", "replay", "restarts")
+NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights", "checkpoint", "restarts")
 """Settings that do not change what a run computes, so that they do not name a cell."""
 
 
@@ -206,7 +211,7 @@ def plain(config: JobConfig) -> dict[str, Any]:
     for own in dataclasses.fields(_schedule_class(config.schedule.name)):  # type: ignore[arg-type]
         if own.metadata.get("written_if_set") and tree["schedule"].get(own.name) == own.default:
             del tree["schedule"][own.name]
-    return {group: settings for group, settings in tree.items() if settings or group not in ("eval", "checkpoint")}
+    return {group: settings for group, settings in tree.items() if settings or group not in _GROUPS_WRITTEN_IF_SET}
 
 
 def cell_name(config: JobConfig) -> str:

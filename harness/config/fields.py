@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, ValidationError
@@ -28,13 +26,10 @@ def _seeds(value: Any) -> int | tuple[int, ...]:
     return value if isinstance(value, int) else tuple(listed)
 
 
-def one_of(*names: str, refused: Mapping[str, str] = MappingProxyType({})) -> AfterValidator:
-    """Allows these names, and code of the user's by its import path (harness/config/plugins.py). refused: other names
-    that users may expect, and why they are none."""
+def one_of(*names: str) -> AfterValidator:
+    """Allows these names, and code of the user's by its import path (harness/config/plugins.py)."""
 
     def check(value: str) -> str:
-        if value in refused:
-            raise ValueError(f"is not there: {refused[value]}")
         if value not in names and ":" not in value:
             quoted = ", ".join(f"'{name}'" for name in names)
             raise PydanticCustomError("literal_error", "", {"expected": f"{quoted} or `package.module:name`"})
@@ -52,6 +47,7 @@ Fraction = Annotated[float, Strict(), Field(gt=0, le=1)]
 Part = Annotated[float, Strict(), Field(ge=0, le=1)]
 Decay = Annotated[float, Strict(), Field(ge=0, lt=1)]
 Below1 = Decay
+AtLeast1 = Annotated[float, Strict(), Field(ge=1)]
 Above1 = Annotated[float, Strict(), Field(gt=1)]
 Switch = Annotated[bool, Strict()]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -9,9 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from harness.config.cost import CostConfig, DeviceConfig, RooflineConfig
 from harness.config.fields import (
     STRICT,
     Above1,
+    AtLeast1,
     Below1,
     ConfigError,
     Count,
@@ -75,10 +78,23 @@ class EngineConfig:
     slots: Count  # samples one engine generates at a time
     tensor_parallel: Count = 1  # devices of one engine; real ones: as its TENSOR_PARALLEL says, beside no other role
     keep_cache: Switch = False  # keep the KV cache of running samples across a weight update
+    sample_limit_s: Positive | None = None  # of a sample, from when an engine gets it; None: as long as it takes
+    on_straggler: Literal["wait", "cut", "drop"] = "wait"  # what becomes of one that takes longer; docs/faults.md
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.on_straggler != "wait" and self.sample_limit_s is None:
+            raise ValueError(
+                f"on_straggler={self.on_straggler} needs a limit; set engine.sample_limit_s, in seconds, such as 600"
+            )
+        if self.on_straggler == "wait" and self.sample_limit_s is not None:
+            raise ValueError(
+                f"sample_limit_s={self.sample_limit_s:g} with on_straggler=wait limits nothing; set "
+                "engine.on_straggler=cut or drop"
+            )
 
-COMMON_TO_ENGINES = ("name", "slots", "tensor_parallel", "keep_cache")
+
+COMMON_TO_ENGINES = ("name", "slots", "tensor_parallel", "keep_cache", "sample_limit_s", "on_straggler")
 """Settings of every engine; what else stands beside them is an option of one."""
 
 
@@ -125,16 +141,19 @@ WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po", "tis_normalised")
 """Those that need all tokens of a batch at once."""
 ADVANTAGES = (
     *("group", "dr_grpo", "rloo", "opo", "best_of_k", "max_rl"),
-    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg", "gae"),
+    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg", "remax", "gae", "optimal_token_baseline"),
 )
 """Ways to make advantages that are built in."""
-_NEEDS_MORE = {
-    "remax": "it needs a greedy response to every prompt of a batch, which engines sample for evaluations only; choose "
-    "rloo, whose baseline is the other responses",
-    "optimal_token_baseline": "it needs the sum of squared probabilities at every token, which no scorer reports; "
-    "choose opo, the baseline of least variance by length",
-}
-"""Advantages that others have, and why they cannot be had here."""
+_GREEDY_BASELINE = "remax"
+
+
+def trained_in_iteration(algorithm: Mapping[str, Any]) -> int:
+    """Samples that an iteration trains, by the settings of its algorithm: of groups with a greedy one, all others."""
+    greedy = algorithm.get("advantage") == _GREEDY_BASELINE
+    trained: int = algorithm["batch_groups"] * (algorithm["group_size"] - greedy)
+    return trained
+
+
 SHAPING = ("overlong", "length", "scale", "clip")
 """What can be done to rewards before they are compared, built in."""
 FILTERS = ("none", "zero_variance")
@@ -181,13 +200,11 @@ class AlgorithmConfig:
     kl_coef: NotNegative = 0.0
     kl: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"  # estimator of the KL to the reference
     kl_in: Literal["loss", "reward"] = "loss"  # what kl_coef times the KL is part of
-    kl_target: Positive | None = (
-        None  # nats a token, in the reward: kl_coef follows it from batch to batch; None: fixed
-    )
+    kl_target: Positive | None = None  # nats a token: in the reward, kl_coef follows it from batch to batch
     kl_horizon: Count = 10_000  # samples over which it does
     reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
-    recompute_log_probs: Switch = True  # run actor_fwd, for decoupled and policy/mismatch_kl
-    advantage: Annotated[str, one_of(*ADVANTAGES, refused=_NEEDS_MORE)] = "group"  # how rewards are compared
+    recompute_log_probs: Switch = True  # run actor_fwd: for decoupled, a token baseline and policy/mismatch_kl
+    advantage: Annotated[str, one_of(*ADVANTAGES)] = "group"  # how rewards are compared
     critic_learning_rate: NotNegative | Literal["auto"] = "auto"  # auto: as learning_rate, by the model's size
     value_clip: Positive | None = 0.5  # how far a value may move from the old one; None: as far as it likes
     mini_batches: Count = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
@@ -198,14 +215,42 @@ class AlgorithmConfig:
     )  # for each measure the bounds of what is not left out
     filter: Annotated[str, one_of(*FILTERS)] = "none"  # groups that it refuses are generated anew, from other prompts
     filter_rounds: Count = 10  # times a batch that may be generated for it; then the run ends, and says why
+    over_sampling: AtLeast1 = (
+        1.0  # times a batch that is admitted at first, so that refused groups are replaced at once
+    )
     mask_truncated: Switch = False  # responses cut off at max_tokens have no loss
     entropy_coef: NotNegative = 0.0  # of the entropy of each token's distribution, which the loss is less
     options: dict[str, Any] = field(default_factory=dict)  # of the correction, advantage, shaping and filter
 
     @property
     def batch_samples(self) -> int:
-        """Samples trained in one iteration."""
+        """Samples generated for one iteration."""
         return self.batch_groups * self.group_size
+
+    @property
+    def admitted_groups(self) -> int:
+        """Groups admitted for one iteration at first: those that it trains, and its spares."""
+        return math.ceil(round(self.over_sampling * self.batch_groups, 9))
+
+    @property
+    def spare_groups(self) -> int:
+        """Of those that are admitted at first, how many are not trained."""
+        return self.admitted_groups - self.batch_groups
+
+    @property
+    def mini_batch_groups(self) -> int:
+        """Groups of one optimizer step."""
+        return self.batch_groups // self.mini_batches
+
+    @property
+    def trained_samples(self) -> int:
+        """Samples trained in one iteration."""
+        return trained_in_iteration(vars(self))
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether the first sample of each group is drawn greedily, and what its reward is taken off the others'."""
+        return self.advantage == _GREEDY_BASELINE
 
     @property
     def steps_per_version(self) -> int:
@@ -221,6 +266,11 @@ class AlgorithmConfig:
     def has_critic(self) -> bool:
         """Whether there is a model of values, which advantages are made with."""
         return self.advantage == "gae"
+
+    @property
+    def has_token_baseline(self) -> bool:
+        """Whether advantages are made of how log-probs change with the logits, which actor_fwd computes."""
+        return self.advantage == "optimal_token_baseline"
 
     @property
     def has_reference(self) -> bool:
@@ -241,6 +291,11 @@ class AlgorithmConfig:
     def train_on_old_log_probs(self) -> bool:
         """Whether the loss is made of what actor_fwd computes."""
         return self.correction == "decoupled" and self.proximal == "actor_fwd"
+
+    @property
+    def learns_from_actor_fwd(self) -> bool:
+        """Whether anything that is learnt is made of what actor_fwd computes."""
+        return self.train_on_old_log_probs or self.has_token_baseline
 
     @property
     def freezes_proximal(self) -> bool:
@@ -286,13 +341,14 @@ class ClusterConfig:
     bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
     transfer_attempts: Count = 3  # how often weights are sent to an engine that does not get them
     verify_weights: Switch = False  # hold every tensor that arrives against its digest
-    on_lost_engine: Literal["end", "go_on"] = "end"  # of the run, where an engine dies or does not get its weights
+    on_lost_engine: Literal["end", "go_on"] = "end"  # of the run, where an engine is lost for good
     serve_membership: Switch = False  # serve how the engines are, and who is to leave or join, over HTTP on loopback
     wait_timeout_s: Positive = 300.0  # longest wait for a process to start, to meet others, or to pass weights on
     stall_timeout_s: Positive = (
         1800.0  # longest time in which nobody computes anything; then the run ends, and says why
     )
     call_timeout_s: Positive = 3600.0  # longest wait for a device, or for an answer to a call that waits for no work
+    heartbeat_timeout_s: Positive = 600.0  # longest time in which a worker says nothing; then it counts as dead
     memory_gib: Positive | None = None  # memory of one device; asked from the machine when None
 
 
@@ -313,177 +369,14 @@ class CheckpointConfig:
     every: CountFromZero = 0  # versions between two checkpoints; 0: none
     keep: Count = 2  # newest ones that stay
     background: Switch = True  # trainers go on while their state is written; it is in host memory meanwhile
-
-
-# -- of what is simulated; seconds, tokens, bytes
-
-
-@dataclass(frozen=True, config=STRICT)
-class LengthsConfig:
-    """How many tokens simulated responses have. Every kind gives whole numbers from 1 to `cap`.
-
-    constant: `mean`, always; uniform: 1 to 2 mean - 1; lognormal: of this mean before the cap, `sigma` the standard
-    deviation of the logarithm, of whose square the samples of a group have `common` in common, as they answer the same
-    prompt; trace: drawn from `values`, or from the file at `path`, a number per line.
-    """
-
-    kind: Literal["constant", "uniform", "lognormal", "trace"]
-    cap: Count
-    mean: Annotated[float, Strict(), Field(ge=1)] | None = None
-    sigma: NotNegative = 1.0
-    common: Part = 0.0
-    values: tuple[Count, ...] = ()
-    path: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind != "trace" and self.mean is None:
-            raise ValueError(f"needs a mean where kind={self.kind}; set cost.lengths.mean=100")
-        if self.kind == "trace" and bool(self.values) == (self.path is not None):
-            raise ValueError("needs either values or a path where kind=trace; set one of cost.lengths.values and .path")
+    begin_with: str | None = None  # a cell's folder, of the same job on other devices, whose checkpoints to begin with
 
 
 @dataclass(frozen=True, config=STRICT)
-class LatencyConfig:
-    """Seconds that a simulated environment takes to answer a turn: constant: `mean`, always; lognormal: of this mean,
-    `sigma` the standard deviation of the logarithm. Answers that take longer than `timeout_s` fail their sample."""
+class RestartsConfig:
+    """What becomes of a run of which a role dies; docs/faults.md."""
 
-    kind: Literal["constant", "lognormal"] = "constant"
-    mean: NotNegative = 0.0
-    sigma: NotNegative = 1.0
-    timeout_s: Positive = 3600.0
-
-
-@dataclass(frozen=True, config=STRICT)
-class BytesCost:
-    """Moving bytes lasts fixed_s, and the bytes over bytes_per_s."""
-
-    fixed_s: NotNegative
-    bytes_per_s: Positive
-
-
-@dataclass(frozen=True, config=STRICT)
-class TransferCost:
-    """Weights by one transport from so many training ranks, as `make profile` times them. send: until the trainer goes
-    on; stage: from then until they are in an engine's host memory, nothing of which where it is None; load: what an
-    engine waits, besides sync_s."""
-
-    transport: Literal["collective", "ipc", "host_staged"]
-    ranks: Count
-    send: BytesCost
-    load: BytesCost
-    stage: BytesCost | None = None
-
-
-ONE_TOKEN = LengthsConfig(kind="constant", mean=1.0, cap=1)
-NO_LATENCY = LatencyConfig()
-
-
-@dataclass(frozen=True, config=STRICT)
-class CostConfig:
-    """What simulated work costs on one worker: a rollout engine, or a data-parallel rank. Seconds, tokens, bytes.
-
-    A decode step of n samples that hold c tokens in all lasts decode_step_s + max(decode_weights_s,
-    n decode_step_s_per_sample) + c decode_s_per_cached_token.
-    """
-
-    name: Name
-    decode_step_s: Positive  # one token for every running sample: the part that does not depend on how many run
-    decode_step_s_per_sample: NotNegative  # added for each running sample
-    prefill_s_per_token: NotNegative
-    log_prob_s_per_token: NotNegative  # prompt and response tokens
-    train_s_per_token: NotNegative  # prompt and response tokens, forward and backward
-    train_step_s: NotNegative  # the optimizer, once a step
-    weight_bytes: NotNegative  # of one copy of the weights
-    call_s: NotNegative  # fixed part of every forward or training call of a micro-batch
-    network_bytes_per_s: Positive  # weights between pools: collective, and in the background
-    host_bytes_per_s: Positive  # weights between a device and its host, either way
-    sync_s: NotNegative  # fixed part of every weight transfer, and of every load
-    offload_s: NotNegative  # fixed part of giving a shared device back (the weights go to the host besides)
-    reload_s: NotNegative  # fixed part of taking it again (the weights come back besides)
-    prompt_tokens: Count  # of every prompt
-    lengths: LengthsConfig
-    kind: Literal["given"] = "given"
-    # What follows is nothing unless it is given.
-    decode_weights_s: NotNegative = 0.0  # a step's matrix products take this long at least: the weights are read
-    decode_s_per_cached_token: NotNegative = 0.0  # of a step, for each token in the KV caches of running samples
-    kv_tokens: Count | None = None  # tokens that the KV cache of one engine holds; None is no limit
-    prefill_s_per_pair: NotNegative = 0.0  # attention: for the square of a sequence's length
-    log_prob_s_per_pair: NotNegative = 0.0
-    train_s_per_pair: NotNegative = 0.0
-    log_prob_call_s: NotNegative = 0.0  # besides call_s: shards are gathered
-    train_call_s: NotNegative = 0.0  # besides call_s: shards are gathered, gradients reduced
-    reward_s_per_sample: NotNegative = 0.0  # on the host
-    generate_s: NotNegative = 0.0  # before a batch is generated as one: requests are handed out, engines set up
-    # Samples of several turns; then `lengths` are of one turn.
-    turns: LengthsConfig | None = None  # how often the policy speaks in one sample; None: once
-    observation_tokens: LengthsConfig = ONE_TOKEN  # that the environment writes after each turn but the last
-    tool_latency: LatencyConfig = NO_LATENCY
-    transfers: tuple[TransferCost, ...] = ()  # transports that were timed; others go by the bytes and speeds above
-    filtered_share: Part | None = None  # of groups, that `algorithm.filter` refuses
-
-    def __post_init__(self) -> None:
-        _check_turns(self)
-
-
-@dataclass(frozen=True, config=STRICT)
-class DeviceConfig:
-    """One kind of device, by its maker's figures. `source` says where they stand."""
-
-    name: Name
-    flops: Positive  # dense bfloat16 floating-point operations per second
-    memory_bytes_per_s: Positive
-    memory_bytes: Positive
-    link_bytes_per_s: Positive  # of one device to the others of its node, one way
-    network_bytes_per_s: Positive  # of one device to those of other nodes, one way
-    host_bytes_per_s: Positive  # of one device to its host's memory, one way
-    per_node: Count  # devices of a node
-    source: str
-
-
-@dataclass(frozen=True, config=STRICT)
-class RooflineConfig:
-    """What turns a device's figures into costs: the shares of its peaks that are reached, and what no peak explains.
-
-    docs/simulator.md has every formula. Shares are of (0, 1]; seconds are added.
-    """
-
-    name: Name
-    kind: Literal["roofline"]
-    forward_share: Fraction  # of flops, scoring and prefill
-    train_share: Fraction  # of flops, forward and backward
-    decode_share: Fraction  # of flops, a decode step's matrix products
-    memory_share: Fraction  # of memory_bytes_per_s
-    network_share: Fraction  # of link_bytes_per_s and network_bytes_per_s
-    host_share: Fraction  # of host_bytes_per_s
-    overlap: Part  # of communication in training and scoring that hides behind computing
-    latency_s: NotNegative  # of one collective
-    kv_share: Fraction  # of a device's memory that an engine of its own may use, weights and KV cache together
-    kv_share_colocated: Fraction  # of a device that it shares with the trainer
-    colocated_train_factor: Positive  # how much longer training takes on devices shared with rollout
-    decode_step_s: Positive  # of every step: launches and the engine's own work
-    call_s: NotNegative
-    sync_s: NotNegative
-    offload_s: NotNegative
-    reload_s: NotNegative
-    reward_s_per_sample: NotNegative
-    prompt_tokens: Count
-    lengths: LengthsConfig
-    turns: LengthsConfig | None = None  # these three as in CostConfig
-    observation_tokens: LengthsConfig = ONE_TOKEN
-    tool_latency: LatencyConfig = NO_LATENCY
-    filtered_share: Part | None = None  # of groups, that `algorithm.filter` refuses
-
-    def __post_init__(self) -> None:
-        _check_turns(self)
-
-
-def _check_turns(cost: CostConfig | RooflineConfig) -> None:
-    for name, lengths in (("turns", cost.turns), ("observation_tokens", cost.observation_tokens)):
-        if lengths is not None and lengths.common:
-            raise ValueError(f"{name}.common={lengths.common}: each sample draws its own; set cost.{name}.common=0")
-
-
-# -- of the whole job
+    limit: CountFromZero = 3  # times that the same roles are started again in a run; 0: its first death ends it
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -520,8 +413,15 @@ class JobConfig:
     device: DeviceConfig  # that a roofline is of
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    replay: str | None = None  # a cell's folder, of the same job, whose order of arrival is to be kept: docs/replay.md
+    restarts: RestartsConfig = field(default_factory=RestartsConfig)
     max_tokens: Count | None = None  # of a response; None takes the task's own
     save_weights: Switch = True  # keep the final weights in the run's folder
+
+    @property
+    def refills(self) -> bool:
+        """Whether a group may be given up after it was sampled, and its place in the batch dealt another."""
+        return self.algorithm.filters or self.engine.on_straggler == "drop"
 
     @property
     def seed_list(self) -> tuple[int, ...]:

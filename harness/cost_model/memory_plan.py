@@ -260,6 +260,7 @@ def _kept_rows(config: JobConfig, ranks: int, setting: Setting) -> list[Item]:
     if setting.gpu or setting.simulated or algorithm.steps_per_version == 1:
         return []
     said = 1 + algorithm.has_reference + algorithm.recompute_log_probs + algorithm.freezes_proximal
+    said += algorithm.has_critic or algorithm.has_token_baseline  # advantages, then
     row = 8 * lengths.prompt + (8 + 4 * said + 4 + 1) * lengths.response
     return [Item("rows kept for later passes", algorithm.batch_samples / ranks * row, ("score", *TRAINING))]
 

@@ -23,20 +23,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from harness.config import AlgorithmConfig, JobConfig
+from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement, host_roles
+from harness.driver.already_done import AlreadyDone
 from harness.driver.backends import Backend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
 from harness.driver.checkpointing import Checkpoints, at_once
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
-from harness.driver.filtering import RefilledPrompts, WholeRunPool
+from harness.driver.filtering import RefilledPrompts, WholeRunPool, refusals_of
 from harness.driver.job import RunningJob
 from harness.driver.observer import Observer
 from harness.driver.pools import RolloutPool, StagePool, TrainerPool
 from harness.driver.prompts import PromptSource
 from harness.driver.published_weights import PublishedWeights
-from harness.driver.replay import Replay
+from harness.driver.restarts import EngineRestarts, WorkerRestarts
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
@@ -46,18 +47,16 @@ from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
-from harness.workers.actor import ActorRole
-from harness.workers.critic import CriticRole
 from harness.workers.dataflow import queue_spec
 from harness.workers.rollout import RolloutRole
-from harness.workers.stages import columns_compared
+from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training_state import RememberingRole
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
 from schedules.capacity import Capacity
 
 STAGES = ("reference", "actor_fwd", "critic", "reward", "advantages")
-_BEFORE_FILTER = ("reward", "filter")
+_BEFORE_KEPT = ("reward", "filter")
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,11 @@ class Assembly:
     job: RunningJob
     queue: TransferQueue
     coordinator: Coordinator
-    trainers: Sequence[Handle[ActorRole]]
-    critics: Sequence[Handle[CriticRole]]
+    worlds: Mapping[str, Sequence[Handle[RememberingRole]]]
+    """All that train, by role."""
     roles: Sequence[Handle[Any]]
-    """All of them, the trainers too."""
+    """All of them, those that train too."""
+    advantages: Handle[AdvantageStage]
     whole_run: Sequence[WholeRunPool] = ()
     """Stages that work beside the schedule."""
 
@@ -85,11 +85,6 @@ class Assembly:
             tasks.create_task(prompts.refill())
             await schedule.run(self.job)
             await prompts.close()
-
-    @property
-    def worlds(self) -> dict[str, Sequence[Handle[RememberingRole]]]:
-        """All that train, by role."""
-        return _worlds(self.trainers, self.critics)
 
     async def waiting(self) -> list[str]:
         """What every loop waits for, now. Workers that compute are not waited for."""
@@ -118,6 +113,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             advantages_read=columns_compared(config.algorithm),
             batches_compared=needs_whole_batch(config.algorithm),
             filter_reads=_filter_reads(run, backend),
+            drops_stragglers=config.engine.on_straggler == "drop",
             critic_ranks=-(-counts.get("critic", 1) // config.training.tensor_parallel),
             beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         )
@@ -135,20 +131,27 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         scores_beside_actor=placement.share("actor_fwd", "actor"),
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
         loads_after_each_batch=schedule.loads_after_each_batch,
+        replay=run.replay,
     )
     build = build_in_stages if schedule.colocated and run.plan.backend == "real" else build_roles
     roles = start_workers(backend, placement, counts, partial(build, spec=spec))
-    replay = Replay(0 if run.resumed is None else run.resumed.version)
-    filters = config.algorithm.filters
-    whole_run = {role: WholeRunPool(role, roles[role], observer) for role in _BEFORE_FILTER if filters}
-    pools = {role: StagePool(role, roles[role], observer, replay) for role in STAGES if role in roles} | whole_run
+    worlds: dict[str, Sequence[Handle[RememberingRole]]] = {r: roles[r] for r in ("actor", "critic") if r in roles}
+    already = AlreadyDone(0 if run.resumed is None else run.resumed.version)
+    before = [role for role in _BEFORE_KEPT if role in roles and config.refills]
+    host = _host_restarts(run, backend, queue, roles, observer)
+    whole_run = {role: WholeRunPool(role, roles[role], observer, restarts=host) for role in before}
+    pools = {
+        role: StagePool(role, roles[role], observer, already, host if role in HOST_ROLES else None)
+        for role in STAGES
+        if role in roles
+    } | whole_run
     fleet = Fleet(
         roles["rollout"],
         on_lost=config.cluster.on_lost_engine,
         clear_up=partial(clear_up, queue),
         notify=observer.engine,
     )
-    rollout = RolloutPool(fleet, observer, replay=replay)
+    rollout = RolloutPool(fleet, observer, already=already)
     coordinator = Coordinator(
         roles["actor"],
         fleet=fleet,
@@ -158,9 +161,12 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         observe=observer.spans,
         retry=RetryPolicy(config.cluster.transfer_attempts, config.cluster.verify_weights),
     )
+    if run.restarts.limit and _engines_are_alone(placement):
+        engines = EngineRestarts(coordinator, run.restarts, backend.runtime, backend.clock, observer.restarted)
+        fleet.replace = engines.replace
     algorithm = config.algorithm
     prompts = _prompts(
-        algorithm,
+        config,
         backend.engines.task,
         queue,
         backend.clock,
@@ -170,6 +176,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         group_size=algorithm.group_size,
         iterations=config.iterations,
         buffer=make_buffer(config),
+        drops=None if run.replay is None else run.replay.drops,
     )
     every_role = [handle for of_role in roles.values() for handle in of_role]
     job = RunningJob(
@@ -183,7 +190,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             roles["actor"],
             observer,
             config.training.tensor_parallel,
-            replay,
+            already,
             prompts.trained,
             critics=roles.get("critic", ()),
         ),
@@ -193,20 +200,27 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             observer,
             [rollout, *pools.values()],
             _evaluation(run, backend, fleet, roles, observer),
-            replay,
-            _checkpoints(run, backend, queue, _worlds(roles["actor"], roles.get("critic", ()))),
+            already,
+            _checkpoints(run, backend, queue, worlds, roles["advantages"][0], prompts),
         ),
-        replay=replay,
+        already=already,
     )
     return Assembly(
-        job, queue, coordinator, roles["actor"], roles.get("critic", ()), every_role, list(whole_run.values())
+        job,
+        queue,
+        coordinator,
+        worlds,
+        every_role,
+        roles["advantages"][0],
+        list(whole_run.values()),
     )
 
 
-def _prompts(algorithm: AlgorithmConfig, *args: Any, **kwargs: Any) -> PromptSource:
-    if not algorithm.filters:
+def _prompts(config: JobConfig, *args: Any, **kwargs: Any) -> PromptSource:
+    if not config.refills:
         return PromptSource(*args, **kwargs)
-    return RefilledPrompts(*args, name=algorithm.filter, rounds=algorithm.filter_rounds, **kwargs)
+    rounds, spares = config.algorithm.filter_rounds, config.algorithm.spare_groups
+    return RefilledPrompts(*args, reasons=refusals_of(config), rounds=rounds, spares=spares, **kwargs)
 
 
 def _filter_reads(run: RunSpec, backend: Backend) -> Sequence[str] | None:
@@ -219,15 +233,32 @@ def _filter_reads(run: RunSpec, backend: Backend) -> Sequence[str] | None:
     return [GIVEN[name] for name in given_to_filter(algorithm)]
 
 
-def _worlds(
-    actors: Sequence[Handle[ActorRole]], critics: Sequence[Handle[CriticRole]]
-) -> dict[str, Sequence[Handle[RememberingRole]]]:
-    """All that train, by role."""
-    return {"actor": actors} | ({"critic": critics} if critics else {})
+def _host_restarts(
+    run: RunSpec,
+    backend: Backend,
+    queue: TransferQueue,
+    roles: Mapping[str, Sequence[Handle[Any]]],
+    observer: Observer,
+) -> WorkerRestarts | None:
+    """Of the worker that has all roles of the host; None where one of them remembers something."""
+    if run.config.algorithm.kl_target is not None:
+        return None
+    handles = [handle for role in HOST_ROLES for handle in roles.get(role, ())]
+    return WorkerRestarts(handles, run.restarts, backend.runtime, queue, backend.clock, observer.restarted)
+
+
+def _engines_are_alone(placement: Placement) -> bool:
+    """On their devices: what dies with one of them is nothing else."""
+    return all(placement.roles_on(device) == ["rollout"] for device in placement.devices["rollout"])
 
 
 def _checkpoints(
-    run: RunSpec, backend: Backend, queue: TransferQueue, worlds: Mapping[str, Sequence[Handle[RememberingRole]]]
+    run: RunSpec,
+    backend: Backend,
+    queue: TransferQueue,
+    worlds: Mapping[str, Sequence[Handle[RememberingRole]]],
+    advantages: Handle[AdvantageStage],
+    prompts: PromptSource,
 ) -> Checkpoints | None:
     """Where they are wanted."""
     settings = run.config.checkpoint
@@ -243,6 +274,9 @@ def _checkpoints(
         last=run.config.iterations,
         resumed=0 if run.resumed is None else run.resumed.version,
         work=asyncio.to_thread if isinstance(backend.clock, RealClock) else at_once,
+        leave=run.leave,
+        refused=prompts.refused_since,
+        kl_coefficient=None if run.config.algorithm.kl_target is None else advantages.role.kl_coefficient,
     )
 
 
@@ -299,9 +333,7 @@ async def clear_up(queue: TransferQueue, engine: Handle[Any]) -> None:
     await queue.release(engine.name)
 
 
-def worker_counts(
-    engines: EngineFactory, placement: Placement, host: Sequence[str] = ("reward", "advantages")
-) -> dict[str, int]:
+def worker_counts(engines: EngineFactory, placement: Placement, host: Sequence[str]) -> dict[str, int]:
     """Workers of every role, those on the host too."""
     on_devices = {role: engines.workers(role, len(devices)) for role, devices in placement.devices.items()}
     return on_devices | dict.fromkeys(host, 1)
@@ -317,4 +349,4 @@ def capacity_rows(config: JobConfig, schedule: Schedule) -> int:
     algorithm = config.algorithm
     ahead = Capacity(algorithm.batch_groups, schedule.eta).worst_lag
     batches = ahead + 1 if schedule.order == "fifo" else 3 * ahead + 3
-    return algorithm.batch_samples * batches
+    return algorithm.admitted_groups * algorithm.group_size * batches

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from harness.cost_model.transfer import sender_links
 from harness.driver.checkpoint_files import Checkpoint
 from harness.driver.engine_factories import EngineFactory, RealEngines, SimulatedEngines
 from harness.driver.preload import PRELOAD
+from harness.driver.replay import Replay
+from harness.driver.restarts import Restarts
 from harness.protocols import Clock
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.runtime import RealClock, Runtime, cluster_address
@@ -41,6 +44,12 @@ class RunSpec:
     """Where they are made, if the settings say so; nowhere without it."""
     resumed: Checkpoint | None = None
     """That the run goes on from."""
+    replay: Replay | None = None
+    """What was recorded of another run, that this one is to do again."""
+    leave: Callable[[], bool] = lambda: False
+    """Whether the run is to end at the next checkpoint, which it then makes as soon as it can."""
+    restarts: Restarts = field(default_factory=lambda: Restarts(0))
+    """How often roles that die may be started again."""
     server: ForkServer | None = None
     """That forks the workers, and outlives the run; without it the run has one of its own."""
 

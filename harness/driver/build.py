@@ -12,19 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.config import AlgorithmConfig, JobConfig
-from harness.driver.engine_factories import EngineFactory
+from harness.driver.engine_factories import EngineFactory, sampling_of
+from harness.driver.replay import Replay
 from harness.protocols import Clock, RolloutEngine
 from harness.rl.advantages import advantages_of, needs_whole_batch
-from harness.rl.gae import gae_of
 from harness.rl.reward_kl import reward_kl_of
 from harness.rl.shaping import shaping_of
+from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.runtime import RoleName
 from harness.tasks import environment_of
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import PacedRole
 from harness.workers.actor import ActorRole
 from harness.workers.critic import CriticRole
-from harness.workers.dataflow import CRITIC_TRAINING
+from harness.workers.dataflow import CRITIC_TRAINING, Numbering
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes
 from harness.workers.filtering import FilterStage
@@ -37,6 +38,7 @@ from harness.workers.readers import (
     TensorParallelReader,
     tensor_parallel_group,
 )
+from harness.workers.replaying import RecordedReader
 from harness.workers.reward_pool import reward_scorer
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import (
@@ -57,7 +59,7 @@ class WorkerSpec:
     with the roles that work in turn, and takes its weights from the trainer beside it; scores_beside_actor: actor_fwd
     scores by the trainer's weights; turns_of: by role and number, on its devices, shared by the roles of a process;
     loads_after_each_batch: as the schedule says; started: engines that are there before the roles, by number, and
-    sleep."""
+    sleep; replay: of a recorded run, what is to be done again."""
 
     config: JobConfig
     order: Order
@@ -72,6 +74,7 @@ class WorkerSpec:
     turns_of: Callable[[str, int], Turns]
     loads_after_each_batch: bool = False
     started: Mapping[int, RolloutEngine] = field(default_factory=dict)
+    replay: Replay | None = None
 
     @property
     def stage(self) -> dict[str, Any]:
@@ -115,6 +118,8 @@ async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[R
 
 def _engine(number: int, spec: WorkerSpec) -> RolloutEngine:
     engine = spec.engines.rollout(number, spec.clock)
+    if spec.replay is not None:
+        return spec.engines.replayed(engine, spec.replay.rollout(number), str(number))
     return HeldEngine(engine) if spec.config.eval.every else engine
 
 
@@ -133,6 +138,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
         index=number,
         device=spec.engines.device,
         group_size=algorithm.group_size,
+        numbering=Numbering(algorithm.batch_groups, algorithm.spare_groups),
         share=fair_share(algorithm, spec.engine_count),
         stream_share=fair_share(algorithm, spec.engine_count, batches=1 + spec.eta),
         keep_cache=spec.config.engine.keep_cache,
@@ -141,7 +147,12 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
         generate_s=spec.engines.generate_s,
         turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
         episodes=episodes,
-        refilled=algorithm.filters,
+        greedy=replace(sampling_of(spec.config, task), temperature=0.0, top_p=1.0)
+        if algorithm.has_greedy_baseline
+        else None,
+        refilled=spec.config.refills,
+        sample_limit_s=spec.config.engine.sample_limit_s,
+        recorded=None if spec.replay is None else spec.replay.rollout(number),
     )
     if spec.colocated:
         assert beside is not None
@@ -172,10 +183,11 @@ def _filter(number: int, spec: WorkerSpec, beside: Beside) -> FilterStage:
 
 def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage:
     algorithm, longest = spec.config.algorithm, spec.engines.response_limit
+    by_token = token_advantages_of(algorithm)
     return AdvantageStage(
         group_size=algorithm.group_size,
-        advantages=None if algorithm.has_critic else advantages_of(algorithm),
-        by_values=gae_of(algorithm) if algorithm.has_critic else None,
+        advantages=advantages_of(algorithm) if by_token is None else None,
+        by_token=by_token,
         reward_kl=reward_kl_of(algorithm),
         shaping=None if longest is None else shaping_of(algorithm, longest),  # nothing simulated has a reward
         name=str(number),
@@ -194,6 +206,7 @@ def _reference(number: int, spec: WorkerSpec, beside: Beside) -> ReferenceStage:
 
 def _actor_fwd(number: int, spec: WorkerSpec, beside: Beside) -> OldLogProbStage | TrainersLogProbStage:
     stage = _scoring("actor_fwd", number, spec, beside)
+    stage["gradient_squares"] = spec.config.algorithm.has_token_baseline
     if beside is None:
         return OldLogProbStage(spec.engines.log_prob("actor_fwd", spec.clock), spec.engines.device, **stage)
     return TrainersLogProbStage(spec.engines.scorer(beside.engine, spec.clock), lambda: beside.version, **stage)
@@ -234,6 +247,7 @@ def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
         turns=turns,
         mask_truncated=spec.config.algorithm.mask_truncated,
         updates=_updates(engine, spec),
+        baseline_of=spec.config.algorithm.group_size if spec.config.algorithm.has_greedy_baseline else None,
     )
     if spec.colocated:
         role.sender = spec.engines.local_sender(spec.clock)
@@ -302,13 +316,15 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     algorithm, ranks, together = spec.config.algorithm, spec.engines.training_ranks, spec.engines.ranks_together
     rows = min(algorithm.batch_samples, ranks * spec.micro_batch("actor"))
     group_size = algorithm.group_size
-    reader = CompletionReader(
+    reader: MicroBatchReader = CompletionReader(
         spec.queue,
         rows=rows,
         group_size=group_size,
         batch=algorithm.batch_groups,
         mini_batches=algorithm.mini_batches,
     )
+    if spec.replay is not None:
+        reader = RecordedReader(spec.queue, spec.replay.batches, group_size=group_size)
     if ranks * together == 1:
         return reader
     own = reader if number == 0 else None
@@ -329,7 +345,7 @@ _BUILD: dict[str, Callable[[int, WorkerSpec, Beside], Any]] = {
 
 def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -> int:
     """Samples of one engine where so many batches are dealt out in whole groups."""
-    return math.ceil(round(batches * algorithm.batch_groups / engines, 9)) * algorithm.group_size
+    return math.ceil(round(batches * algorithm.admitted_groups / engines, 9)) * algorithm.group_size
 
 
 ROLE_CLASSES: dict[str, type] = {

@@ -25,11 +25,13 @@ from typing import Any
 
 import msgspec
 
-from harness.metrics.ledger import LedgerState
+from harness.metrics.ledger import DropReason, LedgerState
+from harness.tasks.buffer import DealerState
 
 CHECKPOINTS = "checkpoints"
 MANIFEST, DRIVER, QUEUE = "manifest.json", "driver.json", "queue"
 FORMAT = 1
+_BLOCK = 1 << 20
 _NAME = re.compile(r"version-(\d{6,})")
 
 FileFacts = dict[str, tuple[int, str]]
@@ -41,7 +43,8 @@ class DamagedCheckpoint(ValueError):
 
 
 class AdmittedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A group in flight. at: seconds on the run's clock; prompt_tokens: values of its prompt's column."""
+    """A group in flight, by its number, which tells what its place was dealt before, too. at: seconds on the run's
+    clock; prompt_tokens: values of its prompt's column."""
 
     group: int
     at: float
@@ -56,9 +59,36 @@ class PartitionRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: int
 
 
+class RefilledPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a partition of `places` groups a filter has refused so many."""
+
+    number: int
+    places: int
+    refused: int
+
+
+class RefilledState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """deals: (place, how often it was dealt another prompt) of places in flight that were."""
+
+    deals: list[tuple[int, int]]
+    partitions: list[RefilledPartition]
+
+
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The group in a place was refused by a filter, or dropped as a straggler, and the place dealt another prompt. at:
+    seconds on the run's clock; rewards: of its samples, None for what is no number."""
+
+    partition: int
+    place: int
+    at: float
+    rewards: list[float | None]
+    reason: DropReason = "filtered"
+
+
 class PromptState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """next: the first group that was not admitted; groups: of the job, with those that make up for dropped ones; drops:
-    what each call of `Prompts.drop` returned; partitions: that are not done with."""
+    what each call of `Prompts.drop` returned; partitions: that are not done with; refilled: where there is a filter;
+    dealer: where there is a buffer."""
 
     next: int
     groups: int
@@ -66,11 +96,15 @@ class PromptState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made: int
     end: int
     partitions: list[PartitionRange]
+    refilled: RefilledState | None = None
+    dealer: DealerState | None = None
 
 
 class RecorderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """skipped_steps: by whose they are, the actor's or the critic's."""
+
     trained_samples: int
-    skipped_steps: float
+    skipped_steps: dict[str, float]
     last_end: float
     engines: list[dict[str, Any]]
 
@@ -78,7 +112,10 @@ class RecorderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the driver knew as `version` had been made and nothing of the next one.
 
-    at: time of the run's clock when the queue was saved; files: bytes of each growing file of the run's folder.
+    at: time of the run's clock when the queue was saved; files: bytes of each growing file of the run's folder;
+    digests: SHA-256 of those;
+    refused: by a filter, since then and until the queue was saved; kl_coefficient: with which the next batch's
+    advantages are made, where it goes from batch to batch.
     """
 
     version: int
@@ -88,6 +125,9 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: PromptState
     recorder: RecorderState
     files: dict[str, int]
+    refused: list[Refusal] = []
+    kl_coefficient: float | None = None
+    digests: dict[str, str] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,10 +138,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that was found whole."""
+    """One that was found whole. elsewhere: in the folder of another run, whose devices may have been others."""
 
     folder: Path
     cut: Cut
+    elsewhere: bool = False
 
     @property
     def version(self) -> int:
@@ -143,7 +184,6 @@ def last_checkpoint(run: Path) -> tuple[Checkpoint | None, list[str]]:
     checkpoints = run / CHECKPOINTS
     for left in checkpoints.glob(f".{name_of(0)[:8]}*") if checkpoints.is_dir() else ():
         lines.append(f"{left.name.removeprefix('.')} was not finished, and is left out")
-        shutil.rmtree(left)
     for _, folder in _there(checkpoints):
         try:
             return Checkpoint(folder, read(folder, run)), lines
@@ -170,7 +210,15 @@ def read(folder: Path, run: Path) -> Cut:
     for path, size in cut.files.items():
         if not (run / path).is_file() or (run / path).stat().st_size < size:
             raise DamagedCheckpoint(f"{run / path} is shorter than it was at {folder.name}")
+        if path in cut.digests and _digest(run / path, size) != cut.digests[path]:
+            raise DamagedCheckpoint(f"{run / path} is damaged: it is not what it was at {folder.name}")
     return cut
+
+
+def clear_unfinished(run: Path) -> None:
+    """What `last_checkpoint` leaves out goes."""
+    for left in (run / CHECKPOINTS).glob(f".{name_of(0)[:8]}*"):
+        shutil.rmtree(left)
 
 
 def cut_back(run: Path, files: Mapping[str, int]) -> None:
@@ -195,6 +243,16 @@ def _facts(path: Path) -> tuple[int, str]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return path.stat().st_size, digest
+
+
+def _digest(path: Path, size: int) -> str:
+    """SHA-256 of its first bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size and (block := file.read(min(size, _BLOCK))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()
 
 
 def _decoded(path: Path, type_: Any) -> Any:

@@ -16,20 +16,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 
 from harness.config import CheckpointConfig
-from harness.driver.checkpoint_files import QUEUE, Cut, FileFacts, begun, put_in_place
+from harness.driver.checkpoint_files import QUEUE, Cut, FileFacts, Refusal, begun, put_in_place
 from harness.protocols import Clock
-from harness.runtime.runtime import Handle, ask_all
+from harness.runtime.runtime import Handle, ask_all, retrieved
 from harness.workers.training_state import RememberingRole
 
 Work = Callable[[Callable[[], object]], Awaitable[object]]
 """Does what blocks: in a thread, or at once where there can be none."""
+
+
+class LeftAtCheckpoint(Exception):
+    """The run was asked to leave, and has a checkpoint of this version."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"left, as SIGTERM asked, with a checkpoint of version {version}: the same command goes on")
+        self.version = version
 
 
 class SavedQueue(Protocol):
@@ -49,13 +57,16 @@ class _Begun:
     version: int
     folder: Path
     state: asyncio.Task[FileFacts]
+    kl_coefficient: float | None = None
     cut: Cut | None = None
     at: float = 0.0
+    refused: list[Refusal] = field(default_factory=list)
 
 
 class Checkpoints:
     """Of one run. folder: that has them; worlds: all that train, by role, a folder each; last: version of the run,
-    after which none is needed."""
+    after which none is needed; leave: whether the run is to end with the next one, which is due at once; refused: by a
+    filter, since a cut; kl_coefficient: of the next batch's advantages, where it goes from batch to batch."""
 
     def __init__(
         self,
@@ -68,17 +79,34 @@ class Checkpoints:
         last: int,
         resumed: int = 0,
         work: Work = asyncio.to_thread,
+        leave: Callable[[], bool] = lambda: False,
+        refused: Callable[[], list[Refusal]] = list,
+        kl_coefficient: Callable[[int], Awaitable[float]] | None = None,
     ) -> None:
         self._folder, self._settings = folder, settings
         self._queue, self._worlds, self._clock = queue, worlds, clock
         self._last, self._work = last, work
+        self._leave, self._refused, self._kl_coefficient = leave, refused, kl_coefficient
         self._newest = resumed  # version of the newest one that was begun
         self._begun: _Begun | None = None
         self._placing: asyncio.Task[None] | None = None
 
     def due(self, version: int) -> bool:
         """Of a version that goes to the engines: they are to hold it when a run goes on from there."""
-        return self._newest + self._settings.every <= version < self._last
+        every = 1 if self._leave() else self._settings.every
+        return self._newest + every <= version < self._last
+
+    def leaving(self, version: int) -> bool:
+        """As this version was made: whether the run ends when the queue is saved that a checkpoint waits for."""
+        return self._begun is not None and version < self._last and self._leave()
+
+    async def leave(self) -> NoReturn:
+        """3, with nothing beside it. Raises LeftAtCheckpoint."""
+        assert self._begun is not None, "asked where it is"
+        version = self._begun.version
+        self.complete()
+        await self.finish()
+        raise LeftAtCheckpoint(version)
 
     async def begin(self, version: int) -> None:
         """1: every rank copies, and writes meanwhile or at once. One that is being put in place is waited for."""
@@ -86,8 +114,10 @@ class Checkpoints:
         self._newest = version
         folder = begun(self._folder, version)
         await ask_all((rank for ranks in self._worlds.values() for rank in ranks), lambda rank: rank.copy_state())
+        coefficient = None if self._kl_coefficient is None else await self._kl_coefficient(version)
         state = asyncio.create_task(self._write_states(folder))
-        self._begun = _Begun(version, folder, state)
+        state.add_done_callback(retrieved)  # a run may end before anybody waits for it
+        self._begun = _Begun(version, folder, state, coefficient)
         if not self._settings.background:
             await state
 
@@ -101,12 +131,14 @@ class Checkpoints:
         if self._begun is not None:
             self._begun.at = self._clock.now()
             await self._queue.save(str(self._begun.folder / QUEUE))
+            self._begun.refused = self._refused()  # now: of all that begins again in what was saved, and maybe more
 
     def complete(self) -> None:
         """3: the queue is there. Goes on beside the run."""
         if self._begun is not None:
             begun_, self._begun = self._begun, None
             self._placing = asyncio.create_task(self._place(begun_))
+            self._placing.add_done_callback(retrieved)
 
     async def finish(self) -> None:
         """Wait for the one that is being put in place; raises its error."""
@@ -117,7 +149,9 @@ class Checkpoints:
     async def _place(self, begun_: _Begun) -> None:
         files = await begun_.state
         assert begun_.cut is not None, "the driver's part is told with the ranks'"
-        cut = msgspec.structs.replace(begun_.cut, at=begun_.at)
+        cut = msgspec.structs.replace(
+            begun_.cut, at=begun_.at, refused=begun_.refused, kl_coefficient=begun_.kl_coefficient
+        )
         await self._work(lambda: put_in_place(begun_.folder, cut, files, self._settings.keep))
 
     async def _write_states(self, folder: Path) -> FileFacts:

@@ -2,52 +2,103 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from harness.driver.checkpoint_files import CHECKPOINTS, Checkpoint, cut_back, last_checkpoint
+from harness.config import ConfigError
+from harness.driver.checkpoint_files import CHECKPOINTS, Checkpoint, clear_unfinished, cut_back, last_checkpoint
+from harness.metrics.parts import PARTS, SPANS
+from harness.metrics.run_files import RESTARTS, load_manifest, locked
 
 _SYSTEM = "system.jsonl"
 
 
+class NothingToGoBackTo(Exception):
+    """The run has no checkpoint that can be believed."""
+
+
 class EarlierAttempt:
     """Asked by the run's folder, once it is locked, what is to stay of it: all that the newest checkpoint that can be
-    believed speaks of. checkpoint: that one; resumed: the versions that earlier attempts went on from, and this one."""
+    believed speaks of. checkpoint: that one; resumed: the versions that earlier attempts went on from, and this one;
+    begun_with: the folder of the other run whose checkpoint the first of them was.
 
-    def __init__(self, console: Console, *, ignored: bool) -> None:
+    begin_with: such a folder, for a run that has none of its own yet. It stays as it is. required: raise
+    NothingToGoBackTo, and leave the folder as it is, where there is no checkpoint."""
+
+    def __init__(
+        self, console: Console, *, ignored: bool, begin_with: Path | None = None, required: bool = False
+    ) -> None:
         self.checkpoint: Checkpoint | None = None
         self.resumed: list[int] = []
-        self._console, self._ignored = console, ignored
+        self.begun_with: str | None = None
+        self._console, self._ignored, self._begin_with, self._required = console, ignored, begin_with, required
 
     def __call__(self, run: Path) -> Collection[str]:
-        if self._ignored:
+        if not self._ignored:
+            self.checkpoint = self._found(run)
+        if self.checkpoint is not None:
+            clear_unfinished(run)
+            files = self._gone_back(run, self.checkpoint)
+        elif self._begin_with is not None:
+            files = self._begun(run, self._begin_with)
+        elif self._required:
+            raise NothingToGoBackTo
+        else:
             return ()
-        self.checkpoint, lines = last_checkpoint(run)
+        return {CHECKPOINTS, _SYSTEM, RESTARTS, *(Path(path).parts[0] for path in files)}
+
+    def _gone_back(self, run: Path, checkpoint: Checkpoint) -> Collection[str]:
+        """The run's growing files are as they were at a checkpoint of its own."""
+        cut_back(run, checkpoint.cut.files)
+        for lines in (_SYSTEM, RESTARTS):
+            _cut_to_lines(run / lines)
+        before = _manifest_before(run)
+        self.resumed, self.begun_with = [*before.get("resumed", []), checkpoint.version], before.get("begun_with")
+        self._say(f"going on from version {checkpoint.version}, of {checkpoint.folder}; FORCE=1 starts anew")
+        return checkpoint.cut.files
+
+    def _begun(self, run: Path, other: Path) -> Collection[str]:
+        """The run's growing files are copies of another's. But for its spans: they are of engines that this run may not
+        have."""
+        with locked(other, busy="this run, which checkpoint.begin_with names, is going on; end it first"):
+            found = self._found(other)
+            if found is None:
+                raise ConfigError(f"checkpoint.begin_with: {other} has no whole checkpoint; leave it out")
+            files = {path: size for path, size in found.cut.files.items() if Path(path) != Path(PARTS, SPANS)}
+            for kept in (CHECKPOINTS, PARTS):
+                shutil.rmtree(run / kept, ignore_errors=True)
+            (run / _SYSTEM).unlink(missing_ok=True)
+            for path in files:
+                (run / path).parent.mkdir(exist_ok=True)
+                shutil.copyfile(other / path, run / path)
+            cut_back(run, files)
+        self.checkpoint = replace(found, elsewhere=True)
+        self.resumed, self.begun_with = [found.version], str(other)
+        self._say(f"beginning with version {found.version}, of {found.folder}")
+        return files
+
+    def _found(self, run: Path) -> Checkpoint | None:
+        found, lines = last_checkpoint(run)
         for line in lines:
             self._say(line)
-        if self.checkpoint is None:
-            return ()
-        files, version = self.checkpoint.cut.files, self.checkpoint.version
-        cut_back(run, files)
-        _cut_to_lines(run / _SYSTEM)
-        self.resumed = [*_resumed_before(run), version]
-        self._say(f"going on from version {version}, of {self.checkpoint.folder}; FORCE=1 starts anew")
-        return {CHECKPOINTS, _SYSTEM, *(Path(path).parts[0] for path in files)}
+        return found
 
     def _say(self, line: str) -> None:
         self._console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
-def _resumed_before(run: Path) -> list[int]:
-    """As the manifest has it, which may have been lost with the attempt."""
+def _manifest_before(run: Path) -> dict[str, Any]:
+    """It may have been lost with the attempt."""
     try:
-        return [int(version) for version in json.loads((run / "manifest.json").read_text("utf-8")).get("resumed", [])]
+        return dict(load_manifest(run))
     except (FileNotFoundError, ValueError):
-        return []
+        return {}
 
 
 def _cut_to_lines(path: Path) -> None:

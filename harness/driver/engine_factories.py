@@ -20,7 +20,16 @@ from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.engine_share import EngineShare
 from harness.cost_model.lengths import Lengths
-from harness.protocols import Clock, CriticEngine, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
+from harness.protocols import (
+    Clock,
+    Completion,
+    CriticEngine,
+    LogProbEngine,
+    RolloutEngine,
+    Sampling,
+    Scorer,
+    TrainEngine,
+)
 from harness.rl.filters import filter_of, given_to_filter
 from harness.rl.learning_rate import critic_settings
 from harness.tasks import Task, make_task, max_tokens
@@ -28,6 +37,7 @@ from harness.tasks.task import SimulatedTask
 from harness.weight_sync.endpoints import LocalReceiver, LocalSender, WeightReceiver, WeightSender
 from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender
 from harness.workers.filtering import DrawnJudge, Judge, RewardJudge
+from harness.workers.replaying import RecordedRollout, ReplayedEngine
 from harness.workers.simulated_environment import simulated_environment
 from harness.workers.turns import EngineTurns, Turns, world_turns
 from schedules import Transport
@@ -43,6 +53,15 @@ def sampling_of(config: JobConfig, task: Task) -> Sampling:
     """Of training."""
     algorithm = config.algorithm
     return Sampling(max_tokens(config, task), algorithm.temperature, algorithm.top_p, task.stop_tokens)
+
+
+def _sampled_tokens(completion: Completion) -> int:
+    return len(completion.tokens)
+
+
+def _simulated_tokens(completion: Completion) -> int:
+    """Its `tokens` are the lengths of runs."""
+    return int(completion.tokens.sum())
 
 
 class EngineFactory(Protocol):
@@ -100,6 +119,9 @@ class EngineFactory(Protocol):
         """The devices whose worker has this one."""
 
     def rollout(self, number: int, clock: Clock) -> RolloutEngine: ...
+
+    def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
+        """This engine, doing again what was recorded of it."""
 
     def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
         """With weights of its own."""
@@ -209,6 +231,10 @@ class RealEngines:
         )
         return engine
 
+    def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
+        sampling = sampling_of(self.config, self.task)
+        return ReplayedEngine(engine, recorded.runs, sampling=sampling, tokens_of=_sampled_tokens, name=name)
+
     def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
         from engines.torch.scoring import TorchLogProb
 
@@ -303,9 +329,9 @@ class RealEngines:
 
 @dataclass(frozen=True)
 class SimulatedEngines:
-    """Engines that let time pass. cost: resolved for the model and its layout; critic_cost: for that of
-    the critic; sender_links: of `transfer_times`;
-    data_parallel: ranks of each role; paced: weights are really sent, so that there have to be some."""
+    """Engines that let time pass. cost: resolved for the model and its layout; critic_cost: for that of the critic;
+    sender_links: of `transfer_times`; data_parallel: ranks of each role; paced: weights are really sent, so that there
+    have to be some."""
 
     config: JobConfig
     cost: CostConfig
@@ -364,6 +390,10 @@ class SimulatedEngines:
             load_s=self.times.load_s,
             name=str(number),
         )
+
+    def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
+        sampling = Sampling(self.cost.lengths.cap)
+        return ReplayedEngine(engine, recorded.runs, sampling=sampling, tokens_of=_simulated_tokens, name=name)
 
     def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
         ranks, load_s = self.data_parallel[role], self.times.load_s

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml  # type: ignore[import-untyped]
 
 from harness.config import ModelConfig
+from harness.config.job import trained_in_iteration
 from harness.config.model_folder import HUB, read_config
 from harness.tasks import Tokenizer
 
@@ -85,7 +86,7 @@ def model_card(manifest: Mapping[str, Any], config: Mapping[str, Any], learning_
         "task": config["task"]["name"],
         "engine": manifest["engine"],
         "iterations": config["iterations"],
-        "samples an iteration": algorithm["batch_groups"] * algorithm["group_size"],
+        "samples an iteration": trained_in_iteration(algorithm),
         "learning rate": f"{learning_rate:g}{' (auto)' if algorithm['learning_rate'] == 'auto' else ''}",
         "correction": algorithm["correction"],
         "seed": manifest["seed"],

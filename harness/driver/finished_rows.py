@@ -27,18 +27,31 @@ class Finished:
 
 
 def finished_rows(
-    queue: Path, groups: Collection[int], group_size: int, limit_of: Callable[[int], int] | None
+    queue: Path,
+    groups: Collection[int],
+    group_size: int,
+    limit_of: Callable[[int], int] | None,
+    first_sample: Callable[[int], int] | None = None,
 ) -> dict[str, Finished]:
     """By partition, of these groups. limit_of: the dispatch limit (groups) of a version, where training follows the
-    order of completion; a sample was begun by the version of its first token."""
-    found = {}
-    for saved in saved_rows(queue, tuple(ROLLOUT_COLUMNS)):
-        kept = np.flatnonzero(np.isin(saved.rows // group_size, np.fromiter(groups, np.int64, len(groups))))
+    order of completion; a sample was begun by the version of its first token. first_sample: that a group's rows are to
+    hold, where they may hold others."""
+    found, wanted = {}, np.fromiter(groups, np.int64, len(groups))
+    told = () if first_sample is None else ("sample",)
+    for saved in saved_rows(queue, (*ROLLOUT_COLUMNS, *told)):
+        there = np.isin(saved.rows // group_size, wanted)
+        if first_sample is not None:
+            there &= saved.columns["sample"] == _samples(saved.rows, group_size, first_sample)
+        kept = np.flatnonzero(there)
         if kept.size:
-            columns = {name: taken(column, kept) for name, column in saved.columns.items()}
+            columns = {name: taken(saved.columns[name], kept) for name in ROLLOUT_COLUMNS}
             bounds = None if limit_of is None else _bounds(saved, kept, group_size, limit_of)
             found[saved.partition] = Finished(saved.rows[kept], columns, bounds)
     return found
+
+
+def _samples(rows: np.ndarray, group_size: int, first_sample: Callable[[int], int]) -> np.ndarray:
+    return np.array([first_sample(row // group_size) + row % group_size for row in rows.tolist()], np.int64)
 
 
 def _bounds(saved: SavedRows, kept: np.ndarray, group_size: int, limit_of: Callable[[int], int]) -> np.ndarray:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from harness.driver.already_done import AlreadyDone
 from harness.driver.pools import RolloutPool, StagePool, TrainerPool
 from harness.driver.prompts import PromptSource
 from harness.driver.published_weights import PublishedWeights
-from harness.driver.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RunningJob:
     host_stages: Sequence[StagePool]
     trainer: TrainerPool
     weights: PublishedWeights
-    replay: Replay = field(default_factory=Replay)
+    already: AlreadyDone = field(default_factory=AlreadyDone)
 
     @property
     def stages(self) -> Sequence[StagePool]:

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from harness.driver.evaluation import Evaluated
 from harness.metrics.ledger import DropReason
+from harness.metrics.restarts import Restart
 from harness.protocols import Span
 from harness.workers.training import TrainReport
 
@@ -24,6 +25,9 @@ class Observer(Protocol):
 
     def engine(self, name: str, what: EngineEvent, why: str = "") -> None:
         """A rollout engine is lost, leaves or joins."""
+
+    def restarted(self, restart: Restart) -> None:
+        """Roles died, and are at work again."""
 
     def spans(self, spans: Iterable[Span]) -> None: ...
 

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from harness.driver.already_done import AlreadyDone
 from harness.driver.observer import Observer
-from harness.driver.replay import Replay
+from harness.driver.restarts import WorkerRestarts
 from harness.protocols import Span
 from harness.runtime.runtime import Handle, ask_all, death_in
 from harness.weight_sync.membership import Fleet
@@ -66,13 +67,20 @@ class StagePool(Pool[Stage]):
     """All workers of one role between rollout and training."""
 
     def __init__(
-        self, name: str, workers: Sequence[Handle[Stage]], observer: Observer, replay: Replay | None = None
+        self,
+        name: str,
+        workers: Sequence[Handle[Stage]],
+        observer: Observer,
+        already: AlreadyDone | None = None,
+        restarts: WorkerRestarts | None = None,
     ) -> None:
+        """restarts: of the one worker that has this role, where it can be started again."""
         super().__init__(name, workers, observer)
-        self._replay = replay or Replay()
+        self._already = already or AlreadyDone()
+        self._restarts = restarts
 
     async def process(self, iteration: int) -> None:
-        if iteration < self._replay.done:
+        if iteration < self._already.done:
             return
         self.observer.doing(self.name, f"batch {iteration}")
         await self._ask_workers(lambda stage: stage.process(iteration))
@@ -82,6 +90,16 @@ class StagePool(Pool[Stage]):
         self.observer.doing(self.name, "streaming")
         await self._long(self._ask_workers(lambda stage: stage.stream()))
         self.observer.doing(self.name, "done")
+
+    async def _ask_workers(self, ask: Ask[Stage]) -> None:
+        if self._restarts is None:
+            return await super()._ask_workers(ask)
+        (worker,) = self.workers
+        spans = await self._restarts.carried_out(lambda: ask(worker.role))
+        self.observer.spans(spans or ())
+
+
+AskOne = Callable[[Handle[RolloutRole], Ask[RolloutRole]], Coroutine[Any, Any, bool]]
 
 
 class RolloutPool(Pool[RolloutRole]):
@@ -99,22 +117,40 @@ class RolloutPool(Pool[RolloutRole]):
         *,
         among: Collection[str] | None = None,
         whole: RolloutPool | None = None,
-        replay: Replay | None = None,
+        already: AlreadyDone | None = None,
     ) -> None:
         super().__init__(name, (), observer)
         self.fleet = fleet
-        self.swapped = 0  # the newest version that these were to load in a replay
-        self._replay = replay or Replay()
+        self.swapped = 0  # the newest version that these were to load of what was done already
+        self._already = already or AlreadyDone()
         self._among, self._whole = among, whole or self
         self._cohorts: list[RolloutPool] = []
         self._newest: dict[str, int] = {}  # batch that each engine was asked to generate
         self._streams: asyncio.TaskGroup | None = None  # while engines stream
         self._streaming: set[str] = set()
         self._lost_a_stream = False
+        self._limits: dict[str, int] = {}  # dispatch limit of each engine, those too that are started again
+        self._paused: set[str] = set()
+        if whole is None:
+            fleet.welcome = self._welcome
 
     @property
     def workers(self) -> list[Handle[RolloutRole]]:
         return [worker for worker in self.fleet.working if self._among is None or worker.name in self._among]
+
+    @property
+    def _names(self) -> set[str]:
+        """Those that do not work, too."""
+        names = {member.name for member in self.fleet.membership.members if member.kind == "engine"}
+        return names if self._among is None else names & set(self._among)
+
+    async def _welcome(self, worker: Handle[RolloutRole]) -> None:
+        """It was started again: it is brought to where the others are. What it had to do it is asked once more by
+        whoever asked for it."""
+        if (limit := self._limits.get(worker.name)) is not None:
+            await self._ask(worker, lambda engine: engine.set_dispatch_limit(limit))
+        if worker.name in self._paused:
+            await self._ask(worker, lambda engine: engine.pause("keep"))
 
     def split(self, cohorts: int | None = None) -> Sequence[RolloutPool]:
         names = [worker.name for worker in self.workers]
@@ -128,7 +164,7 @@ class RolloutPool(Pool[RolloutRole]):
                 f"{self.name} {k}",
                 among=names[k::count],
                 whole=self,
-                replay=self._replay,
+                already=self._already,
             )
             for k in range(count)
         ]
@@ -141,12 +177,12 @@ class RolloutPool(Pool[RolloutRole]):
             cohort.ask_spans()
 
     @property
-    def _replayed(self) -> bool:
+    def _ahead(self) -> bool:
         """The engines hold a newer version than the schedule has come to."""
-        return max(self.swapped, self._replay.brought) < self._replay.done
+        return max(self.swapped, self._already.brought) < self._already.done
 
     async def generate(self, iteration: int, batches: int = 1) -> None:
-        if iteration + batches <= self._replay.done:
+        if iteration + batches <= self._already.done:
             return
         what = f"batch {iteration}" if batches == 1 else f"batches {iteration} to {iteration + batches - 1}"
         self.observer.doing(self.name, what)
@@ -158,20 +194,24 @@ class RolloutPool(Pool[RolloutRole]):
         self.observer.doing(self.name, "done")
 
     async def set_dispatch_limit(self, below: int) -> None:
-        if self._replayed:
+        if self._ahead:
             return
+        self._whole._limits |= dict.fromkeys(self._names, below)
         self.observer.doing(self.name, f"up to group {below - 1}")
         await self._ask_workers(lambda engine: engine.set_dispatch_limit(below))
 
     async def pause(self, mode: PauseMode) -> None:
-        if self._replayed:
+        if self._ahead:
             return
         self.observer.doing(self.name, "draining" if mode == "wait" else "paused for weights")
+        self._whole._paused |= self._names
         await self._ask_workers(lambda engine: engine.pause(mode))
 
     async def resume(self, below: int) -> None:
-        if self._replayed:
+        if self._ahead:
             return
+        self._whole._limits |= dict.fromkeys(self._names, below)
+        self._whole._paused -= self._names
         await self._ask_workers(lambda engine: engine.resume(below))
         self._whole.start_streams(self.workers)
         self.observer.doing(self.name, f"up to group {below - 1}")
@@ -185,9 +225,12 @@ class RolloutPool(Pool[RolloutRole]):
     async def _generate(self, iteration: int, batches: int) -> None:
         """Whoever is not as far as this batch yet takes what a dead one left when it comes to it: not before, for it
         may hold weights that are too old."""
+        await self.fleet.any_back(self._among)
         newest, workers = self._whole._newest, self.workers
         newest |= {worker.name: iteration for worker in workers}
-        while not await self._ask_all(workers, lambda engine: engine.generate(iteration, batches)):
+        while not await self._ask_all(
+            workers, lambda engine: engine.generate(iteration, batches), self._ask_until_done
+        ):
             workers = [worker for worker in self._whole.workers if newest.get(worker.name, -1) >= iteration]
 
     async def _stream(self) -> None:
@@ -204,12 +247,17 @@ class RolloutPool(Pool[RolloutRole]):
 
     def _start_stream(self, streams: asyncio.TaskGroup, worker: Handle[RolloutRole]) -> None:
         if worker.name not in self._streaming:
+            stream = self._stream_of(worker)
+            try:
+                streams.create_task(stream)
+            except RuntimeError:  # the run ends with another stream
+                stream.close()
+                raise
             self._streaming.add(worker.name)
-            streams.create_task(self._stream_of(worker))
 
     async def _stream_of(self, worker: Handle[RolloutRole]) -> None:
         try:
-            if not await self._ask(worker, lambda engine: engine.stream()):
+            if not await self._ask_until_done(worker, lambda engine: engine.stream()):
                 self._lost_a_stream = True
         finally:
             self._streaming.discard(worker.name)
@@ -217,15 +265,25 @@ class RolloutPool(Pool[RolloutRole]):
     async def _ask_workers(self, ask: Ask[RolloutRole]) -> None:
         await self._ask_all(self.workers, ask)
 
-    async def _ask_all(self, workers: Sequence[Handle[RolloutRole]], ask: Ask[RolloutRole]) -> bool:
+    async def _ask_all(
+        self, workers: Sequence[Handle[RolloutRole]], ask: Ask[RolloutRole], how: AskOne | None = None
+    ) -> bool:
         """The same of every one of them; whether all did it."""
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(self._ask(worker, ask)) for worker in workers]
+            asked = [tasks.create_task((how or self._ask)(worker, ask)) for worker in workers]
         return all(task.result() for task in asked)
+
+    async def _ask_until_done(self, worker: Handle[RolloutRole], ask: Ask[RolloutRole]) -> bool:
+        """As `_ask`; one that died over it and is started again is asked once more."""
+        while not await self._ask(worker, ask):
+            if not await self.fleet.back(worker.name):
+                return False
+        return True
 
     async def _ask(self, worker: Handle[RolloutRole], ask: Ask[RolloutRole]) -> bool:
         """Whether it did what it was asked; False where it died over it, and the run goes on. Then what it had can be
         taken by others. Raises LostEngine where the run is to end."""
+        number = self.fleet.number(worker.name)
         try:
             spans = await ask(worker.role)
         except Exception as error:
@@ -233,7 +291,7 @@ class RolloutPool(Pool[RolloutRole]):
                 raise
             message = str(death)
             named = message if message.startswith(worker.name) else f"{worker.name} died: {message}"
-            await self.fleet.lose({worker.name: named})
+            await self.fleet.lose({worker.name: named}, {worker.name: number})
             return False
         self.observer.spans(spans or ())
         return True
@@ -248,17 +306,17 @@ class TrainerPool:
         ranks: Sequence[Handle[ActorRole]],
         observer: Observer,
         together: int = 1,
-        replay: Replay | None = None,
+        already: AlreadyDone | None = None,
         trained: Callable[[Sequence[TrainReport]], None] = lambda reports: None,
         critics: Sequence[Handle[CriticRole]] = (),
     ) -> None:
         """trained: is told as well."""
         self.ranks, self.observer, self.together, self.trained = ranks, observer, together, trained
         self.critics = critics
-        self._replay = replay or Replay()
+        self._already = already or AlreadyDone()
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
-        if iteration < self._replay.done:
+        if iteration < self._already.done:
             return
         self.observer.doing("actor", f"batch {iteration}")
         async with asyncio.TaskGroup() as asked:

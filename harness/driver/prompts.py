@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
-from harness.driver.checkpoint_files import PartitionRange, PromptState
+from harness.driver.checkpoint_files import PartitionRange, PromptState, Refusal
 from harness.driver.finished_rows import Finished, put_finished
 from harness.driver.observer import Observer
 from harness.protocols import Clock
@@ -36,15 +37,21 @@ class PromptSource:
         group_size: int,
         iterations: int,
         buffer: DataBuffer | None = None,
+        drops: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> None:
+        """drops: of a recorded run by iteration, the groups of each call of `drop` that dropped some: here they are
+        dropped as well."""
         self.dealer = Dealer(task, seed, buffer)
         self.task, self.queue, self.clock, self.observer = task, queue, clock, observer
         self.seed, self.batch, self.group_size = seed, batch, group_size
         self.planned = self.groups = iterations * batch
         self.next = 0
+        self._iteration = 0  # that is trained next
+        self._recorded_drops = None if drops is None else [list(of_iteration) for of_iteration in drops]
+        self._leaving: set[asyncio.Task[None]] = set()  # in a replay: who takes out what is dropped
         self._ranges: list[tuple[int, int]] = []  # of each partition: its first group, and the next one's
         self._drops: list[int] = []  # what each call of `drop` returned
-        self._replayed: deque[int] = deque()  # of those the ones that are to be returned again
+        self._again: deque[int] = deque()  # of those the ones that are to be returned again
 
     async def admit(self, below: int) -> None:
         below = min(below, self.groups)
@@ -60,16 +67,15 @@ class PromptSource:
                 raise
             if creating is not None:
                 await creating
+            self.next = groups.stop  # in one step with what the observer is told: a checkpoint has both or neither
             await self._put(partition_name(len(self._ranges) - 1), groups, problems)
-            self.next = groups.stop
 
     async def drop(self, started_below: int) -> int:
-        if self._replayed:
-            return self._replayed.popleft()
-        n = self.group_size
-        rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
-        groups = sorted({row // n for row in rows})
+        if self._again:
+            return self._again.popleft()
+        groups = await self._take_out(started_below)
         if groups:
+            n = self.group_size
             self.observer.dropped([self.first_sample(group) + k for group in groups for k in range(n)], "stale")
             for group in groups:
                 self.dealer.forget(self.first_sample(group))
@@ -78,17 +84,37 @@ class PromptSource:
         self._drops.append(len(groups))
         return len(groups)
 
+    async def _take_out(self, started_below: int) -> Sequence[int]:
+        """Of what the actor is to train: groups that were started under this limit, now or in a recorded run."""
+        n = self.group_size
+        if self._recorded_drops is None:
+            rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
+            return sorted({row // n for row in rows})
+        drops = self._recorded_drops[self._iteration]
+        groups = drops.pop(0) if drops else []
+        self._leaving |= {asyncio.create_task(self._take(group), name="prompts.drop") for group in groups}
+        return groups
+
+    async def _take(self, group: int) -> None:
+        """In place of the actor: as it was recorded, the group need not have been started yet."""
+        await self.queue.get("actor", self.group_size, only=tuple(self._rows([group])), consumer="dropped")
+
     async def close(self) -> None:
+        await asyncio.gather(*self._leaving)
         await self.queue.close()
 
     def trained(self, reports: Sequence[TrainReport]) -> None:
         """Whoever deals problems hears of the rewards. A group is trained whole, by one rank."""
+        self._iteration += 1
         if self.dealer.buffer is None:
             return
         n = self.group_size
+        baselines = {sample: reward for report in reports for sample, reward in report.baselines.items()}
         for rows in (rows for report in reports for rows in report.trained):
-            for at in range(0, len(rows.rows), n):
-                self.dealer.told(int(rows.rows[at]), rows.reward[at : at + n].tolist())
+            told = zip(rows.rows.tolist(), rows.reward.tolist(), strict=True)
+            for first, group in groupby(told, key=lambda one: one[0] - one[0] % n):
+                compared = [baselines[first]] if first in baselines else []
+                self.dealer.told(first, [*compared, *(reward for _, reward in group)])
 
     def state(self, in_flight: Collection[int]) -> PromptState:
         """in_flight: groups that are neither trained nor dropped."""
@@ -97,19 +123,34 @@ class PromptSource:
             for number, (first, end) in enumerate(self._ranges)
             if end > self.next or any(group in in_flight for group in range(first, end))
         ]
-        return PromptState(self.next, self.groups, list(self._drops), len(self._ranges), self._end, live)
+        made, dealer = len(self._ranges), self.dealer.state()
+        return PromptState(self.next, self.groups, list(self._drops), made, self._end, live, dealer=dealer)
 
-    async def restore(
-        self, state: PromptState, admitted: Mapping[int, float], finished: Mapping[str, Finished]
-    ) -> None:
-        """Into an empty queue the partitions that were not done with, of groups that were in flight or are still to be
-        admitted. admitted: those in flight, and when they were; finished: by partition, rows that rollout need not make
-        again."""
+    def refused_since(self) -> list[Refusal]:
+        """By a filter, since `state` was asked for."""
+        return []
+
+    def recall(
+        self, state: PromptState, admitted: Mapping[int, float], refused: Sequence[Refusal]
+    ) -> Mapping[int, float]:
+        """What `state` and `refused_since` gave. admitted: groups that were in flight, and when each was; returns the
+        same of the rows' groups."""
         self.next, self.groups, self._drops = state.next, state.groups, list(state.drops)
-        self._replayed = deque(state.drops)
-        self._ranges = [(state.end, state.end)] * state.made  # but for those below
+        self._again = deque(state.drops)
+        self._ranges = [(state.end, state.end)] * state.made  # but for those that are not done with
         for part in state.partitions:
             self._ranges[part.number] = (part.first, part.end)
+        if state.dealer is not None:
+            self.dealer.load(state.dealer)
+        return admitted
+
+    async def restore(
+        self, partitions: Sequence[PartitionRange], admitted: Mapping[int, float], finished: Mapping[str, Finished]
+    ) -> None:
+        """After `recall`, into an empty queue the partitions that were not done with, of groups that were in flight or
+        are still to be admitted. admitted: as `recall` says; finished: by partition, rows that rollout need not make
+        again."""
+        for part in partitions:
             name = partition_name(part.number)
             groups = [group for group in range(part.first, part.end) if group in admitted or group >= self.next]
             await self.queue.create_partition(name, self._rows(groups), self.group_size)
@@ -139,9 +180,12 @@ class PromptSource:
     async def _put(self, partition: str, groups: Sequence[int], problems: Sequence[Problem]) -> None:
         now = self.clock.now()
         for group, problem in zip(groups, problems, strict=True):
-            first = self.first_sample(group)
-            self.observer.admitted(range(first, first + self.group_size), len(problem.prompt), now)
+            self._tell_admitted(group, problem, now)
         await self._write(partition, groups, problems, [now] * len(groups))
+
+    def _tell_admitted(self, group: int, problem: Problem, at: float) -> None:
+        first = self.first_sample(group)
+        self.observer.admitted(range(first, first + self.group_size), len(problem.prompt), at)
 
     async def _write(
         self, partition: str, groups: Sequence[int], problems: Sequence[Problem], at: Sequence[float]

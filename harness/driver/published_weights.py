@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from harness.driver.already_done import AlreadyDone
 from harness.driver.checkpoint_files import Cut
 from harness.driver.checkpointing import Checkpoints
 from harness.driver.evaluation import Evaluation
 from harness.driver.observer import Observer
 from harness.driver.pools import Pool, RolloutPool
-from harness.driver.replay import Replay
 from harness.transfer_queue import TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
@@ -31,12 +31,12 @@ class PublishedWeights:
         observer: Observer,
         pools: Sequence[Pool[Any]],
         evaluation: Evaluation | None = None,
-        replay: Replay | None = None,
+        already: AlreadyDone | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self.coordinator, self.queue, self.observer, self.pools = coordinator, queue, observer, pools
         self.evaluation, self.checkpoints = evaluation, checkpoints
-        self._replay = replay or Replay()
+        self._already = already or AlreadyDone()
         self.cut: Callable[[int], Callable[[], Cut]] = _nothing_to_cut
         """Called as a version was made that is to have a checkpoint; what that returns, when it is written down."""
         self._versions: dict[str, int] = {}  # of engines that swapped
@@ -48,7 +48,7 @@ class PublishedWeights:
         await self._close(version, "publishing", self._publish(version))
 
     async def start_transfer(self, version: int) -> None:
-        if version <= self._replay.done:
+        if version <= self._already.done:
             return
         await self._close(version, "handing over", self.coordinator.start_transfer(version))
 
@@ -60,22 +60,22 @@ class PublishedWeights:
 
     def _brought_before(self, version: int) -> bool:
         """Before the run went on from a checkpoint."""
-        if version > self._replay.done:
+        if version > self._already.done:
             return False
-        self._replay.brought = version
+        self._already.brought = version
         return True
 
     async def wait_arrived(self, version: int) -> None:
-        if version <= self._replay.done:
+        if version <= self._already.done:
             return
         await self.coordinator.wait_arrived(version)
         self.observer.doing("weights", f"version {version} arrived")
 
     async def swap(self, rollout: Rollout, version: int) -> None:
         assert isinstance(rollout, RolloutPool)
-        if version <= self._replay.done:
+        if version <= self._already.done:
             rollout.swapped = version
-            self._versions |= {worker.name: self._replay.done for worker in rollout.workers}
+            self._versions |= {worker.name: self._already.done for worker in rollout.workers}
             return
         self.observer.doing(rollout.name, f"loading version {version}")
         await self.coordinator.wait_arrived(version)  # until then engines may come and go
@@ -117,10 +117,13 @@ class PublishedWeights:
         for pool in self.pools:
             pool.ask_spans()
         checkpoints = self.checkpoints
-        due = checkpoints is not None and bool(transfer) and checkpoints.due(version)
+        leaving = checkpoints is not None and checkpoints.leaving(version)
+        due = checkpoints is not None and not leaving and bool(transfer) and checkpoints.due(version)
         queue = asyncio.gather(self.queue.describe(), self._forget_finished())
         copying = asyncio.create_task(self._begin_checkpoint(version, queue)) if due else None
         try:
+            if leaving:
+                await self._leave(queue, transfer)
             await asyncio.sleep(0)  # the queue is asked before it gets anything of the next iteration
             for part in transfer:
                 await part
@@ -128,6 +131,8 @@ class PublishedWeights:
                 await copying
             await self.recorded()
         except BaseException:
+            for part in transfer:  # which may not have begun
+                part.close()
             queue.cancel()
             if copying is not None:
                 copying.cancel()
@@ -138,6 +143,15 @@ class PublishedWeights:
         cut = self.cut(version) if due else None
         self._recording = asyncio.create_task(self._record(record, queue, cut))
         self.observer.doing("actor", "waiting")
+
+    async def _leave(self, queue: Awaitable[Any], transfer: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """At the checkpoint that waits for the queue: what was done since is not published. Raises LeftAtCheckpoint."""
+        assert self.checkpoints is not None
+        for part in transfer:
+            part.close()
+        await self.recorded()
+        await queue
+        await self.checkpoints.leave()
 
     async def recorded(self) -> None:
         """Wait until what ended is written down."""

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from harness.config import ModelConfig
 from harness.config.placement import Placement
 from harness.cost_model.shape import sample_flops
-from harness.driver.checkpoint_files import AdmittedGroup, Cut, RecorderState
+from harness.driver.checkpoint_files import AdmittedGroup, Checkpoint, RecorderState
 from harness.driver.evaluation import Evaluated
 from harness.driver.observer import EngineEvent
+from harness.metrics.arrivals import Arrivals, RunOf, Sampled, digest_of, runs_of
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
 from harness.metrics.parts import Parts, Response
+from harness.metrics.restarts import Restart
 from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import (
     Fate,
     SampleRecord,
     TrainedSamples,
+    baseline_metrics,
     custom_metrics,
     filter_metrics,
     length_metrics,
     reward_metrics,
     staleness_metrics,
+    straggler_metrics,
     trained_records,
     truncation_metrics,
     turn_metrics,
@@ -59,6 +65,9 @@ class SampleDecoder(Protocol):
     def responses(self, rows: TrainedRows) -> Iterator[Response]:
         """The texts, where there are any."""
 
+    def runs(self, rows: TrainedRows) -> Iterator[list[tuple[int, int]]]:
+        """Of each sample: which versions gave it how many tokens, one after another."""
+
 
 @dataclass(frozen=True)
 class TokenDecoder:
@@ -84,11 +93,15 @@ class TokenDecoder:
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
         lengths = length_metrics(records) | truncation_metrics(records)
-        return lengths | reward_metrics(records) | policy_metrics(dict(sums)) | custom_metrics(records)
+        rewards = reward_metrics(records) | baseline_metrics(sums)
+        return lengths | rewards | policy_metrics(dict(sums)) | custom_metrics(records)
 
     def responses(self, rows: TrainedRows) -> Iterator[Response]:
         of_tokens = (rows.responses, rows.log_probs, rows.loss_mask)
         return zip(rows.rows.tolist(), *(column.rows() for column in of_tokens), strict=True)
+
+    def runs(self, rows: TrainedRows) -> Iterator[list[tuple[int, int]]]:
+        return map(runs_of, rows.versions.rows())
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,9 @@ class RunLengthDecoder:
 
     def responses(self, rows: TrainedRows) -> Iterator[Response]:
         return iter(())
+
+    def runs(self, rows: TrainedRows) -> Iterator[list[tuple[int, int]]]:
+        return map(runs_of, rows.versions.rows(), rows.responses.rows())
 
 
 def _samples(rows: TrainedRows, prompt_tokens: np.ndarray, run_tokens: np.ndarray | None) -> TrainedSamples:
@@ -169,13 +185,16 @@ class Recorder:
         several_turns: bool = False,
         steps_per_version: int = 1,
         filters: bool = False,
+        limits_samples: bool = False,
+        run_of: RunOf | None = None,
     ) -> None:
-        self.timeline, self.clock, self.decoder = timeline, clock, decoder
+        """run_of: what is recorded of its order of arrival is this run's; none of it without."""
+        self.timeline, self.clock, self.decoder, self.run_of = timeline, clock, decoder, run_of
         self.steps_per_version = steps_per_version
         self.group_size, self.devices, self.several_turns = group_size, devices, several_turns
         self.ledger = Ledger()
-        self.filters = filters
-        """Whether some groups may be refused."""
+        self.filters, self.limits_samples = filters, limits_samples
+        """Whether some groups may be refused, and whether samples may take as long as they like."""
         self.events = 0
         """Grows whenever anything happened: what a watch for a stall looks at."""
         self.listeners: list[Callable[[Mapping[str, float]], None]] = []
@@ -184,9 +203,19 @@ class Recorder:
         """What samples need to be computed, where it is known what a device can do."""
         self.on_evaluated: Callable[[Evaluated], None] = lambda found: None
         """Hears what was found of every version that was evaluated."""
+        self.version = 0
+        """The newest that was made known."""
+        self.roles: dict[str, str] = {}
+        """What each is doing."""
         self.on_doing: Callable[[str, str], None] = lambda role, what: None
+        self.on_arrivals: Callable[[Arrivals], None] = lambda told: None
+        """Hears of every iteration what depended on timing."""
         self.engines: list[dict[str, Any]] = []
         """What happened to rollout engines: which, what, when (seconds), why."""
+        self.restarts: list[Restart] = []
+        """Of roles that died."""
+        self.on_restarted: Callable[[Restart], None] = lambda restart: None
+        """Hears of each."""
         self._admitted: dict[int, _Admitted] = {}  # in flight
         self._trained_samples = 0
         self._records: list[SampleRecord] = []  # trained or dropped, and not in the parts
@@ -195,14 +224,17 @@ class Recorder:
         self._ledger_due = 0.0
         self._trained: tuple[int, Sequence[TrainReport], Sequence[TrainReport]] | None = None
         self._skipped_steps = {"train": 0.0, "critic": 0.0}
-        self._refused = 0  # samples, since the last version
+        self._given_up = Counter[DropReason]()  # samples, since the last version
+        self._drops: list[list[int]] = []  # stale groups, of each call since the last version
         self._evaluated: Evaluated | None = None  # and in no line yet
 
     def write_into(self, run: RunDirectory) -> None:
         """From now on what is known goes into the run's files as it happens, and is not remembered here."""
         self._run = run
+        if self.run_of is not None:
+            run.begin_arrivals(self.run_of)
         extra_names = self.decoder.extra_names
-        self._parts = run.open_parts(self.timeline.placement, self.timeline.warmup, extra_names)
+        self._parts = run.open_parts(self.timeline, extra_names)
 
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
         self.events += 1
@@ -215,16 +247,26 @@ class Recorder:
         self._records += [self._untrained(row, _FATE_OF[reason]) for row in rows]
         for row in rows:
             del self._admitted[row]
-        self._refused += len(rows) if reason == "filtered" else 0
+        self._given_up[reason] += len(rows)
+        if reason == "stale":
+            self._drops.append([row // self.group_size for row in rows[:: self.group_size]])
 
     def doing(self, role: str, what: str) -> None:
         self.events += 1
+        self.roles[role] = what
         self.on_doing(role, what)
 
     def engine(self, name: str, what: EngineEvent, why: str = "") -> None:
         at = round(self.clock.now(), 3)
         self.engines.append({"engine": name, "what": what, "at_s": at, "why": why})
         self.doing("rollout", f"{name} {ENGINE_EVENTS[what]}" + (f": {why}" if why else ""))
+
+    def restarted(self, restart: Restart) -> None:
+        self.events += 1
+        self.restarts.append(restart)
+        if self._parts is not None:
+            self._run.append_restart(msgspec.to_builtins(restart))
+        self.on_restarted(restart)
 
     def spans(self, spans: Iterable[Span]) -> None:
         spans = list(spans)
@@ -245,18 +287,24 @@ class Recorder:
         """Ends iteration version - 1. What is left is called with the metrics of the queue."""
         assert self._trained is not None and self._trained[0] == version - 1
         iteration, reports, of_values = self._trained
+        self.version = version
         at = self.clock.now()
         self.timeline.end_iteration(iteration, at)
         for report in reports:
             for rows in report.trained:
                 self.ledger.trained(rows.rows.tolist(), iteration)
+            if report.baselines:
+                self.dropped(list(report.baselines), "baseline")
         ledger = self.ledger.metrics()
         if self._evaluated is not None and self._evaluated.version:  # there is no line for the first one
             ledger |= self._evaluated.metrics
         self._evaluated = None
-        refused, self._refused = self._refused // self.group_size, 0
+        given_up, self._given_up = self._given_up, Counter()
         settled, self._records = self._records, []  # as of now: a checkpoint may be made of it
-        return lambda queue: self._close(iteration, reports, of_values, at, {**ledger, **queue}, refused, settled)
+        drops, self._drops = self._drops, []
+        return lambda queue: self._close(
+            iteration, reports, of_values, at, {**ledger, **queue}, given_up, settled, drops
+        )
 
     def _close(
         self,
@@ -265,11 +313,13 @@ class Recorder:
         of_values: Sequence[TrainReport],
         at: float,
         counts: Mapping[str, float],
-        refused: int,
+        given_up: Mapping[DropReason, int],
         settled: list[SampleRecord],
+        drops: list[list[int]],
     ) -> None:
-        """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended; refused:
-        groups, by a filter, meanwhile; settled: samples, by then, that are not written yet."""
+        """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended; given_up:
+        samples that were dropped meanwhile; settled: samples, by then, that are not written yet; drops: stale
+        groups, by each call meanwhile."""
         trained = [rows for report in reports for rows in report.trained]
         records = [record for rows in trained for record in self.decoder.records(rows, iteration, self.group_size)]
         self._trained_samples += len(records)
@@ -284,7 +334,8 @@ class Recorder:
             staleness_metrics(records, self.steps_per_version),
             self.decoder.metrics(records, _added_up(reports)),
             turn_metrics(records) if self.several_turns else {},
-            filter_metrics(records, refused) if self.filters else {},
+            filter_metrics(records, given_up["filtered"] // self.group_size) if self.filters else {},
+            straggler_metrics(records, given_up["straggler"] // self.group_size) if self.limits_samples else {},
             self._step_metrics("train", reports),
             value_metrics(_added_up(of_values)),
             self._step_metrics("critic", of_values),
@@ -299,14 +350,35 @@ class Recorder:
         if self._parts is None:
             self._records = settled + self._records
         else:
+            if self.run_of is not None:
+                arrivals = self._arrivals(iteration, reports, drops)
+                self._run.append_arrivals(arrivals)
+                self.on_arrivals(arrivals)
             self._parts.responses([response for rows in trained for response in self.decoder.responses(rows)])
             self._write_parts(self._parts, settled, {iteration: at})
             self.timeline.forget(iteration)
 
+    def _arrivals(self, iteration: int, reports: Sequence[TrainReport], drops: list[list[int]]) -> Arrivals:
+        ranks = [[rows.rows.tolist() for rows in report.trained] for report in reports]
+        trained = [rows for report in reports for rows in report.trained]
+        sampled = [
+            Sampled(sample, engine, started_at, runs)
+            for rows in trained
+            for sample, engine, started_at, runs in zip(
+                rows.rows.tolist(),
+                rows.engine.tolist(),
+                rows.started_at.tolist(),
+                self.decoder.runs(rows),
+                strict=True,
+            )
+        ]
+        found = (part for rows in trained for part in (rows.responses.values, rows.log_probs.values, rows.reward))
+        return Arrivals(iteration, [rank for rank in ranks if rank], drops, sampled, digest_of(found))
+
     def state(self) -> RecorderState:
         """As the last iteration that ended is written down."""
         last_end = self.timeline.elapsed_window()[1]
-        return RecorderState(self._trained_samples, self._skipped_steps["train"], last_end, list(self.engines))
+        return RecorderState(self._trained_samples, dict(self._skipped_steps), last_end, list(self.engines))
 
     def admitted_groups(self) -> list[AdmittedGroup]:
         """Those in flight, as of now."""
@@ -314,14 +386,17 @@ class Recorder:
         told = [self._admitted[row] for _, row in sorted(first.items())]
         return [AdmittedGroup(one.group_id, one.at, one.prompt_tokens) for one in told]
 
-    def go_on_from(self, cut: Cut) -> None:
-        """What was known at a checkpoint; its files are as they were then."""
-        state, n = cut.recorder, self.group_size
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """What was known then; the run's files are as they were."""
+        cut, n = checkpoint.cut, self.group_size
+        state = cut.recorder
+        if checkpoint.elsewhere:  # what was done on other devices is in the other run's timeline
+            self.timeline.started_at = state.last_end
         self.ledger = Ledger.restored(cut.ledger)
         for one in cut.admitted:
             told = _Admitted(one.group, one.at, one.prompt_tokens)
             self._admitted |= dict.fromkeys(range(one.group * n, (one.group + 1) * n), told)
-        self._trained_samples, self._skipped_steps["train"] = state.trained_samples, state.skipped_steps
+        self._trained_samples, self._skipped_steps = state.trained_samples, dict(state.skipped_steps)
         self.engines += state.engines
         self.timeline.end_iteration(cut.version - 1, state.last_end)
 
@@ -383,7 +458,13 @@ class Recorder:
         )
 
 
-_FATE_OF: dict[DropReason, Fate] = {"stale": "dropped_stale", "filtered": "dropped_filtered"}
+_FATE_OF: dict[DropReason, Fate] = {
+    "stale": "dropped_stale",
+    "filtered": "dropped_filtered",
+    "baseline": "dropped_baseline",
+    "straggler": "dropped_straggler",
+    "spare": "dropped_spare",
+}
 
 
 def _added_up(reports: Sequence[TrainReport]) -> dict[str, float]:
@@ -395,7 +476,7 @@ def _added_up(reports: Sequence[TrainReport]) -> dict[str, float]:
 
 
 def worker_places(
-    placement: Placement, *, pooled: bool, per_engine: int = 1, host: Sequence[str] = ("reward", "advantages")
+    placement: Placement, *, pooled: bool, host: Sequence[str], per_engine: int = 1
 ) -> dict[tuple[str, str], Place]:
     """(role, worker) -> its pool and devices, for the timeline. A simulated (`pooled`) role is one worker that stands
     for all its devices, save rollout, whose engines each have `per_engine` of their own. host: the roles there."""

@@ -1,15 +1,104 @@
-"""What of a job was done before it went on from a checkpoint."""
+"""What was recorded of a run (harness/metrics/arrivals.py), as each part of a replay needs it."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from harness.config import ConfigError, JobConfig
+from harness.config.placement import Placement
+from harness.metrics.arrivals import (
+    ARRIVALS,
+    FORMAT,
+    Arrivals,
+    DamagedArrivals,
+    Recording,
+    RunOf,
+    differences,
+    read_arrivals,
+)
+from harness.workers.replaying import RecordedRollout
 
 
-@dataclass
+@dataclass(frozen=True)
 class Replay:
-    """A schedule that goes on from version `done` begins at its beginning all the same: so it comes to know what it
-    knew. What it asks for that is of iterations before `done` was done, and is answered at once. brought: the newest
-    version of these that it has brought to all engines."""
+    """where: the folder of the recorded run, for messages; engines: of rollout; picklable."""
 
-    done: int = 0
-    brought: int = 0
+    recording: Recording
+    where: str
+    engines: int
+
+    @classmethod
+    def read(cls, folder: Path, config: JobConfig, seed: int, placement: Placement) -> Replay:
+        """Of the run in this folder. Raises ConfigError where its record is damaged, or of another run."""
+        try:
+            recording = read_arrivals(folder / ARRIVALS)
+        except DamagedArrivals as error:
+            raise ConfigError(f"replay: {error}; this run cannot be replayed") from error
+        expected = RunOf(FORMAT, seed, config.iterations, config.algorithm.group_size)
+        if recording.run != expected:
+            raise ConfigError(f"replay: {folder / ARRIVALS} is of {recording.run}, and this run is {expected}")
+        engines = len(placement.devices["rollout"]) // config.engine.tensor_parallel
+        replay = cls(recording, str(folder), engines)
+        if missing := sorted(engine for engine in replay._groups if engine >= engines):
+            raise ConfigError(f"replay: engine {missing[0]} of {folder} joined meanwhile, and this run has {engines}")
+        return replay
+
+    @property
+    def drops(self) -> list[list[list[int]]]:
+        """Groups, by iteration and call."""
+        return [told.drops for told in self.recording.iterations]
+
+    def rollout(self, engine: int) -> RecordedRollout:
+        """Groups that were dropped are dealt out: which engine began them decides nothing."""
+        groups = self._groups.get(engine, {})
+        dropped = sorted(group for calls in self.drops for drop in calls for group in drop)
+        order = sorted(groups, key=lambda group: (groups[group], group))
+        return RecordedRollout(order, self._runs.get(engine, {}), dropped[engine :: self.engines])
+
+    @cached_property
+    def batches(self) -> list[list[list[int]]]:
+        """By iteration the micro-batches of all ranks together, as they were dealt: the first group of each rank, the
+        second of each, and so on."""
+        n = self.recording.run.group_size
+        return [
+            [
+                [share[at] // n for at in range(0, len(shares[0]), n) for share in shares]
+                for shares in zip(*told.ranks, strict=True)
+            ]
+            for told in self.recording.iterations
+        ]
+
+    def check(self, found: Arrivals) -> None:
+        """Raises ConfigError where an iteration came out otherwise."""
+        if what := differences(self.recording.iterations[found.iteration], found):
+            raise ConfigError(
+                f"replay: iteration {found.iteration} came out otherwise than in {self.where}: {what}; other code, "
+                "another machine's arithmetic, or other inputs"
+            )
+
+    @cached_property
+    def _groups(self) -> dict[int, dict[int, float]]:
+        """By engine its groups, and when each was begun."""
+        n, found = self.recording.run.group_size, defaultdict[int, dict[int, float]](dict)
+        engine_of: dict[int, int] = {}
+        for sampled in self.recording.sampled:
+            group = sampled.sample // n
+            if engine_of.setdefault(group, sampled.engine) != sampled.engine:
+                raise ConfigError(
+                    f"replay={self.where}: engines {engine_of[group]} and {sampled.engine} sampled parts of group "
+                    f"{group}, since one was lost; such a run cannot be replayed"
+                )
+            begun = found[sampled.engine]
+            begun[group] = min(begun.get(group, sampled.started_at), sampled.started_at)
+        return found
+
+    @cached_property
+    def _runs(self) -> dict[int, dict[int, Sequence[tuple[int, int]]]]:
+        found = defaultdict[int, dict[int, Sequence[tuple[int, int]]]](dict)
+        for sampled in self.recording.sampled:
+            found[sampled.engine][sampled.sample] = sampled.runs
+        return found

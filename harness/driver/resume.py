@@ -17,7 +17,17 @@ async def go_on_from(checkpoint: Checkpoint, run: RunSpec, assembly: Assembly) -
         folder = str(checkpoint.folder / world)
         await ask_all(ranks, lambda rank, folder=folder: rank.load_state(folder, cut.version))  # type: ignore[misc]
     await assembly.coordinator.publish(cut.version)
-    admitted = {one.group: one.at for one in cut.admitted}
+    await assembly.coordinator.fleet.all_back()  # a schedule may deal its engines out as it begins
+    if cut.kl_coefficient is not None:
+        await assembly.advantages.role.go_on_with(cut.kl_coefficient)
+    admitted = job.prompts.recall(cut.prompts, {one.group: one.at for one in cut.admitted}, cut.refused)
     limit_of = None if run.schedule.order == "fifo" else run.schedule.capacity(job).limit
-    finished = finished_rows(checkpoint.folder / QUEUE, admitted.keys(), run.config.algorithm.group_size, limit_of)
-    await job.prompts.restore(cut.prompts, admitted, finished)
+    algorithm, prompts = run.config.algorithm, job.prompts
+    finished = finished_rows(
+        checkpoint.folder / QUEUE,
+        admitted.keys(),
+        algorithm.group_size,
+        limit_of,
+        prompts.first_sample if run.config.refills else None,
+    )
+    await prompts.restore(cut.prompts.partitions, admitted, finished)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,19 +15,26 @@ from typing import Any
 
 from rich.console import Console
 
+from harness.comparison.run_summary import summary_of
+from harness.comparison.runs import run_of
 from harness.config import JobConfig, ModelConfig
+from harness.config.checks.begin_with import run_to_begin_with
 from harness.config.checks.job import JobPlan
+from harness.config.checks.replay import run_to_replay
 from harness.config.compose import cell_name, make_schedule, plain, plugins_of
 from harness.config.inputs import inputs_of
 from harness.cost_model.shape import parameters
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.checkpoint_files import CHECKPOINTS
-from harness.driver.earlier import EarlierAttempt
+from harness.driver.earlier import EarlierAttempt, NothingToGoBackTo
 from harness.driver.final_model import model_card, write_critic_files, write_model_files
 from harness.driver.initial_weights import initial_model
 from harness.driver.progress import ProgressDisplay
+from harness.driver.replay import Replay
+from harness.driver.restarts import GivenUp, Restarts, how, roles_in
 from harness.driver.session import Session
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
+from harness.metrics.restarts import Restart
 from harness.metrics.run_files import (
     CRITIC,
     MODEL,
@@ -37,23 +45,75 @@ from harness.metrics.run_files import (
     run_directory,
 )
 from harness.metrics.system import LoadWatch, SystemSampler
+from harness.protocols import EngineDied
 from harness.rl.learning_rate import peak_rate
 from harness.runtime.fork_server import ForkServer
-from harness.runtime.interrupts import run_in
-from harness.runtime.runtime import Handle, ask_all
+from harness.runtime.interrupts import leaving_when_asked, run_in
+from harness.runtime.runtime import Handle, WorkerDied, ask_all, parts_of
 from harness.tasks import make_task, tokenizer_of
-from harness.workers.actor import ActorRole
-from harness.workers.critic import CriticRole
+from harness.weight_sync.membership import LostEngine
+from harness.workers.training_state import RememberingRole
 
 MEMBERSHIP = "membership.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Roles without which an attempt could not go on. noticed: a reading of time.monotonic."""
+
+    why: str
+    roles: list[str]
+    noticed: float
+
+
 LOGS = "logs"
 
 
 def run_seed(
     config: JobConfig, plan: JobPlan, seed: int, results: Path, console: Console, server: ForkServer | None = None
 ) -> Path:
-    """Run one seed and return its folder. Whatever ends it early leaves no DONE, no lock and no process. server: forks
-    its workers, and stays for other runs."""
+    """Run one seed and return its folder. Whatever ends it early leaves no DONE, no lock and no process. Raises
+    LeftAtCheckpoint, alone or in a group, where SIGTERM asked for it and checkpoints are made. server: forks
+    its workers, and stays for other runs.
+
+    Where roles die that cannot be started again by themselves, all go back to the last checkpoint together. Raises
+    WorkerDied where there is none, or where they did so too often."""
+    restarts, loss = Restarts(config.restarts.limit), None
+    while True:
+        try:
+            return _attempt(config, plan, seed, results, console, server, restarts, loss)
+        except NothingToGoBackTo:
+            assert loss is not None, "asked for after one"
+            raise WorkerDied(f"{loss.why}; no checkpoint was whole: the run cannot go back to one") from None
+        except Exception as failure:
+            loss = _loss(failure, config, restarts)
+            server = None if server is not None and server.has_ended() else server
+
+
+def _loss(failure: Exception, config: JobConfig, restarts: Restarts) -> Loss:
+    """After which all go back to the last checkpoint. Raises the failure where they cannot."""
+    death = next((part for part in parts_of(failure) if isinstance(part, WorkerDied | EngineDied | LostEngine)), None)
+    if death is None or isinstance(death, GivenUp) or not restarts.limit:
+        raise failure
+    if not config.checkpoint.every:
+        raise WorkerDied(f"{death}; nothing was saved: checkpoint.every=10 would have let the run go on") from failure
+    loss = Loss(how(death), roles_in(str(death)), time.monotonic())
+    if not restarts.allow(loss.roles):
+        raise GivenUp(f"{death}; {restarts.used_up}") from failure
+    return loss
+
+
+def _attempt(
+    config: JobConfig,
+    plan: JobPlan,
+    seed: int,
+    results: Path,
+    console: Console,
+    server: ForkServer | None,
+    restarts: Restarts,
+    loss: Loss | None,
+) -> Path:
+    """From the newest checkpoint on, where there is one. loss: what ended the attempt before; then there has to be."""
     identity = RunIdentity(
         experiment=config.experiment,
         cell=cell_name(config),
@@ -64,14 +124,18 @@ def run_seed(
         backend=plan.backend,
         smoke=config.smoke,
     )
-    earlier = EarlierAttempt(console, ignored=config.force)
+    recorded = run_to_replay(config, seed)
+    replay = None if recorded is None else Replay.read(recorded, config, seed, plan.placement)
+    earlier = EarlierAttempt(
+        console,
+        ignored=config.force and loss is None,
+        begin_with=run_to_begin_with(config, seed),
+        required=loss is not None,
+    )
     with run_directory(config, seed, results, kept=earlier) as folder, ExitStack() as stack:
+        leave = stack.enter_context(leaving_when_asked(at_once=not config.checkpoint.every))
         load = LoadWatch(None if server is None else server.above)
-        manifest = build_manifest(identity, {"run": seed, "warm_start": 0, "weights": 0})
-        manifest["inputs"] = [dataclasses.asdict(one) for one in inputs_of(config)]
-        manifest["plugins"] = [dataclasses.asdict(plugin) for plugin in plugins_of(config)]
-        if earlier.resumed:
-            manifest["resumed"] = earlier.resumed
+        manifest = _manifest(identity, config, earlier, recorded)
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
         spec = RunSpec(
@@ -83,14 +147,20 @@ def run_seed(
             folder.path / LOGS,
             folder.path / CHECKPOINTS,
             earlier.checkpoint,
+            replay,
+            lambda: leave.asked,
+            restarts,
             server,
         )
         runner = stack.enter_context(event_loop(plan))
         session = Session(spec, clock_of(plan, runner.get_loop()))
         session.recorder.listeners.append(folder.append_metrics)
         session.recorder.write_into(folder)
-        session.file_sizes = folder.file_sizes
+        session.file_sizes, session.file_digests = folder.file_sizes, folder.file_digests
         session.recorder.on_evaluated = lambda found: folder.append_evaluation(dataclasses.asdict(found))
+        session.recorder.on_restarted = partial(_say_restarted, console)
+        if loss is not None and earlier.checkpoint is not None:
+            session.at_work = partial(_went_back, session, loss, earlier.checkpoint.version)
         session.publish_address = partial(_written_address, folder)
         open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)
         mirror = _start(stack, runner, session, open_mirror, console)
@@ -106,14 +176,39 @@ def run_seed(
         folder.write_manifest(manifest | {"load": load.so_far()})
         with console.status("writing results"):
             if config.save_weights and plan.backend == "real":
-                run_in(runner, _save_model(session.trainers, folder, spec, manifest))
-                if session.assembly.critics:
-                    run_in(runner, _save_critic(session.assembly.critics, folder, spec))
+                run_in(runner, _save_models(session.assembly.worlds, folder, spec, manifest))
             session.recorder.write(folder)
+            folder.write_summary(summary_of(run_of(folder.path)))
             _draw(folder)
             mirror.finish()
         folder.finish()
     return folder.path
+
+
+def _manifest(
+    identity: RunIdentity, config: JobConfig, earlier: EarlierAttempt, recorded: Path | None
+) -> dict[str, Any]:
+    """recorded: the run that this one replays."""
+    manifest = build_manifest(identity, {"run": identity.seed, "warm_start": 0, "weights": 0})
+    manifest["inputs"] = [dataclasses.asdict(one) for one in inputs_of(config)]
+    manifest["plugins"] = [dataclasses.asdict(plugin) for plugin in plugins_of(config)]
+    if earlier.resumed:
+        manifest["resumed"] = earlier.resumed
+    if earlier.begun_with is not None:
+        manifest["begun_with"] = earlier.begun_with
+    if recorded is not None:
+        manifest["replays"] = str(recorded)
+    return manifest
+
+
+def _went_back(session: Session, loss: Loss, version: int) -> None:
+    """It is noted in the time of the run, which goes on where the checkpoint was made."""
+    at, took = round(session.clock.now(), 3), round(time.monotonic() - loss.noticed, 3)
+    session.recorder.restarted(Restart(loss.roles, loss.why, f"all went back to version {version}", at, took))
+
+
+def _say_restarted(console: Console, restart: Restart) -> None:
+    console.print(restart.line, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -175,26 +270,29 @@ def _mirror(
     return Mirror(folder, results, identity, plain(config), manifest, console)
 
 
-async def _save_model(
-    trainers: Sequence[Handle[ActorRole]], folder: RunDirectory, run: RunSpec, manifest: Mapping[str, Any]
+async def _save_models(
+    worlds: Mapping[str, Sequence[Handle[RememberingRole]]],
+    folder: RunDirectory,
+    run: RunSpec,
+    manifest: Mapping[str, Any],
 ) -> None:
-    """The folder gets its name when all of it is there."""
-    unfinished = folder.path / f".{MODEL}"
-    unfinished.mkdir()
+    """The policy, and the critic where there is one."""
     rate = peak_rate(run.config.algorithm, parameters(run.model))
     card = model_card(manifest, load_config(folder.path), rate)
-    write_model_files(unfinished, run.model, tokenizer_of(run.config), card)
-    await ask_all(trainers, lambda actor: actor.save_weights(str(unfinished)))
-    unfinished.rename(folder.path / MODEL)
+    beside = partial(write_model_files, model=run.model, tokenizer=tokenizer_of(run.config), card=card)
+    await _save_weights(worlds["actor"], folder.path / MODEL, beside)
+    if "critic" in worlds:
+        beside = partial(write_critic_files, model=run.model)
+        await _save_weights(worlds["critic"], folder.path / CRITIC, beside)
 
 
-async def _save_critic(critics: Sequence[Handle[CriticRole]], folder: RunDirectory, run: RunSpec) -> None:
-    """As `_save_model`."""
-    unfinished = folder.path / f".{CRITIC}"
+async def _save_weights(ranks: Sequence[Handle[RememberingRole]], folder: Path, beside: Callable[[Path], None]) -> None:
+    """Those of a training world, and what `beside` writes into their folder, which gets its name when all is there."""
+    unfinished = folder.with_name(f".{folder.name}")
     unfinished.mkdir()
-    write_critic_files(unfinished, run.model)
-    await ask_all(critics, lambda critic: critic.save_weights(str(unfinished)))
-    unfinished.rename(folder.path / CRITIC)
+    beside(unfinished)
+    await ask_all(ranks, lambda rank: rank.save_weights(str(unfinished)))
+    unfinished.rename(folder)
 
 
 def _draw(folder: RunDirectory) -> None:
@@ -230,6 +328,7 @@ class Mirror:
     def finish(self) -> None:
         """Every other file is there: store them, and end the run in MLflow."""
         self._sampler.close()
+        self._tracker.log_summary(self._folder.path)
         self._tracker.finish(artifacts=mirrored_files(self._folder.path))
 
     def __enter__(self) -> Mirror:

@@ -19,15 +19,18 @@ from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.checkpoint_files import Cut
 from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, TokenDecoder, Work, worker_places
+from harness.driver.restarts import GivenUp, Restarts
 from harness.driver.resume import go_on_from
+from harness.metrics.arrivals import FORMAT, RunOf
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
+from harness.runtime.heartbeats import Heartbeats
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, Progress, RealClock, WaitingRole, WorkerDied, parts_of, watch_progress
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, infrequent_gc
+from harness.runtime.worker_client import RemoteRole
 from harness.tasks import environment_of, extra_metrics, make_task
 from harness.weight_sync.membership import LostEngine
-from harness.workers.actor import ActorRole
 
 
 def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
@@ -78,14 +81,21 @@ class Session:
             several_turns=several_turns,
             steps_per_version=config.algorithm.steps_per_version,
             filters=config.algorithm.filters,
+            limits_samples=config.engine.sample_limit_s is not None,
+            run_of=RunOf(FORMAT, run.seed, config.iterations, config.algorithm.group_size),
         )
         self.recorder.work = _work(run)
+        if run.replay is not None:
+            self.recorder.on_arrivals = run.replay.check
         self.publish_address: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
         """Around the time in which the engines are served: their address, and the token for it."""
         self.file_sizes: Callable[[], dict[str, int]] = dict
         """Of the growing files of the run's folder."""
+        self.file_digests: Callable[[], dict[str, str]] = dict
+        self.at_work: Callable[[], None] = lambda: None
+        """Called as the schedule begins."""
         if run.resumed is not None:
-            self.recorder.go_on_from(run.resumed.cut)
+            self.recorder.go_on_from(run.resumed)
         self._assembly: Assembly | None = None
         self._backend: Backend | None = None  # held as long as the job lives: workers meet at what it keeps
 
@@ -99,14 +109,12 @@ class Session:
         assert self._assembly is not None, "start comes first"
         return self._assembly
 
-    @property
-    def trainers(self) -> Sequence[Handle[ActorRole]]:
-        return self.assembly.trainers
-
     def start(self, stack: ExitStack) -> None:
         """Start all workers; the stack ends them."""
         self._backend = open_backend(self.run, self.clock, stack)
         self._assembly = assemble(self.run, self._backend, self.recorder)
+        remote = [role for role in self._assembly.roles if isinstance(role, RemoteRole)]
+        self._heartbeats = Heartbeats(remote, self.run.config.cluster.heartbeat_timeout_s)
 
     async def connect(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Wait until every role is there, and bring the weight transport up on all sides. say: is told what for."""
@@ -137,6 +145,7 @@ class Session:
             async with self._served():
                 if resumed is not None:
                     await self._watched(go_on_from(resumed, self.run, self.assembly))
+                self.at_work()
                 await self._watched(self.assembly.run(self.run.schedule))
                 await weights.recorded()
                 if weights.checkpoints is not None:
@@ -147,8 +156,20 @@ class Session:
             # A death shows first in a call of another worker: name the dead, not only the one that noticed.
             noticed = _noticed(failure)
             if losses := [*noticed, *await self._died(noticed)]:
-                raise WorkerDied("; ".join(losses)) from failure
+                given_up = any(isinstance(part, GivenUp) for part in parts_of(failure))
+                raise (GivenUp if given_up else WorkerDied)("; ".join(losses)) from failure
+            if (end := await self._end_of_queue()) is not None:
+                raise WorkerDied(f"the queue died: {end}") from failure
             raise
+
+    def _health(self) -> dict[str, Any]:
+        """Of the run and of each of its roles, as was last heard of them."""
+        versions = self.assembly.coordinator.versions
+        roles = [
+            state | {"version": versions.get(state["name"]), "doing": self.recorder.roles.get(kind_of(state["name"]))}
+            for state in self._heartbeats.states()
+        ]
+        return {"seconds": round(self.clock.now(), 3), "version": self.recorder.version, "roles": roles}
 
     async def _start_clocks(self, now: float) -> None:
         if isinstance(self.clock, RealClock):
@@ -163,7 +184,24 @@ class Session:
         recorder, ledger = self.recorder, self.recorder.ledger.state()
         admitted = recorder.admitted_groups()
         prompts = self.assembly.job.prompts.state({one.group for one in admitted})
-        return lambda: Cut(version, self.clock.now(), ledger, admitted, prompts, recorder.state(), self.file_sizes())
+        return lambda: Cut(
+            version,
+            self.clock.now(),
+            ledger,
+            admitted,
+            prompts,
+            recorder.state(),
+            self.file_sizes(),
+            digests=self.file_digests(),
+        )
+
+    async def _end_of_queue(self) -> str | None:
+        """Why it does not answer any more."""
+        try:
+            await self.assembly.queue.describe()
+        except ConnectionError as error:
+            return str(error)
+        return None
 
     async def _died(self, noticed: Sequence[str]) -> list[str]:
         """How roles ended that `noticed` does not name, worker by worker; but for engines without which the run went
@@ -185,7 +223,7 @@ class Session:
         from harness.weight_sync.service import fleet_app, serving
 
         token = secrets.token_urlsafe(32)
-        app = fleet_app(self.assembly.coordinator.fleet, token, now=self.clock.now)
+        app = fleet_app(self.assembly.coordinator.fleet, token, now=self.clock.now, health=self._health)
         async with serving(app) as url:
             with self.publish_address(url, token):
                 yield
@@ -203,9 +241,18 @@ class Session:
                 return self.recorder.events, await roles.now()
 
             async with asyncio.TaskGroup() as tasks:
-                guard = tasks.create_task(watch_progress(progress, self.assembly.waiting, limit, self.clock))
+                guards = [
+                    tasks.create_task(watch_progress(progress, self.assembly.waiting, limit, self.clock)),
+                    tasks.create_task(self._heartbeats.watch()),
+                ]
                 await work
-                guard.cancel()
+                for guard in guards:
+                    guard.cancel()
+
+
+def kind_of(role: str) -> str:
+    """`actor` of `actor[0]`."""
+    return role.partition("[")[0]
 
 
 def _noticed(failure: Exception) -> list[str]:
@@ -224,7 +271,8 @@ def simulate(config: JobConfig, seed: int, started: Callable[[Session], None] = 
     plan = plan_job(config, schedule, _NO_MACHINE)
     with ExitStack() as stack:
         runner = stack.enter_context(event_loop(plan))
-        session = Session(RunSpec(config, schedule, plan, config.model, seed), clock_of(plan, runner.get_loop()))
+        run = RunSpec(config, schedule, plan, config.model, seed, restarts=Restarts(config.restarts.limit))
+        session = Session(run, clock_of(plan, runner.get_loop()))
         session.start(stack)
         run_in(runner, session.connect())
         started(session)

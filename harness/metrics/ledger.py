@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-DropReason = Literal["stale", "filtered"]
+DropReason = Literal["stale", "filtered", "baseline", "straggler", "spare"]
 
 ENGINE_EVENTS = {
     "lost": "was lost, and the run went on without it",
@@ -122,6 +122,9 @@ class Ledger:
             "trained": len(self._trained),
             "dropped_stale": reasons["stale"],
             "dropped_filtered": reasons["filtered"],
+            "dropped_baseline": reasons["baseline"],
+            "dropped_straggler": reasons["straggler"],
+            "dropped_spare": reasons["spare"],
             "in_flight": len(self._in_flight),
         }
 

@@ -51,6 +51,7 @@ from harness.metrics.run_files import (
     load_config,
     load_manifest,
     load_metrics,
+    load_summary,
     load_system,
     mirrored_files,
 )
@@ -60,11 +61,13 @@ _PARAM_BATCH = 100  # and of params
 _IS_PARENT = "cadence.parent"
 STARTED_AT = "started_at"
 """Tag: which attempt at a cell and seed it is, as in its manifest.json."""
+SUMMARY = "summary"
 COMPLETE = "cadence.mirrored"
 """Tag: set last, when everything that the run's folder holds is in MLflow."""
 
 for _chatty in ("mlflow", "alembic", "urllib3.connectionpool"):
     logging.getLogger(_chatty).setLevel(logging.ERROR)
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # what it says, the mirror says in a line
 
 
 def tracking_uri(results: Path) -> str:
@@ -179,6 +182,12 @@ def system_metrics(sample: Mapping[str, float], step: int) -> list[Metric]:
     return [Metric(name, value, at_ms, step) for name, value in sample.items() if name != "time"]
 
 
+def summary_metrics(path: Path, at_ms: int) -> list[Metric]:
+    """summary.json of the run in folder `path`, as `summary/...`: what charts and tables of runs should show, where an
+    iteration's metric keeps its last value, at which an asynchronous run only drains."""
+    return [Metric(f"{SUMMARY}/{name}", value, at_ms, 0) for name, value in load_summary(path).items()]
+
+
 def run_tags(identity: RunIdentity, manifest: Mapping[str, Any]) -> dict[str, str]:
     """What to find a run by, and its description."""
     git = manifest["git"] or {}
@@ -221,7 +230,8 @@ def description(identity: RunIdentity, manifest: Mapping[str, Any]) -> str:
 
 def first_line(failure: BaseException) -> str:
     """What went wrong, without MLflow's details; of a request that failed, which one."""
-    line = str(failure).partition("\n")[0] or type(failure).__name__
+    lines = [line for line in str(failure).splitlines() if not line.startswith("(raised as a result of")]
+    line = lines[0] if lines and lines[0] else type(failure).__name__
     return re.sub(r" failed with (timeout )?exception .*", " failed", line)
 
 
@@ -276,6 +286,10 @@ class Tracker:
         """Buffer a sample of `SystemSampler`."""
         self._buffer(system_metrics(sample, self._system_samples))
         self._system_samples += 1
+
+    def log_summary(self, path: Path) -> None:
+        """Buffer the summary of the run in folder `path`."""
+        self._buffer(summary_metrics(path, int(time.time() * 1000)))
 
     def flush(self) -> None:
         """Write what is buffered, and wait for it."""
@@ -400,7 +414,7 @@ def _metrics_of(path: Path) -> list[Metric]:
         found += iteration_metrics(metrics, min(ended, began + int(metrics["seconds"] * 1000)))
     for step, sample in enumerate(load_system(path)):
         found += system_metrics(sample, step)
-    return found
+    return found + summary_metrics(path, ended)
 
 
 def _lacking(store: Store, run: Run, metrics: Iterable[Metric]) -> list[Metric]:

@@ -7,9 +7,11 @@ writer died, is left out. When the run is over they become samples.parquet, resp
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,6 +48,7 @@ class GrowingTable:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.schema = schema
+        self._digest = hashlib.sha256(path.read_bytes() if path.exists() else b"")
         self._file: BinaryIO = path.open("ab")
         if self._file.tell() == 0:
             self._write(schema.serialize())
@@ -54,6 +57,11 @@ class GrowingTable:
     def size(self) -> int:
         """Bytes so far: the file cut there holds what it holds now."""
         return self._file.tell()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of these bytes."""
+        return self._digest.hexdigest()
 
     def append(self, columns: Mapping[str, Sequence[object]]) -> None:
         table = pa.table(dict(columns), schema=self.schema)
@@ -66,6 +74,7 @@ class GrowingTable:
     def _write(self, buffer: pa.Buffer) -> None:
         self._file.write(buffer)
         self._file.flush()
+        self._digest.update(buffer)
 
 
 def read_growing(path: Path) -> pa.Table:
@@ -84,19 +93,22 @@ def read_growing(path: Path) -> pa.Table:
 
 
 class Parts:
-    """The growing tables of one run. extra_names: of the values that scores may have."""
+    """The growing tables of one run. timeline: whose spans they are; extra_names: of the values that scores may
+    have."""
 
-    def __init__(
-        self, folder: Path, placement: Mapping[tuple[str, str], Place], warmup: int, extra_names: Sequence[str]
-    ) -> None:
+    def __init__(self, folder: Path, timeline: Timeline, extra_names: Sequence[str]) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         custom = [pa.field(CUSTOM + name, pa.float64()) for name in extra_names]
         places = [
             {"role": role, "engine": engine, "pool": place.pool, "devices": list(place.devices)}
-            for (role, engine), place in placement.items()
+            for (role, engine), place in timeline.placement.items()
         ]
-        told = {"placement": json.dumps(places), "warmup": str(warmup)}
+        told = {
+            "placement": json.dumps(places),
+            "warmup": str(timeline.warmup),
+            "started_at": repr(timeline.started_at),
+        }
         self._tables = {
             SAMPLES: GrowingTable(folder / SAMPLES, pa.schema([*SCHEMA, *custom])),
             RESPONSES: GrowingTable(folder / RESPONSES, RESPONSES_SCHEMA),
@@ -108,6 +120,11 @@ class Parts:
     def sizes(self) -> dict[str, int]:
         """Bytes of each file so far."""
         return {name: table.size for name, table in self._tables.items()}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of each file so far."""
+        return {name: table.digest for name, table in self._tables.items()}
 
     def samples(self, records: Sequence[SampleRecord]) -> None:
         columns: dict[str, list[object]] = {name: [getattr(r, name) for r in records] for name in SCHEMA.names}
@@ -129,8 +146,9 @@ class Parts:
         self._tables[SPANS].append({name: [getattr(row, name) for row in rows] for name in _SPAN_SCHEMA.names})
 
     def close(self) -> None:
-        for table in self._tables.values():
-            table.close()
+        with ExitStack() as closing:
+            for table in self._tables.values():
+                closing.callback(table.close)
 
     def remove(self) -> None:
         """All of it is in other files."""
@@ -153,7 +171,8 @@ def read_timeline_so_far(folder: Path) -> Timeline:
     placement = {
         (one["role"], one["engine"]): Place(one["pool"], tuple(one["devices"])) for one in json.loads(told["placement"])
     }
-    timeline = Timeline(placement, warmup=int(told["warmup"]))
+    started_at = float(told.get("started_at", 0.0))
+    timeline = Timeline(placement, started_at=started_at, warmup=int(told["warmup"]))
     for row in table.to_pylist():
         if row["kind"] == _ITERATION_END:
             timeline.end_iteration(row["iteration"], row["end"])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
+import msgspec
 import pyarrow as pa
 from omegaconf import OmegaConf
 
 from harness.config import JobConfig
+from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import Lock, write_text
+from harness.metrics.damaged import reading
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
 from harness.metrics.parts import (
@@ -25,8 +30,9 @@ from harness.metrics.parts import (
     read_samples_so_far,
     read_timeline_so_far,
 )
-from harness.metrics.samples import SampleRecord, read_samples, write_responses, write_samples, write_table
-from harness.metrics.timeline import Place, Timeline, chrome_trace, timeline_of
+from harness.metrics.restarts import Restart
+from harness.metrics.samples import read_samples, write_responses, write_table
+from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 
 _LOCK = ".lock"
 MODEL = "model"
@@ -35,6 +41,8 @@ CRITIC = "critic"
 """That of the final critic, where there is one, as a model that classifies tokens."""
 EVALUATIONS = "eval.jsonl"
 """A line for each version whose held-out accuracy was found."""
+RESTARTS = "restarts.jsonl"
+"""A line for each time that roles died and were started again; there only where some did."""
 INCOMPLETE = "mlflow-incomplete.txt"
 """There while MLflow lacks something of a finished run, and says why."""
 
@@ -71,6 +79,7 @@ class RunDirectory:
         self._lock: Lock | None = None
         self._metrics: TextIO | None = None
         self._system: TextIO | None = None
+        self._arrivals: BinaryIO | None = None
         self._parts: Parts | None = None
 
     @property
@@ -94,6 +103,7 @@ class RunDirectory:
             else:
                 left.unlink()
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._metrics_digest = hashlib.sha256((self.path / "metrics.jsonl").read_bytes())
         self._system = (self.path / "system.jsonl").open("a", encoding="utf-8")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -116,8 +126,27 @@ class RunDirectory:
         if self._metrics is None:
             raise RuntimeError(f"{self.path}: metrics before start()")
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._metrics.write(json.dumps(finite) + "\n")
+        line = json.dumps(finite) + "\n"
+        self._metrics.write(line)
         self._metrics.flush()
+        self._metrics_digest.update(line.encode())
+
+    def begin_arrivals(self, run: RunOf) -> None:
+        """The first line of arrivals.jsonl, unless it has one."""
+        self._arrivals = (self.path / ARRIVALS).open("ab")
+        self._arrivals_digest = hashlib.sha256((self.path / ARRIVALS).read_bytes())
+        if not self._arrivals.tell():
+            self._append_arrivals(line_of(run))
+
+    def append_arrivals(self, told: Arrivals) -> None:
+        """Add what of an iteration depended on timing to arrivals.jsonl, and flush it."""
+        self._append_arrivals(line_of(told))
+
+    def _append_arrivals(self, line: bytes) -> None:
+        assert self._arrivals is not None, "begin_arrivals comes first"
+        self._arrivals.write(line)
+        self._arrivals.flush()
+        self._arrivals_digest.update(line)
 
     def append_evaluation(self, found: Mapping[str, Any]) -> None:
         """Add what was found of one version to eval.jsonl."""
@@ -138,26 +167,30 @@ class RunDirectory:
         """mlflow-incomplete.txt: MLflow does not have all of this run. `make mlflow-sync` takes it away."""
         write_text(self.path / INCOMPLETE, f"{why}\n")
 
-    def write_samples(self, records: Iterable[SampleRecord]) -> None:
-        """samples.parquet: one row per sample ever admitted."""
-        write_samples(self.path / "samples.parquet", records)
-
-    def write_responses(self, responses: pa.Table) -> None:
-        """responses.parquet: one row per trained sample."""
-        write_responses(self.path / "responses.parquet", responses)
-
     def file_sizes(self) -> dict[str, int]:
         """Bytes of the files that grow iteration by iteration."""
         assert self._metrics is not None, "start comes first"
         sizes = {"metrics.jsonl": self._metrics.tell()}
+        if self._arrivals is not None:
+            sizes[ARRIVALS] = self._arrivals.tell()
         if (self.path / EVALUATIONS).exists():
             sizes[EVALUATIONS] = (self.path / EVALUATIONS).stat().st_size
         parts = {} if self._parts is None else self._parts.sizes
         return sizes | {f"{PARTS}/{name}": size for name, size in parts.items()}
 
-    def open_parts(self, placement: Mapping[tuple[str, str], Place], warmup: int, extra_names: Sequence[str]) -> Parts:
-        """Where samples, responses and spans go while the run lasts."""
-        self._parts = Parts(self.path / PARTS, placement, warmup, extra_names)
+    def file_digests(self) -> dict[str, str]:
+        """SHA-256 of the same files."""
+        digests = {"metrics.jsonl": self._metrics_digest.hexdigest()}
+        if (self.path / EVALUATIONS).exists():
+            digests[EVALUATIONS] = hashlib.sha256((self.path / EVALUATIONS).read_bytes()).hexdigest()
+        if self._arrivals is not None:
+            digests[ARRIVALS] = self._arrivals_digest.hexdigest()
+        parts = {} if self._parts is None else self._parts.digests
+        return digests | {f"{PARTS}/{name}": digest for name, digest in parts.items()}
+
+    def open_parts(self, timeline: Timeline, extra_names: Sequence[str]) -> Parts:
+        """Where samples, responses and the spans of this timeline go while the run lasts."""
+        self._parts = Parts(self.path / PARTS, timeline, extra_names)
         return self._parts
 
     def merge_parts(self) -> None:
@@ -167,21 +200,33 @@ class RunDirectory:
         write_table(self.path / "samples.parquet", read_samples_so_far(self._parts.folder))
         responses = read_growing(self._parts.folder / RESPONSES)
         if len(responses):
-            self.write_responses(responses)
+            write_responses(self.path / "responses.parquet", responses)
         self.write_trace(read_timeline_so_far(self._parts.folder))
         del responses
         self._parts.remove()
         self._parts = None
 
+    def write_summary(self, summary: Mapping[str, float]) -> None:
+        """summary.json: the run in figures, of `harness.comparison.run_summary`."""
+        self._write_json("summary.json", dict(summary))
+
     def write_trace(self, timeline: Timeline) -> None:
-        """trace.json, for Perfetto."""
-        self._write_json("trace.json", chrome_trace(timeline))
+        """trace.json, for Perfetto; with what restarts.jsonl says."""
+        restarts = msgspec.convert(load_restarts(self.path), list[Restart])
+        self._write_json("trace.json", chrome_trace(timeline, restarts))
+
+    def append_restart(self, restart: Mapping[str, Any]) -> None:
+        """Add to restarts.jsonl that roles died, and what was done."""
+        with (self.path / RESTARTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(restart)) + "\n")
 
     def write_ledger(self, ledger: Ledger, engines: Sequence[Mapping[str, Any]] = ()) -> None:
-        """ledger.json; `engines`: those that were lost, left or joined, if any. Raises LedgerError if the ledger does
-        not close."""
+        """ledger.json; `engines`: those that were lost, left or joined, if any; and what restarts.jsonl says. Raises
+        LedgerError if the ledger does not close."""
         ledger.check()
-        happened = {"engines": list(engines)} if engines else {}
+        happened: dict[str, Any] = {"engines": list(engines)} if engines else {}
+        if restarts := load_restarts(self.path):
+            happened["restarts"] = restarts
         self._write_json("ledger.json", ledger.to_json() | happened)
 
     def finish(self) -> None:
@@ -190,17 +235,15 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Release the folder; without `finish` before, the run stays unfinished."""
-        for file in (self._metrics, self._system):
-            if file is not None:
-                file.close()
-        if self._parts is not None:
-            self._parts.close()
-            self._parts = None
-        self._metrics = self._system = None
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        """Release the folder; without `finish` before, the run stays unfinished. Raises OSError where a file's last
+        bytes cannot be written, once all are closed."""
+        open_ones = [one for one in (self._parts, self._system, self._metrics, self._arrivals) if one is not None]
+        with ExitStack() as closing:
+            if self._lock is not None:
+                closing.callback(self._lock.release)
+            for one in open_ones:
+                closing.callback(one.close)
+            self._parts = self._metrics = self._system = self._arrivals = self._lock = None
 
     def __enter__(self) -> RunDirectory:
         self.start()
@@ -213,16 +256,25 @@ class RunDirectory:
         write_text(self.path / name, json.dumps(value) + "\n")
 
 
+def locked(path: Path, busy: str) -> Lock:
+    """The folder of a run that nobody writes; as a context manager it stays so. Raises BlockingIOError, which says
+    `busy`, where somebody does."""
+    return Lock(path / _LOCK, wait=False, busy=busy)
+
+
 def is_done(path: Path) -> bool:
     """Whether the run in this folder finished."""
     return (path / "DONE").exists()
 
 
 def load_config(path: Path) -> dict[str, Any]:
-    """config.yaml of the run in folder `path`, as nested mappings of plain values."""
-    config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
-    assert isinstance(config, dict), f"{path / 'config.yaml'} holds no settings"
-    return {str(name): value for name, value in config.items()}
+    """config.yaml of the run in folder `path`, as nested mappings of plain values. This and all that follow raise
+    DamagedFile for a file that is not what a run writes."""
+    with reading(path / "config.yaml"):
+        config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
+        if not isinstance(config, dict):
+            raise ValueError("it holds no settings")
+        return {str(name): value for name, value in config.items()}
 
 
 def finished_runs(folder: Path) -> list[Path]:
@@ -232,23 +284,30 @@ def finished_runs(folder: Path) -> list[Path]:
 
 def load_manifest(path: Path) -> dict[str, Any]:
     """manifest.json of the run in folder `path`."""
-    return json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    return _object(path / "manifest.json")
 
 
 def load_metrics(path: Path) -> list[dict[str, Any]]:
     """The iterations of the run in folder `path`, null read as NaN.
 
-    A last line that was cut off when its writer died is left out; any other broken line raises ValueError.
+    A last line that was cut off when its writer died is left out; any other broken line raises DamagedFile.
     """
-    return [
-        {name: math.nan if value is None else value for name, value in values.items()}
-        for values in _lines(path / "metrics.jsonl")
-    ]
+    lines = _lines(path / "metrics.jsonl")
+    with reading(path / "metrics.jsonl"):
+        for line in msgspec.convert(lines, list[dict[str, float | None]]):
+            if missing := [name for name in AXES if line.get(name) is None]:
+                raise ValueError(f"a line has no {missing[0]}")
+    return [{name: math.nan if value is None else value for name, value in line.items()} for line in lines]
 
 
 def load_evaluations(path: Path) -> list[dict[str, Any]]:
     """eval.jsonl of the run in folder `path`, by version; empty for a run that evaluated none."""
     return _lines(path / EVALUATIONS) if (path / EVALUATIONS).exists() else []
+
+
+def load_restarts(path: Path) -> list[dict[str, Any]]:
+    """restarts.jsonl of the run in folder `path`: roles that died, and what was done. Empty where none did."""
+    return _lines(path / RESTARTS) if (path / RESTARTS).exists() else []
 
 
 def load_system(path: Path) -> list[dict[str, float]]:
@@ -258,14 +317,24 @@ def load_system(path: Path) -> list[dict[str, float]]:
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
+    with reading(file):
+        lines = file.read_text(encoding="utf-8").split("\n")
     objects = []
-    lines = file.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or cut off
-        try:
-            objects.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file}, line {number} is not JSON: {error}") from error
+        with reading(file.with_name(f"{file.name}, line {number}")):
+            objects.append(_mapping(json.loads(line)))
     return objects
+
+
+def _object(file: Path) -> dict[str, Any]:
+    with reading(file):
+        return _mapping(json.loads(file.read_text(encoding="utf-8")))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("it holds no JSON object")
+    return value
 
 
 def mirrored_files(path: Path) -> list[Path]:
@@ -286,16 +355,43 @@ def load_samples(path: Path) -> pa.Table:
     """samples.parquet of the run in folder `path`; of one that has not ended, what it has settled so far."""
     if not (path / "samples.parquet").exists() and (path / PARTS).is_dir():
         return read_samples_so_far(path / PARTS)
-    return read_samples(path / "samples.parquet")
+    with reading(path / "samples.parquet"):
+        return read_samples(path / "samples.parquet")
 
 
 def load_timeline(path: Path) -> Timeline:
     """The Timeline that trace.json of the run in folder `path` holds; of one that has not ended, so far."""
     if not (path / "trace.json").exists() and (path / PARTS).is_dir():
         return read_timeline_so_far(path / PARTS)
-    return timeline_of(json.loads((path / "trace.json").read_text(encoding="utf-8")))
+    trace = _object(path / "trace.json")
+    with reading(path / "trace.json"):
+        return timeline_of(trace)
+
+
+def load_summary(path: Path) -> dict[str, float]:
+    """summary.json of the run in folder `path`; empty for one that has not ended, or was made before there was one."""
+    file = path / "summary.json"
+    if not file.exists():
+        return {}
+    with reading(file):
+        return msgspec.convert(_object(file), dict[str, float])
 
 
 def load_ledger(path: Path) -> dict[str, Any]:
     """ledger.json of the run in folder `path`."""
-    return json.loads((path / "ledger.json").read_text(encoding="utf-8"))
+    ledger = _object(path / "ledger.json")
+    with reading(path / "ledger.json"):
+        msgspec.convert(ledger, _LedgerFile)
+    return ledger
+
+
+class _LedgerFile(msgspec.Struct):
+    """What is relied on in one, whatever else it says."""
+
+    admitted: int
+    trained: int
+    in_flight: int
+    dropped_stale: int
+    trained_by_iteration: dict[str, int]
+    in_flight_ids: list[int]
+    dropped_ids: dict[str, list[int]]

@@ -15,10 +15,19 @@ import pyarrow.parquet as pq
 from harness.metrics.atomic_files import replacing
 from harness.protocols import FINISH_REASONS
 
-Fate = Literal["trained", "dropped_stale", "dropped_filtered", "in_flight"]
+Fate = Literal[
+    "trained",
+    "dropped_stale",
+    "dropped_filtered",
+    "dropped_baseline",
+    "dropped_straggler",
+    "dropped_spare",
+    "in_flight",
+]
 FATES: tuple[str, ...] = get_args(Fate)
 DEALT_AGAIN = 1 << 26
-"""A place whose group was refused by a filter is dealt another: its number is as much higher each time."""
+"""A place whose group was refused by a filter, or took too long, is dealt another: its number is as much higher each
+time."""
 CUSTOM = "custom/"
 """What the columns, and the metrics, of extra values of scores begin with."""
 
@@ -256,6 +265,13 @@ def filter_metrics(records: Iterable[SampleRecord], refused: int) -> dict[str, f
     }
 
 
+def straggler_metrics(records: Iterable[SampleRecord], dropped: int) -> dict[str, float]:
+    """straggler/* of an iteration in which so many groups were dropped since they took too long: that number, and the
+    share of the trained samples that were cut. Raises ValueError if none was trained."""
+    cut = float(np.mean([r.finish_reason == "cut" for r in _trained(records)]))
+    return {"straggler/cut": cut, "straggler/dropped": float(dropped)}
+
+
 def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     """reward/* of the trained samples among `records`; every sample counts once.
 
@@ -272,6 +288,12 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
         "reward/failed": float(sum(bool(r.reward_failed) for r in trained)),
         "reward/same_in_group": _same_in_group(trained),
     }
+
+
+def baseline_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """reward/baseline: the mean of the rewards that others were compared with, where there were such samples; sums: how
+    many `baselines`, and their `baseline_reward`."""
+    return {"reward/baseline": sums["baseline_reward"] / sums["baselines"]} if sums.get("baselines") else {}
 
 
 def _same_in_group(records: Iterable[SampleRecord]) -> float:
@@ -300,15 +322,6 @@ def custom_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
         for name, value in record.custom.items():
             values.setdefault(name, []).append(value)
     return {CUSTOM + name: float(np.mean(values[name])) for name in sorted(values)}
-
-
-def write_samples(path: Path, records: Iterable[SampleRecord]) -> None:
-    """Write samples.parquet (atomically), rows in order of sample_id: the columns of SCHEMA, then `custom/<name>`."""
-    rows = sorted(records, key=lambda r: r.sample_id)
-    table = pa.table({name: [getattr(r, name) for r in rows] for name in SCHEMA.names}, schema=SCHEMA)
-    for name in sorted({name for r in rows for name in r.custom}):
-        table = table.append_column(CUSTOM + name, pa.array([r.custom.get(name) for r in rows], pa.float64()))
-    write_table(path, table)
 
 
 def write_table(path: Path, table: pa.Table) -> None:

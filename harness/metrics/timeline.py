@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.metrics.restarts import Restart
 from harness.protocols import Span
 
 SYNC_KINDS = frozenset({"load_weights", "publish_weights"})
@@ -267,9 +268,9 @@ def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[I
     return left
 
 
-def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """The JSON object of trace.json."""
-    events: list[dict[str, Any]] = []
+def chrome_trace(timeline: Timeline, restarts: Iterable[Restart] = ()) -> dict[str, Any]:
+    """The JSON object of trace.json: spans, and marks where roles were started again."""
+    events: list[dict[str, Any]] = [_mark(restart) for restart in restarts]
     processes = {role: number for number, role in enumerate(timeline.roles, start=1)}
     for role, process in processes.items():
         events.append(_metadata("process_name", process, 0, name=role))
@@ -337,6 +338,13 @@ def _slice(span: Span, process: int, thread: int) -> dict[str, Any]:
         "dur": round((span.end - span.start) * 1e6, 3),
         "args": {"engine": span.engine, "version": span.version, "iteration": span.iteration},
     }
+
+
+def _mark(restart: Restart) -> dict[str, Any]:
+    """Across all lanes."""
+    told = {"why": restart.why, "done": restart.done, "took_s": restart.took_s}
+    name = f"lost {', '.join(restart.roles)}"
+    return {"ph": "i", "s": "g", "name": name, "pid": 1, "tid": 1, "ts": round(restart.at_s * 1e6, 3), "args": told}
 
 
 def _span(event: dict[str, Any]) -> Span:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,16 @@ from rich.table import Table
 from harness.metrics.formatting import number, percent
 from harness.metrics.ledger import ENGINE_EVENTS
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
-from harness.metrics.run_files import is_done, load_evaluations, load_ledger, load_manifest, load_metrics, load_timeline
+from harness.metrics.restarts import Restart
+from harness.metrics.run_files import (
+    is_done,
+    load_evaluations,
+    load_ledger,
+    load_manifest,
+    load_metrics,
+    load_summary,
+    load_timeline,
+)
 from harness.metrics.samples import CUSTOM, FATES
 
 _FILES = (
@@ -26,6 +36,7 @@ _FILES = (
     "responses.parquet",
     "trace.json",
     "ledger.json",
+    "summary.json",
 )
 
 
@@ -39,8 +50,8 @@ class RunSummary:
     iterations: int
     samples: int
     seconds: float
-    samples_per_s: float
-    tokens_per_s: float
+    samples_per_s: float | None
+    tokens_per_s: float | None
     exact_match_first: float | None
     exact_match_last: float | None
     lag_worst: float
@@ -57,25 +68,24 @@ def summarize(run_dir: Path) -> RunSummary:
 
     exact_match_first, _last: mean over the first and last 10 % of iterations (at least one), None where nothing was
     rewarded; custom: the same two means of each `custom/...`; evaluated: the first and the last line of eval.jsonl.
-    seconds: from the start of the first iteration to the end of the last, over which rates are taken. tokens: as
-    `throughput/tokens_per_s` counts them. Raises ValueError if no iteration has finished.
+    seconds: from the start of the first iteration to the end of the last. samples_per_s, tokens_per_s: of summary.json,
+    without warm-up. Raises ValueError if no iteration has finished.
     """
     metrics = load_metrics(run_dir)
     if not metrics:
         raise ValueError(f"{run_dir}: no iteration has finished, there is nothing to sum up")
     tenth = math.ceil(len(metrics) / 10)
     timeline = load_timeline(run_dir) if (run_dir / "trace.json").exists() else None
-    samples, seconds = metrics[-1]["samples"], sum(m["time/iteration_s"] for m in metrics)
-    tokens = sum(m["throughput/tokens_per_s"] * m["time/iteration_s"] for m in metrics)
+    summary = load_summary(run_dir)
     return RunSummary(
         path=run_dir,
         identity=identity_of(load_manifest(run_dir)),
         done=is_done(run_dir),
         iterations=len(metrics),
-        samples=samples,
-        seconds=seconds,
-        samples_per_s=samples / seconds,
-        tokens_per_s=tokens / seconds,
+        samples=metrics[-1]["samples"],
+        seconds=sum(m["time/iteration_s"] for m in metrics),
+        samples_per_s=summary.get("throughput/samples_per_s"),
+        tokens_per_s=summary.get("throughput/tokens_per_s"),
         exact_match_first=_mean_of("reward/exact_match", metrics[:tenth]),
         exact_match_last=_mean_of("reward/exact_match", metrics[-tenth:]),
         lag_worst=max(m["staleness/max"] for m in metrics),
@@ -94,7 +104,11 @@ def summarize(run_dir: Path) -> RunSummary:
 def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
     """Two tables with a row per run, narrow enough for 80 columns, and one of held-out accuracy and one of custom
     metrics where there are any; a simulated run says so in each."""
-    figures, account, custom = Table(title="Runs"), Table(title="Devices and samples"), Table(title="Custom metrics")
+    figures, account, custom = (
+        Table(title="Runs, rates after warm-up"),
+        Table(title="Devices and samples"),
+        Table(title="Custom metrics"),
+    )
     held_out = Table(title="Held-out accuracy, first and last version")
     for table in (figures, account, held_out, custom):
         table.box, table.show_lines, table.title_justify, table.pad_edge = box.SIMPLE_HEAD, True, "left", False
@@ -137,6 +151,9 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
             why = f": {event['why']}" if event["why"] else ""
             text = f"{event['at_s']:.1f} s: {event['engine']} {ENGINE_EVENTS[event['what']]}{why}"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
+        for restart in (run.ledger or {}).get("restarts", []):
+            text = f"{restart['at_s']:.1f} s: {msgspec.convert(restart, Restart).line}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
         pictures = sorted(path.name for path in run.path.glob("*.png"))
         written = [name for name in _FILES if (run.path / name).exists()] + pictures
         console.print(f"{run.path}/", style="bold", soft_wrap=True, highlight=False, markup=False)
@@ -157,7 +174,7 @@ def _figures(run: RunSummary) -> tuple[str, ...]:
     return (
         f"{run.iterations:,}\n{run.samples:,}",
         number(run.seconds),
-        f"{number(run.samples_per_s)}\n{number(run.tokens_per_s)}",
+        f"{_optional(run.samples_per_s)}\n{_optional(run.tokens_per_s)}",
         f"{_optional(run.exact_match_first)}\n{_optional(run.exact_match_last)}",
         f"{run.lag_worst:.0f}\n{number(run.lag_mean)}",
         _optional(run.fraction_of_bound),
@@ -187,7 +204,7 @@ def _idle(idle: dict[str, float]) -> str:
 def _ledger(ledger: dict[str, Any] | None) -> str:
     if ledger is None:
         return "-"
-    parts = [f"{ledger[fate]:,} {fate.replace('_', ' ')}" for fate in FATES]
+    parts = [f"{ledger[fate]:,} {fate.replace('_', ' ')}" for fate in FATES if fate == "trained" or ledger.get(fate)]
     return f"{ledger['admitted']:,} admitted\n= " + "\n+ ".join(parts)
 
 

@@ -17,8 +17,8 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
 from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
-from harness.rl.gae import gae
 from harness.rl.groups import OfGroups, one_by_one
+from harness.rl.token_advantages import BY_TOKEN
 
 Advantages = OfGroups
 """Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
@@ -106,6 +106,15 @@ def max_rl(rewards: torch.Tensor) -> torch.Tensor:
     return ((rewards - mean) / mean.where(mean > 0, 1.0)).masked_fill(mean <= 0, 0.0)
 
 
+@_of_groups
+def remax(rewards: torch.Tensor) -> torch.Tensor:
+    """A_ij = r_ij - r_i0, the first response of a group being the greedy one, which is not trained.
+
+    ReMax, Li et al. (arXiv 2310.10505), equation 5.
+    """
+    return rewards - rewards[:, :1]
+
+
 ADVANTAGES: dict[str, Callable[..., torch.Tensor]] = {
     "group": group_advantages,
     "dr_grpo": dr_grpo,
@@ -113,13 +122,12 @@ ADVANTAGES: dict[str, Callable[..., torch.Tensor]] = {
     "opo": opo,
     "best_of_k": best_of_k,
     "max_rl": max_rl,
+    "remax": remax,
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "gpg": gpg,
 }
 """Every way to compare rewards, by name."""
-BY_VALUES: dict[str, Callable[..., Any]] = {"gae": gae}
-"""Advantages of tokens, made with a critic's values instead (harness/rl/gae.py)."""
 
 
 def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
@@ -158,7 +166,7 @@ def _compares_batches(compare: Callable[..., Any]) -> bool:
 
 def comparison_of(name: str) -> Callable[..., Any]:
     """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
-    found: Callable[..., Any] = lookup(ADVANTAGES | BY_VALUES, name, "algorithm.advantage")
+    found: Callable[..., Any] = lookup(ADVANTAGES | BY_TOKEN, name, "algorithm.advantage")
     if is_path(name):
         check_called(found, 1, "algorithm.advantage", name, "advantages(rewards)")
     return found

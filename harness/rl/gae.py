@@ -18,8 +18,8 @@ from harness.config.fields import Part
 from harness.config.plugins import keywords, named_by
 from harness.rl.batch_advantages import whitened
 
-TokenAdvantages = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Rewards float32 [k], values float32 [R], mask and lengths -> advantages and returns, float32 [R]."""
+ByValues = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""`gae`, with its options."""
 
 
 def gae(
@@ -27,22 +27,28 @@ def gae(
     values: torch.Tensor,
     mask: torch.Tensor,
     lengths: torch.Tensor,
+    costs: torch.Tensor | None = None,
     *,
     gamma: Part = 1.0,
     lam: Part = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns, float32 [R]; 0 where mask is False. A response has its reward at its last sampled token,
-    and no value after it, also where it was cut off:
+    """Advantages and returns, float32 [R]; 0 where mask is False. rewards: float32 [k] or [groups, n]; costs: float32
+    [R], taken off the reward at each token. A response has its reward at its last sampled token, and no value after it,
+    also where it was cut off:
 
         delta_t = r_t + gamma V_(t+1) - V_t,    A_t = delta_t + gamma lam A_(t+1),    returns = A + V
     """
     steps = [part[kept].double() for part, kept in _responses(lengths, values, mask)]
     backwards = pad_sequence([part.flip(0) for part in steps], batch_first=True)  # [k, T]: the last step comes first
+    taken = torch.zeros_like(backwards)
+    if costs is not None:
+        of_steps = [part[kept].double().flip(0) for part, kept in _responses(lengths, costs, mask)]
+        taken = pad_sequence(of_steps, batch_first=True)
     found = torch.zeros_like(backwards)
-    following, ahead = torch.zeros_like(backwards[:, 0]), rewards.double()
+    following, ahead = torch.zeros_like(backwards[:, 0]), rewards.flatten().double()
     for t in range(backwards.shape[1]):
-        # `ahead`: r_t + gamma V_(t+1), which of the last step is the reward
-        following = ahead - backwards[:, t] + gamma * lam * following
+        # `ahead`: gamma V_(t+1), which of the last step is the reward
+        following = ahead - taken[:, t] - backwards[:, t] + gamma * lam * following
         found[:, t] = following
         ahead = gamma * backwards[:, t]
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
@@ -51,18 +57,22 @@ def gae(
     return advantages, returns
 
 
-def gae_of(algorithm: AlgorithmConfig) -> TokenAdvantages:
+def gae_of(algorithm: AlgorithmConfig) -> ByValues:
     """With the options of the settings. With `algorithm.normalise_std` advantages are whitened over the tokens that
     were sampled, so that rewards have to be those of a whole batch. Raises ConfigError for options that are off."""
     own = keywords(gae, named_by(gae, algorithm.options), "algorithm.options", "gae")
-    estimate: TokenAdvantages = partial(gae, **own)
+    estimate: ByValues = partial(gae, **own)
     if not algorithm.normalise_std:
         return estimate
 
     def of_batch(
-        rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor
+        rewards: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor,
+        lengths: torch.Tensor,
+        costs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        advantages, returns = estimate(rewards, values, mask, lengths)
+        advantages, returns = estimate(rewards, values, mask, lengths, costs)
         return whitened(advantages, mask).masked_fill(~mask, 0.0), returns
 
     return of_batch

@@ -72,9 +72,24 @@ def head_log_probs(
     group: its ranks hold V rows of the vocabulary each, in the order of ranks, and the same hidden and tokens; all get
     the same numbers.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature must be above 0, not {temperature}; train at the temperature that samples")
-    return HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32)
+    log_probs, entropies, _ = HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32, False)
+    return log_probs, entropies
+
+
+def head_gradient_squares(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+    float32: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `head_log_probs`, from the same pass, and of each log-probability the square of its gradient by the logits
+    over the temperature, float32 [N], not differentiable: |onehot - p|^2 = 1 - 2 p(token) + sum of p^2.
+
+    Summed as it stands, so that of a token of probability near 1 something is left.
+    """
+    return HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32, True)
 
 
 class HeadLogProbs(torch.autograd.Function):
@@ -90,9 +105,13 @@ class HeadLogProbs(torch.autograd.Function):
         temperature: float,
         group: dist.ProcessGroup | None,
         float32: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with_squares: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        if temperature <= 0:
+            raise ValueError(f"temperature must be above 0, not {temperature}; train at the temperature that samples")
         multiply = logits_in_float32 if float32 else _logits
         rows = len(hidden)
+        squares = hidden.new_empty(rows, dtype=torch.float32) if with_squares else None
         log_probs, entropies, normalisers = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
         place, here = _places(tokens, len(weight), group)
         for chunk in _chunks(rows, len(weight)):
@@ -102,15 +121,19 @@ class HeadLogProbs(torch.autograd.Function):
             log_probs[chunk] = _summed(chosen, group) - normaliser
             normalisers[chunk] = normaliser
             entropies[chunk] = _summed(_surprise(logits.sub_(normaliser.unsqueeze(1))), group)
+            if squares is not None:
+                squares[chunk] = _summed(_gradient_squares(logits, place[chunk], here[chunk]), group)
         ctx.save_for_backward(hidden, weight, place, here, normalisers, entropies)
         ctx.temperature, ctx.group, ctx.multiply = temperature, group, multiply
         ctx.set_materialize_grads(False)  # entropies that only are read cost nothing
-        return log_probs, entropies
+        if squares is not None:
+            ctx.mark_non_differentiable(squares)
+        return log_probs, entropies, squares
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
-        ctx: Any, grad: torch.Tensor | None, grad_entropies: torch.Tensor | None
+        ctx: Any, grad: torch.Tensor | None, grad_entropies: torch.Tensor | None, _: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, place, here, normalisers, entropies = ctx.saved_tensors
         grad = torch.zeros_like(normalisers) if grad is None else grad
@@ -131,7 +154,7 @@ class HeadLogProbs(torch.autograd.Function):
             part = grad_logits.T @ hidden[chunk]
             grad_weight = part if grad_weight is None else grad_weight.add_(part)
         assert grad_weight is not None, "no rows"
-        return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), None, None, None, None
+        return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), *[None] * 5
 
 
 def logits_in_float32(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -172,6 +195,12 @@ def _summed(part: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor
 def _surprise(log_probs: torch.Tensor) -> torch.Tensor:
     """Each row's part of the entropy: [n, V] -> [n]. 0 * -inf counts as 0."""
     return -(log_probs.exp() * log_probs).nan_to_num_(0.0).sum(dim=-1)
+
+
+def _gradient_squares(log_probs: torch.Tensor, place: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+    """Each row's part of |onehot - p|^2: [n, V], [n, 1], [n] -> [n]. Overwrites log_probs."""
+    chosen = here.unsqueeze(1).to(log_probs.dtype)
+    return log_probs.exp_().scatter_add_(1, place, -chosen).square_().sum(dim=-1)
 
 
 def _entropy_gradient(log_probs: torch.Tensor, entropies: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ _MOST_ERROR = 0.2
 
 
 class RewardKL:
-    """Takes off each reward what its response's KL to the reference costs: r - beta sum_t KL_t.
+    """What the KL to the reference costs, token by token: beta KL_t, which is taken off the rewards.
 
     The KL is estimated by `algorithm.kl` from the log-probabilities with which the tokens were sampled, the behaviour
     policy's: Ziegler et al. (arXiv 1909.08593), equation 2. Without `algorithm.kl_target` beta stays
@@ -26,21 +26,22 @@ class RewardKL:
         self._estimate, self._target, self._horizon = KL[algorithm.kl], algorithm.kl_target, algorithm.kl_horizon
 
     def __call__(
-        self,
-        rewards: torch.Tensor,
-        log_probs: torch.Tensor,
-        reference_log_probs: torch.Tensor,
-        mask: torch.Tensor,
-        lengths: torch.Tensor,
+        self, log_probs: torch.Tensor, reference_log_probs: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor
     ) -> torch.Tensor:
-        """rewards float32 [groups, n]; log-probs float32 [R] and mask bool [R], one response after the other, of
-        lengths int64 [groups n]. Returns rewards."""
+        """Log-probs float32 [R] and mask bool [R], one response after the other, of lengths int64 [k]. Returns costs,
+        float32 [R], 0 where the mask is False."""
         per_token = self._estimate(log_probs, reference_log_probs, mask)
-        taken = self.coefficient * sequence_sum(per_token, lengths)
+        costs = self.coefficient * per_token
         if self._target is not None:
             mean = float(sequence_mean(per_token.double(), mask, lengths).mean())
             self.coefficient = adapted(self.coefficient, mean, len(lengths), self._target, self._horizon)
-        return rewards - taken.view_as(rewards)
+        return costs
+
+
+def less_costs(rewards: torch.Tensor, costs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Rewards float32 [groups, n], each without what all of its response's tokens cost, float32 [R] of lengths
+    int64 [groups n]."""
+    return rewards - sequence_sum(costs, lengths).view_as(rewards)
 
 
 def adapted(coefficient: float, kl: float, samples: int, target: float, horizon: int) -> float:

@@ -1,4 +1,4 @@
-"""Ctrl-C, but not in the middle of an import.
+"""Ctrl-C, but not in the middle of an import; and SIGTERM, which asks a run to leave when it has a checkpoint.
 
 The import system takes and releases locks, partly where exceptions are swallowed: a KeyboardInterrupt there is lost, or
 leaves a lock held that another thread waits for, for ever. MLflow is loaded beside the start of the roles, so there is
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -55,10 +56,53 @@ def run_in(runner: asyncio.Runner, work: Coroutine[Any, Any, _Result]) -> _Resul
     if not isinstance(handler, _Interrupt):
         return runner.run(work)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    runner.get_loop().set_exception_handler(_without_interrupts)
     try:
         return runner.run(work)
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def _without_interrupts(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A second interrupt hits whichever task runs, which nobody waits for any more: it ended the loop, too."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where nobody waits for a checkpoint."""
+
+
+class LeaveRequest:
+    """Whether SIGTERM has asked to leave. A second one, or where `at_once` the first, leaves as Ctrl-C does."""
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.asked, self.at_once = False, at_once
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        asked, self.asked = self.asked, True
+        if not asked and not self.at_once:
+            return
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what it runs in the background
+            raise KeyboardInterrupt
+        else:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def leaving_when_asked(*, at_once: bool) -> Iterator[LeaveRequest]:
+    """Within it SIGTERM asks, and ends nothing; or, at once, it raises Terminated where Ctrl-C raises
+    KeyboardInterrupt. Only in the main thread."""
+    request = LeaveRequest(at_once=at_once)
+    before = signal.signal(signal.SIGTERM, request)
+    try:
+        yield request
+    except KeyboardInterrupt:
+        if at_once and request.asked:
+            raise Terminated from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _importing(frame: FrameType | None) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from harness.config.gpus import VISIBLE, gpus
 from harness.config.plugins import import_folders
 from harness.runtime.fork_server import ForkedProcess, ForkServer
-from harness.runtime.runtime import Build, RoleName
+from harness.runtime.runtime import Build, Handle, RoleName
 from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.runtime.worker_server import run_worker
 from harness.transfer_queue import QueueSpec, TransferQueue
@@ -53,6 +53,7 @@ class LocalRuntime:
         self._stack = ExitStack()
         self._workers = ConnectedWorkers(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=True)
         self._processes: list[ForkedProcess] = []
+        self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
 
     def __enter__(self) -> LocalRuntime:
         """Importing begins; nothing waits for it."""
@@ -81,7 +82,20 @@ class LocalRuntime:
     ) -> list[RemoteRole[Any]]:
         """Start a worker, in which `build(names of the roles)` makes its roles; returns at once. roles: with the class
         whose methods a handle has. devices: the places of its devices among those that this process sees."""
+        self._starts[name] = devices, list(roles), build
+        return self._workers.add(name, *self._launch(name), roles)
+
+    async def start_again(self, handle: Handle[Any]) -> None:
+        """As `Runtime` says."""
+        assert isinstance(handle, RemoteRole), "it is of this runtime"
+        worker = handle.connection.worker
+        await self._workers.end(worker)
+        await self._workers.replace(worker, *self._launch(worker))
+
+    def _launch(self, name: str) -> tuple[_LocalProcess, bytes]:
+        """Another process of this worker, and the token for it."""
         assert self._server is not None, "a worker is started within the context"
+        devices, roles, build = self._starts[name]
         pickled, token = pickle.dumps(build), new_token()
         listener, address = listen(new_address())
         with listener:
@@ -93,7 +107,11 @@ class LocalRuntime:
                 log=self.logs and self.logs / f"{name}.log",
             )
         self._processes.append(process)
-        return self._workers.add(name, _LocalProcess(address, process), token, roles)
+        return _LocalProcess(self.reached_at(name, address), process), token
+
+    def reached_at(self, worker: str, address: Address) -> Address:
+        """Where this process connects to a worker that listens there."""
+        return address
 
     async def stop_clocks(self) -> float:
         """They stand still until they are started again. The latest of their times."""

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.config.placement import Placement
 from harness.runtime.local_runtime import worker_environment
-from harness.runtime.runtime import Build, RoleName, WorkerDied
+from harness.runtime.runtime import Build, Handle, RoleName, WorkerDied
 from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.runtime.worker_server import WorkerServer
 from harness.transfer_queue import QueueSpec, TransferQueue
@@ -77,6 +77,7 @@ class RayCluster:
         self._workers = ConnectedWorkers(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=False)
         self._actors: list[Any] = []
         self._serving: list[Any] = []
+        self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
 
     def __enter__(self) -> RayCluster:
         self._stack.callback(ray.shutdown)
@@ -118,13 +119,25 @@ class RayCluster:
     ) -> list[RemoteRole[Any]]:
         """Start a worker on its bundle, in which `build(names of the roles)` makes its roles; returns at once. roles:
         with the class whose methods a handle has."""
+        self._starts[name] = devices, list(roles), build
+        return self._workers.add(name, *self._launch(name), roles)
+
+    async def start_again(self, handle: Handle[Any]) -> None:
+        """As `Runtime` says: on the same bundle, wherever that is."""
+        assert isinstance(handle, RemoteRole), "it is of this runtime"
+        worker = handle.connection.worker
+        await self._workers.end(worker)
+        await self._workers.replace(worker, *self._launch(worker))
+
+    def _launch(self, name: str) -> tuple[_RayProcess, bytes]:
+        """Another actor of this worker, and the token for it."""
         token = new_token()
+        devices, roles, build = self._starts[name]
         actor = self._start_actor(devices, name, token)
         serving = actor.serve.remote(list(roles), pickle.dumps(build))
-        process = _RayProcess(name, actor.address.remote(), serving, actor)
         self._actors.append(actor)
         self._serving.append(serving)
-        return self._workers.add(name, process, token, roles)
+        return _RayProcess(name, actor.address.remote(), serving, actor), token
 
     async def stop_clocks(self) -> float:
         """They stand still until they are started again. The latest of their times."""

@@ -75,6 +75,11 @@ class Runtime(Protocol):
         """Start a worker on these devices, or without one. It makes `roles`, each of this class. Their handles, in the
         same order, which wait for it when they are first used."""
 
+    async def start_again(self, handle: Handle[Any]) -> None:
+        """End the worker that this role is in, whatever it is doing, and start it anew in the same place, with all of
+        its roles: every handle on one of them is on the new one from then on. Returns when they are made, and count
+        the time that the others do. Raises WorkerDied, or what keeps them from being made."""
+
     async def stop_clocks(self) -> float:
         """Have the clocks of all workers stand still until they are started again. The latest of their times."""
 
@@ -111,6 +116,12 @@ def death_in(error: Exception) -> Exception | None:
     """The death of a worker, or of its engine, if this error consists of nothing else."""
     parts = list(parts_of(error))
     return parts[0] if all(isinstance(part, WorkerDied | EngineDied) for part in parts) else None
+
+
+def retrieved(task: asyncio.Future[Any]) -> None:
+    """For add_done_callback: whoever waits for this hears its error, and where nobody does it is no error."""
+    if not task.cancelled():
+        task.exception()
 
 
 class RealClock:

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from harness.runtime import messages as m
-from harness.runtime.runtime import RoleName, WorkerDied, role_name
+from harness.runtime.runtime import RoleName, WorkerDied, retrieved, role_name
 from harness.transfer_queue.remote.sockets import (
     Address,
     ClientSocket,
@@ -73,7 +73,7 @@ class WorkerConnection:
             raise ConnectionEnded(self.ended)
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
             self._opening = asyncio.ensure_future(self._open())
-            self._opening.add_done_callback(_retrieve)
+            self._opening.add_done_callback(retrieved)
         stream = self._opening.result() if self._opening.done() else await asyncio.shield(self._opening)
         return await stream.ask(request)
 
@@ -114,6 +114,19 @@ class WorkerConnection:
         except (TimeoutError, ConnectionError):
             pass
         return None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has answered, and has not ended."""
+        opened = self._opening
+        return self.ended is None and opened is not None and opened.done() and opened.exception() is None
+
+    def give_up(self, why: str) -> None:
+        """It does not answer: its process is killed, and every call ends for this reason."""
+        if self.is_open and self._opening is not None:
+            self.ended = why
+            self.process.kill()
+            self._opening.result().end(why)
 
     async def kill(self, within_s: float | None) -> None:
         """Returns when the process is gone. Raises TimeoutError."""
@@ -195,15 +208,15 @@ class _Stream:
         try:
             data = self._sock.recv(_CHUNK)
             if not data:
-                return self._end()
+                return self.end()
             for frame in self._splitter.feed(data):
                 self._take(frame.call, m.decode_answer(frame.body))
         except BlockingIOError:
             return
         except OSError:  # the connection's, or bytes that are no frame
-            self._end()
+            self.end()
         except msgspec.MsgspecError as error:
-            self._end(f"it answered with what is no message: {error}")
+            self.end(f"it answered with what is no message: {error}")
 
     def _take(self, call: int, answer: m.Answer) -> None:
         if isinstance(answer, m.Challenge):
@@ -216,11 +229,12 @@ class _Stream:
             error = m.error_of(answer.failure)
             waiting.set_exception(error)
             if waiting is self.admitted:
-                self._end(str(error))
+                self.end(str(error))
         else:
             waiting.set_result(answer.value)
 
-    def _end(self, reason: str | None = None) -> None:
+    def end(self, reason: str | None = None) -> None:
+        """No answer comes any more; the reason is asked of the process, where none is given."""
         if self._sock.fileno() < 0:
             return
         self._loop.remove_reader(self._sock.fileno())
@@ -326,31 +340,52 @@ class ConnectedWorkers:
     def __init__(self, *, start_timeout_s: float, call_timeout_s: float | None, here: bool) -> None:
         self.start_timeout_s, self.call_timeout_s, self.here = start_timeout_s, call_timeout_s, here
         self.connections: dict[str, WorkerConnection] = {}
+        self._handles: dict[str, list[RemoteRole[Any]]] = {}
+        self._origin: float | None = None  # of all clocks, once they were started
 
     def add(
         self, worker: str, process: WorkerProcess, token: bytes, roles: Mapping[RoleName, type]
     ) -> list[RemoteRole[Any]]:
         """Handles on its roles, each with the methods of this class."""
         named = {role_name(role): role_class for role, role_class in roles.items()}
-        connection = WorkerConnection(worker, process, token, roles=named, start_timeout_s=self.start_timeout_s)
+        connection = self._connection(worker, process, token, named)
+        made: list[RemoteRole[Any]] = [
+            RemoteRole(name, role_class, connection, self.call_timeout_s) for name, role_class in named.items()
+        ]
+        self._handles[worker] = made
+        return list(made)
+
+    async def end(self, worker: str) -> None:
+        """Whatever it is doing; returns when its process is gone."""
+        await self.connections[worker].kill(self.call_timeout_s)
+
+    async def replace(self, worker: str, process: WorkerProcess, token: bytes) -> None:
+        """After `end`: its handles are on the roles of this process from now on. Returns when those are there."""
+        handles = self._handles[worker]
+        connection = self._connection(worker, process, token, [handle.name for handle in handles])
+        for handle in handles:
+            handle.connection = connection
+        for handle in handles:
+            await handle.role.waiting()
+        if self._origin is not None:
+            await connection.start_clock(self._origin, here=self.here)
+
+    def _connection(self, worker: str, process: WorkerProcess, token: bytes, roles: Iterable[str]) -> WorkerConnection:
+        connection = WorkerConnection(worker, process, token, roles=roles, start_timeout_s=self.start_timeout_s)
         self.connections[worker] = connection
-        return [RemoteRole(name, role_class, connection, self.call_timeout_s) for name, role_class in named.items()]
+        return connection
 
     async def stop_clocks(self) -> float:
         """Of every worker that lives; the latest of their times."""
         return max(await asyncio.gather(*(connection.stop_clock() for connection in self.connections.values())))
 
     async def start_clocks(self, origin: float) -> None:
-        """Time 0 of every worker that lives, a reading of time.monotonic in this process."""
+        """Time 0 of every worker that lives, and of those that are started later: a reading of time.monotonic in this
+        process."""
+        self._origin = origin
         async with asyncio.TaskGroup() as tasks:
             for connection in self.connections.values():
                 tasks.create_task(connection.start_clock(origin, here=self.here))
-
-
-def _retrieve(opening: asyncio.Future[_Stream]) -> None:
-    """Whoever waited for it may have given up: then it is no error."""
-    if not opening.cancelled():
-        opening.exception()
 
 
 def _keep_alive(sock: socket.socket) -> None:

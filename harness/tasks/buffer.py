@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+import numpy as np
+
 from harness.config.fields import ConfigError
 from harness.config.plugins import load, make
 from harness.tasks.task import Problem, Task
@@ -55,6 +58,22 @@ def buffer_of(path: str, options: Mapping[str, Any], saved: str | None) -> DataB
     return buffer
 
 
+class DealtProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a group that is not over; prompt: token ids."""
+
+    first_sample: int
+    group: int
+    prompt: list[int]
+    answer: str
+
+
+class DealerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """known: what the buffer's `state` gave, as JSON; out: what it has dealt, and not been told of."""
+
+    known: str
+    out: list[DealtProblem]
+
+
 @dataclass(frozen=True)
 class _Out:
     """A group that was dealt, and is not over."""
@@ -74,6 +93,8 @@ class Dealer:
     def problem(self, group: int, first_sample: int) -> Problem:
         if self.buffer is None:
             return self._task.problem(group, self._seed)
+        if (out := self._out.get(first_sample)) is not None:  # before the run went on from a checkpoint
+            return out.problem
         problem = self.buffer.take(self._task, group, self._seed)
         self._out[first_sample] = _Out(problem, group)
         return problem
@@ -86,3 +107,34 @@ class Dealer:
     def forget(self, first_sample: int) -> None:
         """Its group was dropped, and nobody knows its rewards."""
         self._out.pop(first_sample, None)
+
+    def state(self) -> DealerState | None:
+        """As of now; None where nobody deals but the task. Raises ConfigError for a buffer whose state is no JSON."""
+        if self.buffer is None:
+            return None
+        out = [
+            DealtProblem(first, one.group, one.problem.prompt.tolist(), one.problem.answer)
+            for first, one in self._out.items()
+        ]
+        try:
+            return DealerState(json.dumps(dict(self.buffer.state())), out)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"task.buffer: what state() of {type(self.buffer).__name__} gives cannot be written: {error}; give "
+                "what JSON has"
+            ) from error
+
+    def load(self, state: DealerState) -> None:
+        """Go on from what `state` gave. Raises ConfigError for a buffer that cannot."""
+        assert self.buffer is not None, "only a buffer's state is saved"
+        try:
+            self.buffer.load(json.loads(state.known))
+        except Exception as error:  # of the user's code
+            why = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"task.buffer: {type(self.buffer).__name__} cannot load what a checkpoint has of it: "
+                f"{type(error).__name__}: {why}; let load take what state gives, or start anew with FORCE=1"
+            ) from error
+        self._out = {
+            one.first_sample: _Out(Problem(np.array(one.prompt, np.int64), one.answer), one.group) for one in state.out
+        }

@@ -81,6 +81,7 @@ class LocalQueue(TransferQueue):
     set_bound = _as_coroutine(QueueService.set_bound)
     drop = _as_coroutine(QueueService.drop)
     begin_again = _as_coroutine(QueueService.begin_again)
+    give_up = _as_coroutine(QueueService.give_up)
     acknowledge = _as_coroutine(QueueService.acknowledge)
     give_back = _as_coroutine(QueueService.give_back)
     release = _as_coroutine(QueueService.release)

@@ -52,6 +52,9 @@ class TransferQueue(Protocol):
         than `minimum`. Where none fits any more, or it is too late, what the lowest such `below` names is waited for
         and goes alone, and what is left of it in a partition is dispatched like that partition's rest. A named
         partition's rows only; what went back to the queue was not dispatched. ValueError for a task with several ranks.
+
+        only=(row, ...): these, all of them, of one partition and whole groups where the task wants such, whatever the
+        policy says; it hands nobody a row that was dispatched. ValueError for a task with several ranks.
         """
 
     @with_get_options
@@ -72,6 +75,11 @@ class TransferQueue(Protocol):
         created: they can be written, and are handed out, anew. Whoever holds some has to be done with them. ValueError
         for rows that are no whole groups, or have a column that a task is `settled_by`, or that were dropped, or
         handed to a task with leases or several ranks."""
+
+    async def give_up(self, partition: str, rows: Iterable[int]) -> None:
+        """Take whole groups out of every task that is not `settled_by` a column: it is handed none of them, and waits
+        for nothing of them. Tasks that are go on with them until they are settled. ValueError for rows that are no
+        whole groups, or that one of the former was handed."""
 
     async def acknowledge(self, lease: int) -> None:
         """The batch is done with. LeaseExpired if its rows went back to the queue; twice does no harm."""

@@ -70,6 +70,9 @@ class ShardedQueue(TransferQueue):
     async def begin_again(self, partition: str, rows: Iterable[int]) -> None:
         await self._shard(partition).begin_again(partition, rows)
 
+    async def give_up(self, partition: str, rows: Iterable[int]) -> None:
+        await self._shard(partition).give_up(partition, rows)
+
     async def acknowledge(self, lease: int) -> None:
         shard, number = self._owner(lease)
         await shard.acknowledge(number)

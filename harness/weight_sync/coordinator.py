@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.protocols import Span
-from harness.runtime.runtime import Waits, WorkerDied, ask_all, death_in, parts_of
+from harness.runtime.runtime import Handle, Waits, WorkerDied, ask_all, death_in, parts_of
 from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
 from harness.weight_sync.plan import TransferError, TransferPlan
@@ -66,6 +66,7 @@ class Coordinator:
         self.waits = Waits("weights")
         self._transport, self._bucket_bytes, self._observe = transport, bucket_bytes, observe
         self._retrying = RetryingTransfer(trainers, transport, attempts=self.retry.attempts, observe=observe)
+        self._one_at_a_time = asyncio.Lock()  # of what the training ranks take part in
         self._arrived = 0
         self._progress = asyncio.Event()  # a version arrived, or a transfer ended; then there is a new one
         self._transfer: asyncio.Task[None] | None = None
@@ -91,6 +92,33 @@ class Coordinator:
 
         What a receiver loaded is its version from then on. Raises LostEngine, or what no other attempt would mend.
         """
+        async with self._one_at_a_time:
+            await self._publish(version)
+
+    async def bring(self, engine: Handle[EngineWorker]) -> int:
+        """The newest weights to this engine alone, which was started again and is idle; their version.
+
+        They are those that training has come to, between two steps, so they may be of a version that no other engine
+        has yet. Raises what kept it from them: its death, or what ends a run.
+        """
+        async with self._one_at_a_time:
+            await self.finish()
+            self._retrying.forget()
+            version, sent = -1, await self.trainers[0].role.settled_version()
+            while version != sent:  # a step was made meanwhile: nobody knows what it got
+                version = sent
+                await self._bring(engine, version)
+                sent = await self.trainers[0].role.settled_version()
+            return version
+
+    async def _bring(self, engine: Handle[EngineWorker], version: int) -> None:
+        async def attempt(receivers: Sequence[Receiver], number: int) -> TransferOutcome:
+            return await self._transport.publish(self.trainers, receivers, version)
+
+        for _, error in await self._retrying.run(version, [engine], attempt):
+            raise error
+
+    async def _publish(self, version: int) -> None:
         await self.finish()
         await self.fleet.begin_transfer()
         engines = self.fleet.receivers
@@ -110,6 +138,10 @@ class Coordinator:
 
         Returns when the copy is complete: then the trainer may change its weights.
         """
+        async with self._one_at_a_time:
+            await self._start_transfer(version)
+
+    async def _start_transfer(self, version: int) -> None:
         await self.finish()
         await self.fleet.begin_transfer()
         engines = self.fleet.receivers
@@ -131,10 +163,12 @@ class Coordinator:
             await self.finish()
 
     async def swap(self, handles: Sequence[Receiver], version: int) -> None:
-        """These receivers load `version` from their host memory, once it has arrived there."""
+        """These receivers load `version` from their host memory, once it has arrived there. One that was started again
+        since may hold a newer one, and keeps it."""
         await self.wait_arrived(version)
-        receivers = self.fleet.receivers
-        swapped = await swap([handle for handle in handles if handle in receivers], version)
+        receivers, held = self.fleet.receivers, self.membership.versions
+        handles = [handle for handle in handles if handle in receivers and held[handle.name] < version]
+        swapped = await swap(handles, version)
         for spans in swapped.spans:
             self._observe(spans)
         self._loaded(swapped.succeeded(handles), version)
@@ -254,6 +288,10 @@ class RetryingTransfer:
         self.plan: TransferPlan | None = None
         self._observe = observe
         self._connected: list[str] | None = None
+
+    def forget(self) -> None:
+        """A receiver is another process than before: it has to be connected anew."""
+        self._connected = None
 
     async def connect(self, receivers: Sequence[Receiver]) -> None:
         """Connect the transport to these receivers, unless it is."""

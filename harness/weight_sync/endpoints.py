@@ -112,6 +112,18 @@ _OFFERS: Mapping[str, Callable[[TransferPlan, Rendezvous], CollectiveOffer | Sha
 }
 
 
+def weight_source(
+    transport: Transport, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool
+) -> tuple[WeightSource, SentGroupOffer]:
+    """What rank 0 of the trainer sends by, and the offer of it to all others. device: the sender's; within_gpu: `ipc`
+    is to stay there, where the receivers are, too."""
+    if transport == "ipc" and within_gpu:
+        slots = CudaSlots(plan, rendezvous, device)
+        return slots, slots.offer
+    offer = _OFFERS[transport](plan, rendezvous)
+    return offer, offer
+
+
 class GatherOnlySender:
     """Of a training rank that sends nothing: takes part in gathering shards for so many senders, and keeps nothing."""
 
@@ -158,6 +170,10 @@ class SendingWorker:
         """This rank's turn on its device, for what one of its loops computes there."""
         return nullcontext()
 
+    async def settled_version(self) -> int:
+        """Of the weights as they are; between two steps of a batch they are of none, and its last one is waited for."""
+        raise NotImplementedError
+
     async def plan(self, bucket_bytes: int, checked: bool = False) -> TransferPlan:
         """The transfer plan of this model's weights."""
         return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
@@ -176,12 +192,8 @@ class SendingWorker:
         that of the host.
         """
         rendezvous, self._store = open_rendezvous(host, receivers, timeout_s, senders)
-        if transport == "ipc" and self.device.type == "cuda" and _alone():
-            slots = CudaSlots(plan, rendezvous, self.device)
-            self._source = slots
-            return slots.offer
-        offer = _OFFERS[transport](plan, rendezvous)
-        self._source = offer
+        within_gpu = self.device.type == "cuda" and _alone()
+        self._source, offer = weight_source(transport, plan, rendezvous, self.device, within_gpu=within_gpu)
         return offer
 
     async def meet_receivers(self) -> None:

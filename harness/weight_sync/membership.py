@@ -9,11 +9,11 @@ have joined.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from harness.runtime.runtime import Handle, WorkerDied, death_in
+from harness.runtime.runtime import Handle, WorkerDied, death_in, retrieved
 from harness.weight_sync.endpoints import EngineWorker
 
 Kind = Literal["engine", "scorer"]
@@ -125,7 +125,11 @@ class Membership:
 
     def begin_transfer(self) -> list[Member]:
         """Carry out what was requested: members that leave take no part in this transfer, and those that join do. All
-        of these."""
+        of these. An engine stays that has become the only one since it was to leave."""
+        for member in self.members:
+            staying = [name for name in self.working if self.of(name).requested != "leave"]
+            if member.requested == "leave" and member.name in self.working and not staying:
+                self._change(member.name, requested=None)
         changed = [
             self._change(member.name, requested=None, health="leaving" if member.requested == "leave" else "joining")
             for member in self.members
@@ -190,8 +194,16 @@ class LostEngine(RuntimeError):
 Engine_co = TypeVar("Engine_co", bound=EngineWorker, covariant=True)
 
 
+Replace = Callable[[Handle[Any], str], Awaitable[int | None]]
+"""Starts an engine again that is lost, for this reason; the version of the weights that it then holds. None where it
+may not be, for it was too often."""
+
+
 async def _end(engine: Handle[Any]) -> None:
     await engine.end()
+
+
+async def _nobody(engine: Handle[Any]) -> None: ...
 
 
 def _ignore(engine: str, what: str, why: str) -> None: ...
@@ -200,8 +212,8 @@ def _ignore(engine: str, what: str, why: str) -> None: ...
 class Fleet(Generic[Engine_co]):
     """The rollout engines of a job, by their membership.
 
-    on_lost: whether a run ends or goes on without an engine that is lost. clear_up: ends such an engine, and gives what
-    it had to others. notify: called for each engine that is lost, leaves or joins, with the reason.
+    on_lost: whether a run ends or goes on without an engine that is lost for good. clear_up: ends such an engine, and
+    gives what it had to others. notify: called for each engine that is lost, leaves or joins, with the reason.
     """
 
     def __init__(
@@ -217,6 +229,12 @@ class Fleet(Generic[Engine_co]):
         self._on_lost, self._clear_up, self._notify = on_lost, clear_up, notify
         self._losing = asyncio.Lock()
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._coming: dict[str, asyncio.Task[None]] = {}  # engines that are started again
+        self._numbers: dict[str, int] = {}  # of each engine's process
+        self.replace: Replace | None = None
+        """Where engines can be started again."""
+        self.welcome: Callable[[Handle[Engine_co]], Awaitable[None]] = _nobody
+        """Called for one that was, and works from now on."""
         for engine in engines:
             self.add(engine)
 
@@ -235,25 +253,79 @@ class Fleet(Generic[Engine_co]):
         """Another engine, which holds `version`: it works, and takes part from the next transfer on."""
         self.membership.join(engine.name, version=version)
         self._handles[engine.name] = engine
+        self._numbers[engine.name] = self._numbers.get(engine.name, 0) + 1
 
-    async def lose(self, reasons: Mapping[str, str]) -> None:
-        """Go on without these engines; returns once what they had can be taken by others, also where another call lost
-        them first. Raises LostEngine where the run is to end with them, or where none is left that works."""
+    def number(self, name: str) -> int:
+        """Of this engine's process: another one after each restart."""
+        return self._numbers[name]
+
+    async def lose(self, reasons: Mapping[str, str], numbers: Mapping[str, int] | None = None) -> None:
+        """These engines are lost, whatever they still do: they are ended. Returns once what they had can be taken by
+        others, also where another call lost them first; where they can be started again, that goes on meanwhile
+        (`back`). Raises LostEngine where the run is to end with them, or where none is left.
+
+        numbers: of the processes that this is said of; what became of those since counts no more. Without them it is
+        said of the engines as they are."""
         async with self._losing:
-            lost = {name: why for name, why in reasons.items() if self.membership.of(name).health != "lost"}
+            lost = {
+                name: why
+                for name, why in reasons.items()
+                if self.membership.of(name).health != "lost" and (numbers or self._numbers)[name] == self._numbers[name]
+            }
             for name, why in lost.items():
                 self.membership.mark_lost(name, why)
-            if lost and (self._on_lost == "end" or not self.working):
-                left = "" if self.working else "; no engine is left to generate"
-                raise LostEngine("; ".join(lost.values()) + left)
-            for name, why in lost.items():
+            if self.replace is None:
+                self._lost_for_good(lost)
+            for name in lost:
                 await self._clear_up(self._handles[name])
-                self._notify(name, "lost", why)
+            for name, why in lost.items():
+                if self.replace is None:
+                    self._notify(name, "lost", why)
+                else:
+                    self._coming[name] = asyncio.create_task(self._come_back(self.replace, name, why))
+                    self._coming[name].add_done_callback(retrieved)
+
+    async def back(self, name: str) -> bool:
+        """Whether it works: one that is started again is waited for. Raises what `lose` does where it comes to that."""
+        if (coming := self._coming.get(name)) is not None:
+            await asyncio.shield(coming)
+        return name in self.membership.working
+
+    async def any_back(self, names: Collection[str] | None) -> None:
+        """While none of these works (None: of all), and some are started again, wait for the next that does."""
+        while not any(names is None or name in names for name in self.membership.working):
+            coming = [task for name, task in self._coming.items() if names is None or name in names]
+            if not coming:
+                return
+            for task in (await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED))[0]:
+                task.result()
+
+    async def all_back(self) -> None:
+        """Wait until none is being started again any more. Raises as `back` does."""
+        while self._coming:
+            await self.back(next(iter(self._coming)))
+
+    async def _come_back(self, replace: Replace, name: str, why: str) -> None:
+        """From its end on until it works, or is lost for good."""
+        version = await replace(self._handles[name], why)
+        if version is None:
+            self._lost_for_good({name: why}, but=name)
+            self._notify(name, "lost", why)
+        else:
+            self.add(self._handles[name], version)
+            await self.welcome(self._handles[name])
+        del self._coming[name]
+
+    def _lost_for_good(self, lost: Mapping[str, str], but: str | None = None) -> None:
+        """Raises LostEngine where the run is to end with them. but: is not to come back any more."""
+        left = self.working or self._coming.keys() - {but}
+        if lost and (self._on_lost == "end" or not left):
+            raise LostEngine("; ".join(lost.values()) + ("" if left else "; no engine is left to generate"))
 
     async def begin_transfer(self) -> None:
         """Engines that were asked to leave stop taking samples, and finish those that they have; engines that were
         asked to come back take part in this transfer."""
-        for task in [task for task in self._leaving.values() if task.done()]:
+        for task in [task for task in (*self._leaving.values(), *self._coming.values()) if task.done()]:
             task.result()
         for member in self.membership.begin_transfer():
             name, engine = member.name, self._handles[member.name]

@@ -3,6 +3,7 @@
 Every request carries the token (`Authorization: Bearer ...`). A run serves its engines as long as it lasts, in its own
 event loop and on loopback:
 
+    GET    /health                     of each role its state, when it was last heard, what it does, its version
     GET    /topology                   epoch, members with version, health, rank and what was requested of them
     POST   /members/{name}/leave       finish what it runs and get no more weights, from the next transfer on
     POST   /members/{name}/join        come back with the weights of the next transfer
@@ -29,7 +30,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -37,8 +38,8 @@ from urllib.parse import quote
 
 import httpx2
 import uvicorn
-from fastapi import Depends, FastAPI, Header, HTTPException, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from harness.protocols import Clock
@@ -61,10 +62,16 @@ class Heartbeat(BaseModel):
     version: Annotated[int, Field(ge=0)]
 
 
-def fleet_app(fleet: Fleet, token: str, *, now: Callable[[], float]) -> FastAPI:
-    """The engines of a run. Their health is checked when it is asked for: an engine that computes does not answer at
-    once, and counts as silent."""
+def fleet_app(
+    fleet: Fleet, token: str, *, now: Callable[[], float], health: Callable[[], dict[str, Any]] = dict
+) -> FastAPI:
+    """The engines of a run. Their health is checked when the topology is asked for: an engine that computes does not
+    answer at once, and counts as silent. health: of all roles, as is known without asking."""
     app, membership = _authenticated_app(token), fleet.membership
+
+    @app.get("/health")
+    async def get_health() -> dict[str, Any]:
+        return health()
 
     @app.get("/topology")
     async def get_topology() -> dict[str, Any]:
@@ -109,18 +116,20 @@ def membership_app(
 
 
 def _authenticated_app(token: str) -> FastAPI:
-    """Without routes yet. Refuses requests without the token (401), for unknown members (404), and in conflict with
-    their state (409)."""
+    """Without routes yet. Refuses requests without the token (401), before anything else of them is looked at; for
+    unknown members (404), and in conflict with their state (409)."""
     if not token:
         raise ValueError("the service needs a token: anybody who reaches it could make engines leave")
 
-    async def authorised(authorization: Annotated[str, Header()] = "") -> None:
-        if not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
-            raise HTTPException(401, "the token is wrong or missing; send it as `Authorization: Bearer <token>`")
+    app = FastAPI(title="Cadence weight sync", docs_url=None, redoc_url=None, openapi_url=None)
 
-    app = FastAPI(
-        title="Cadence weight sync", dependencies=[Depends(authorised)], docs_url=None, redoc_url=None, openapi_url=None
-    )
+    @app.middleware("http")
+    async def authorised(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            told = "the token is wrong or missing; send it as `Authorization: Bearer <token>`"
+            return JSONResponse({"detail": told}, status_code=401)
+        return await answer(request)
 
     def refuse(status: int) -> Callable[[Request, Exception], JSONResponse]:
         return lambda request, error: JSONResponse({"detail": str(error)}, status_code=status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,17 +27,19 @@ from schedules.base import Transport
 _PUBLISH = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
 
 
-@dataclass(frozen=True)
+@dataclass
 class SimulatedTransport:
     """Stands in for the transport of this name: the same calls in the same order. Engines let their loads pass."""
 
     name: Transport
     times: TransferTimes
     clock: Clock
+    _sender: SimulatedSender | None = field(default=None, init=False, compare=False)
     timeout_s = None
 
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
-        await trainers[0].role.use(SimulatedSender(self.times, self.clock))
+        self._sender = SimulatedSender(self.times, self.clock, self._sender)
+        await trainers[0].role.use(self._sender)
         await join_all(receivers, SimulatedOffer(plan, self.times, self.clock))
 
     async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
@@ -65,11 +67,12 @@ class SimulatedOffer:
 
 
 class SimulatedSender:
-    """The trainer waits `send_s`; what travels on in the background has arrived `stage_s` later."""
+    """The trainer waits `send_s`; what travels on in the background has arrived `stage_s` later. previous: what it had
+    under way can be sent again."""
 
-    def __init__(self, times: TransferTimes, clock: Clock) -> None:
+    def __init__(self, times: TransferTimes, clock: Clock, previous: SimulatedSender | None = None) -> None:
         self._times, self._clock = times, clock
-        self._version = 0
+        self._version: int = 0 if previous is None else previous._version
         self._arrives_at = 0.0
 
     async def ready(self) -> None:
@@ -87,7 +90,8 @@ class SimulatedSender:
             await self._clock.sleep(left)
 
     async def resend(self, version: int) -> None:
-        """Nothing fails here."""
+        require_sent(version, self._version)
+        self._arrives_at = self._clock.now() + self._times.stage_s
 
 
 class SimulatedReceiver:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
-from harness.weight_sync.saving import save_weights
 from harness.workers.computing_role import ComputingRole
 from harness.workers.dataflow import samples_in
+from harness.workers.dealing import some_rows
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.training import ONE_STEP, TrainedRows, Training, TrainReport, Updates, learnt_tokens
 from harness.workers.training_state import RememberingRole
@@ -36,10 +36,12 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
         turns: Turns = NO_TURNS,
         mask_truncated: bool = False,
         updates: Updates = ONE_STEP,
+        baseline_of: int | None = None,
     ) -> None:
-        """mask_truncated: responses that were cut off are read, and have no loss."""
+        """mask_truncated: responses that were cut off are read, and have no loss; baseline_of: samples of a group, the
+        first of which is read, and not trained; None: all are."""
         super().__init__(f"actor[{rank}]", turns)
-        self.mask_truncated = mask_truncated
+        self.mask_truncated, self.baseline_of = mask_truncated, baseline_of
         self.engine, self.clock = engine, clock
         self.rank, self.name, self.device = rank, str(rank), device
         self.version = 0  # of the engine's parameters, as they are now
@@ -53,25 +55,44 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
             accumulate=self._accumulate,
             noted=self._note_samples,
             updates=updates,
+            begins_step=lambda: self._settled.clear(),
         )
+        self._settled = asyncio.Event()  # set unless steps of a batch were made, but not all
+        self._settled.set()
 
     @open_ended
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """As `Training.train`; what is published next is version iteration + 1."""
         report = await self._training.train(iteration, first)
         self.version = iteration + 1
+        self._settled.set()
         return report
 
+    @open_ended
+    async def settled_version(self) -> int:
+        with self.waits("settled_version", "the last step of a batch"):
+            await self._settled.wait()
+        return self.version
+
     async def _accumulate(self, batch: Batch, iteration: int) -> dict[str, float]:
-        return await self.engine.accumulate(train_batch(batch, iteration, self.mask_truncated))
+        return await self.engine.accumulate(train_batch(self._learnt(batch), iteration, self.mask_truncated))
 
     def _note_samples(self, report: TrainReport, batch: Batch, iteration: int) -> None:
-        report.sums = add_diagnostics(report.sums, _of_samples(batch, iteration))
-        report.trained.append(_trained_rows(batch, self.clock.now()))
+        learnt = self._learnt(batch)
+        report.sums = add_diagnostics(report.sums, _of_samples(learnt, iteration))
+        report.trained.append(_trained_rows(learnt, self.clock.now()))
+        if self.baseline_of is not None:
+            first = samples_in(batch) % self.baseline_of == 0
+            rewards = batch.dense("reward")[first]
+            report.baselines |= zip(samples_in(batch)[first].tolist(), rewards.tolist(), strict=True)
+            of_baselines = {"baselines": float(len(rewards)), "baseline_reward": float(rewards.sum(dtype=np.float64))}
+            report.sums = add_diagnostics(report.sums, of_baselines)
 
-    async def save_weights(self, folder: str) -> None:
-        """All weights into a folder that is there, gathered; every rank calls it, rank 0 writes."""
-        save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)
+    def _learnt(self, batch: Batch) -> Batch:
+        """Without the samples that others were compared with."""
+        if self.baseline_of is None:
+            return batch
+        return some_rows(batch, np.flatnonzero(samples_in(batch) % self.baseline_of))
 
 
 def train_batch(batch: Batch, version: int, mask_truncated: bool = False) -> TrainBatch:

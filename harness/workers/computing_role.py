@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from harness.runtime.runtime import Waits, open_ended
 from harness.workers.turns import Turns
@@ -53,3 +54,10 @@ class ComputingRole:
     async def waiting(self) -> list[str]:
         """What its loops wait for, a line each."""
         return self.waits.lines()
+
+
+def abandon(fetch: asyncio.Task[Any]) -> None:
+    """Of something that was asked ahead, whose asker failed: nobody waits for it any more, and its own end, which may
+    be how it met the same death, is no news."""
+    fetch.cancel()
+    fetch.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

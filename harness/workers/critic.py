@@ -7,7 +7,6 @@ these, returns, to learn from them. Both are loops of one role, which computes o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from harness.protocols import CriticEngine, ValueBatch
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Column
-from harness.weight_sync.saving import save_weights
 from harness.workers.readers import MicroBatchReader
 from harness.workers.stages import Stage, prompts_and_responses
 from harness.workers.training import ONE_STEP, Training, TrainReport, Updates, learnt_tokens
@@ -74,7 +72,3 @@ class CriticRole(Stage, RememberingRole):
         lags = iteration - batch.dense("value_version")
         sums = {"samples": float(len(lags)), "lag": float(lags.sum()), "lag_max": float(lags.max())}
         report.sums = add_diagnostics(report.sums, sums)
-
-    async def save_weights(self, folder: str) -> None:
-        """All weights into a folder that is there, gathered; every rank calls it, rank 0 writes."""
-        save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)

@@ -6,21 +6,21 @@
        ├─> reward      ─ reward, exact_match, reward_failed, (score_extras) ─> advantages ─ advantage, (kl_coef)
        │                   └─> (filter ─ passed ─> prompts ─ kept): all below and advantages wait for kept
        ├─> reference   ─ ref_log_probs
-       ├─> actor_fwd   ─ old_log_probs, old_version
+       ├─> actor_fwd   ─ old_log_probs, old_version, (gradient_squares: read by advantages)
        ├─> critic      ─ values, value_version: read by advantages, which then write returns, and by the critic again
        └─> actor reads all of them
 
-One row is one sample; `response`, `loss_mask`, `log_probs`, `versions`, `ref_log_probs`, `old_log_probs`, `values`,
-`returns` and, where there is a critic, `advantage` have a value per token, `score_extras` one for each name in
-`extra_metrics` of the task. `response` is all that follows the prompt, with what an environment wrote; `loss_mask` is
-True where the policy sampled. `finish_reason` is a place in `harness.protocols.FINISH_REASONS`; `environment_reward` is
-NaN where there is none.
+One row is one sample; `response`, `loss_mask`, `log_probs`, `versions`, `ref_log_probs`, `old_log_probs`,
+`gradient_squares`, `values`, `returns` and, where it is made of squares or values, `advantage` have a value per token,
+`score_extras` one for each name in `extra_metrics` of the task. `response` is all that follows the prompt, with what an
+environment wrote; `loss_mask` is True where the policy sampled. `finish_reason` is a place in
+`harness.protocols.FINISH_REASONS`; `environment_reward` is NaN where there is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,11 +61,10 @@ FILTER_COLUMNS = {
     "kept": ColumnSpec("bool"),
 }
 VALUE_COLUMNS = {"values": ColumnSpec("float32", ragged=True), "value_version": ColumnSpec("int32")}
-TOKEN_ADVANTAGE_COLUMNS = {  # where there is a critic
-    "advantage": ColumnSpec("float32", ragged=True),
-    "returns": ColumnSpec("float32", ragged=True),
-}
+RETURN_COLUMNS = {"returns": ColumnSpec("float32", ragged=True)}
+TOKEN_ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32", ragged=True)}  # where it is made of such columns
 OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version": ColumnSpec("int32")}
+SQUARE_COLUMNS = {"gradient_squares": ColumnSpec("float32", ragged=True)}
 
 CRITIC_TRAINING = "critic_training"
 """The task by which the critic reads rows a second time, to learn from them."""
@@ -83,6 +82,18 @@ def text_column(texts: Sequence[str]) -> Ragged:
 def texts_of(column: Ragged) -> list[str]:
     """The inverse of `text_column`."""
     return [row.tobytes().decode() for row in column.rows()]
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """Groups as the queue numbers them, and as schedules do: behind each `batch` of these there are `spares` more."""
+
+    batch: int
+    spares: int = 0
+
+    def of(self, below: int) -> int:
+        """The first group of the queue that is beyond those under `below`: spares belong to whole batches only."""
+        return below // self.batch * (self.batch + self.spares) + below % self.batch
 
 
 def samples_in(batch: Batch) -> np.ndarray:
@@ -116,6 +127,7 @@ def queue_spec(
     advantages_read: Sequence[str] = (),
     batches_compared: bool = False,
     filter_reads: Sequence[str] | None = None,
+    drops_stragglers: bool = False,
     critic_ranks: int = 1,
 ) -> QueueSpec:
     """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
@@ -131,7 +143,8 @@ def queue_spec(
     advantages_read: what advantages are made of besides rewards. batches_compared: whether they take batches whole, and
     in order. filter_reads: what the filter is made of besides rewards; None: there is none. With one, a group goes to
     no role after it before it is `kept`; until then its rows may begin again, and rollout, rewards and filter wait for
-    them. critic_ranks: of the critic's world, each of which reads its share, when it scores and when it trains.
+    them. drops_stragglers: so may they where a sample of a group took too long. critic_ranks: of the critic's world,
+    each of which reads its share, when it scores and when it trains.
     """
     if order != "fifo":
         training_ranks = 1
@@ -149,11 +162,16 @@ def queue_spec(
         "rollout": TaskSpec(
             ("prompt", "answer") if environment else ("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)
         ),
-        "reward": TaskSpec(("prompt", "answer", *SCORED), policy="ready"),
+        "reward": TaskSpec(("prompt", "answer", *SCORED), policy="ready", writes=("reward",)),
         "advantages": TaskSpec(
-            ("reward", *advantages_read), policy="fifo" if batches_compared else "ready", whole_groups=True
+            ("reward", *advantages_read),
+            policy="fifo" if batches_compared else "ready",
+            whole_groups=True,
+            writes=("advantage",),
         ),
     }
+    if "gradient_squares" in advantages_read:
+        columns |= SQUARE_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
     if "ref_log_probs" in advantages_read:
         columns |= REWARD_KL_COLUMNS
         trained += REWARD_KL_COLUMNS
@@ -169,28 +187,36 @@ def queue_spec(
         columns |= EXTRA_COLUMNS
         trained += EXTRA_COLUMNS
     if "critic" in roles:
-        columns |= VALUE_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
+        columns |= VALUE_COLUMNS | RETURN_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
         tasks["critic"] = TaskSpec(("prompt", "response"), policy=forward, ranks=critic_ranks, whole_groups=True)
         tasks[CRITIC_TRAINING] = TaskSpec(OF_VALUES, policy=training, ranks=critic_ranks, whole_groups=True)
     tasks["actor"] = TaskSpec(tuple(trained), policy=training, ranks=training_ranks, whole_groups=True)
-    if filter_reads is not None:
+    if filter_reads is not None or drops_stragglers:
         columns |= FILTER_COLUMNS
-        tasks = _filtered(tasks, filter_reads)
+        tasks = _refilled(tasks, filter_reads, drops_stragglers)
     return QueueSpec(columns, tasks, capacity_rows)
 
 
 VERDICTS = "verdicts"
-"""The task of the queue by which whoever deals prompts hears what the filter says."""
+"""The task of the queue by which whoever deals prompts hears what the filter says, and how samples ended."""
 
 
-def _filtered(tasks: Mapping[str, TaskSpec], filter_reads: Sequence[str]) -> dict[str, TaskSpec]:
-    """With a filter between reward and all that follows."""
+def _refilled(
+    tasks: Mapping[str, TaskSpec], filter_reads: Sequence[str] | None, drops_stragglers: bool
+) -> dict[str, TaskSpec]:
+    """With a decision between reward and all that follows: whether a group is kept."""
+    heard = (
+        "reward",
+        *(() if filter_reads is None else ("passed",)),
+        *(("finish_reason",) if drops_stragglers else ()),
+    )
     before = {
         "rollout": replace(tasks["rollout"], columns=(*tasks["rollout"].columns, "sample")),
         "reward": tasks["reward"],
-        "filter": TaskSpec(("reward", *filter_reads), policy="ready", whole_groups=True),
-        VERDICTS: TaskSpec(("passed", "reward"), policy="ready", whole_groups=True),
+        VERDICTS: TaskSpec(heard, policy="ready", whole_groups=True),
     }
+    if filter_reads is not None:
+        before["filter"] = TaskSpec(("reward", *filter_reads), policy="ready", whole_groups=True, writes=("passed",))
     after = {
         name: replace(task, columns=(*task.columns, *(("sample",) if name == "actor" else ()), "kept"))
         for name, task in tasks.items()

@@ -137,10 +137,11 @@ def to_neighbours(shares: Sequence[Any], together: int) -> list[Any]:
 def in_groups(batch: Batch, group_size: int) -> list[Batch]:
     """Of whole groups, each by itself."""
     starts = range(0, len(batch), group_size)
-    return [_rows(batch, np.arange(start, start + group_size)) for start in starts]
+    return [some_rows(batch, np.arange(start, start + group_size)) for start in starts]
 
 
-def _rows(batch: Batch, rows: np.ndarray) -> Batch:
+def some_rows(batch: Batch, rows: np.ndarray) -> Batch:
+    """Those at these places, int64 [k]."""
     columns = {name: taken(column, rows) for name, column in batch.columns.items()}
     return replace(batch, rows=batch.rows[rows], columns=columns)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,8 @@ class _Episode:
     begun: bool = False
     turns: int = 0
     reward: float = math.nan
+    cut: bool = False
+    waiting: asyncio.Timeout | None = None  # for its environment to answer
     mask: np.ndarray = field(default_factory=lambda: np.empty(0, np.bool_))
 
 
@@ -50,6 +53,14 @@ class Episodes:
         await self._close(sample_id)
         self.begin(sample_id, self._episodes[sample_id].problem)
 
+    def cut(self, samples: Iterable[int]) -> None:
+        """Those of them that have not ended do so now: what their environments would have answered is not waited for,
+        and they have no other turn."""
+        for episode in (self._episodes[sample] for sample in samples if sample in self._episodes):
+            episode.cut = True
+            if episode.waiting is not None:
+                episode.waiting.reschedule(asyncio.get_running_loop().time())
+
     async def follow(self, turn: Completion) -> Request | Completion:
         """What comes after a turn: the sample as it goes on, or as it ended. turn: all that the sample has said."""
         episode = self._episodes[turn.sample_id]
@@ -59,13 +70,19 @@ class Episodes:
         if turn.finish_reason != "stop":
             return await self._end(episode, turn, turn.finish_reason)
         try:
-            async with asyncio.timeout(self._environment.step_timeout_s):
-                observed = await self._observe(episode, turn, said)
+            async with asyncio.timeout(self._environment.step_timeout_s) as episode.waiting:
+                observed = None if episode.cut else await self._observe(episode, turn, said)
         except Exception as error:  # of whatever the environment is made of: the sample has failed, not the run
+            if episode.cut:
+                return await self._end(episode, turn, "cut")
             print(
                 f"sample {turn.sample_id}: its environment failed in turn {episode.turns}: {error!r}", file=sys.stderr
             )
             return await self._end(episode, turn, "failed")
+        finally:
+            episode.waiting = None
+        if episode.cut:
+            return await self._end(episode, turn, "cut")
         if observed is None:
             return await self._end(episode, turn, "stop")
         if episode.turns == self._environment.max_turns:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from harness.protocols import FINISH_REASONS
+from harness.protocols import TRUNCATED
 from harness.rl.filters import Filter
 from harness.transfer_queue import Batch, Column
 from harness.workers.stages import Stage
@@ -75,5 +75,4 @@ def _lengths(batch: Batch) -> np.ndarray:
 
 
 def _truncated(batch: Batch) -> np.ndarray:
-    truncated: np.ndarray = batch.dense("finish_reason") == FINISH_REASONS.index("length")
-    return truncated
+    return np.isin(batch.dense("finish_reason"), TRUNCATED)

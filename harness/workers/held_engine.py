@@ -7,7 +7,7 @@ afterwards, losing no token: the role sees an engine that stands still.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,8 @@ Follow = Callable[[Completion], Awaitable[Request | Completion]]
 @dataclass
 class _Held:
     """paused: by its role, before it was held; running, waiting: what the role sees meanwhile; late: what it submits
-    meanwhile; taken_out: what was going on, by sample; borrowed: the present turn of each sample of the holder's."""
+    meanwhile; taken_out: what was going on, by sample; borrowed: the present turn of each sample of the holder's; cut:
+    what the role wants to end."""
 
     paused: bool
     running: int
@@ -32,6 +33,7 @@ class _Held:
     late: list[Request] = field(default_factory=list)
     taken_out: dict[int, Completion] = field(default_factory=dict)
     borrowed: dict[int, asyncio.Future[Completion]] = field(default_factory=dict)
+    cut: set[int] = field(default_factory=set)
 
 
 class HeldEngine:
@@ -87,6 +89,13 @@ class HeldEngine:
             await self.engine.resume()
             self._paused = False
 
+    async def cut(self, sample_ids: Collection[int]) -> None:
+        """While it is held, they end when it is let go."""
+        if self._held is None:
+            await self.engine.cut(sample_ids)
+        else:
+            self._held.cut.update(sample_ids)
+
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         async with self._touching:
             await self.engine.load_weights(version, weights)
@@ -139,6 +148,8 @@ class HeldEngine:
         assert held is not None, "hold comes first"
         self.engine.submit([self._put_back(sample, aborted) for sample, aborted in held.taken_out.items()])
         self.engine.submit(held.late)
+        if held.cut:
+            await self.engine.cut(held.cut)
         if not (held.paused or self._asleep):
             await self.engine.resume()
         self._touching.release()

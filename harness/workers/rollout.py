@@ -9,14 +9,17 @@ from contextlib import asynccontextmanager, nullcontext
 import numpy as np
 import torch
 
-from harness.protocols import FINISH_REASONS, Clock, Completion, PauseMode, Request, RolloutEngine, Span
+from harness.config import ConfigError
+from harness.protocols import FINISH_REASONS, Clock, Completion, PauseMode, Request, RolloutEngine, Sampling, Span
 from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import EngineWorker
-from harness.workers.dataflow import partition_name, samples_in, texts_of
+from harness.workers.dataflow import Numbering, partition_name, samples_in, texts_of
 from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
+from harness.workers.replaying import RecordedRollout
+from harness.workers.stragglers import SampleLimit
 from harness.workers.turns import NO_TURNS, HeldTurn, Turns
 
 
@@ -31,10 +34,16 @@ class RolloutRole(EngineWorker):
     turns: on its device. It holds the device from its first sample on until it is idle or paused, or from waking to
     sleeping; and while it loads weights.
 
-    refilled: groups may come again with other prompts, long after the first ones of their batch.
+    refilled: groups may come again with other prompts, long after the first ones of their batch. greedy: how the first
+    sample of each group is drawn; None: as the others.
+
+    recorded: what this engine began in a recorded run, and in which order: it takes the same while it streams. Its
+    engine is a `ReplayedEngine`.
 
     episodes: of samples that play with an environment. While one waits for an answer it holds no slot, and while all do
     the device is given back, unless a batch is generated as one. A pause that waits does so for their last turns.
+
+    sample_limit_s: after which a sample ends where it is; None for as long as it takes.
     """
 
     role = "rollout"
@@ -57,6 +66,10 @@ class RolloutRole(EngineWorker):
         turns: Turns = NO_TURNS,
         episodes: Episodes | None = None,
         refilled: bool = False,
+        greedy: Sampling | None = None,
+        sample_limit_s: float | None = None,
+        recorded: RecordedRollout | None = None,
+        numbering: Numbering | None = None,
     ) -> None:
         if engine.slots < group_size:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {group_size}; give it more slots")
@@ -65,14 +78,14 @@ class RolloutRole(EngineWorker):
         self.consumer = f"rollout[{index}]"  # its own: what it had is released to others where it dies
         self.share, self.stream_share = share, stream_share
         self.keep_cache, self.shares_device, self.keeps_weights = keep_cache, shares_device, keeps_weights
-        self.generate_s, self.refilled = generate_s, refilled
+        self.generate_s, self.refilled, self.greedy = generate_s, refilled, greedy
+        self._recorded = None if recorded is None else (iter(recorded.groups), iter(recorded.dropped))  # to be begun
+        self.numbering = numbering
         self.waits = Waits(self.consumer, turns.lines)
         self.episodes = episodes
         self.turns, self._device = turns, HeldTurn(turns, f"{self.consumer}.generate")
         self._whole_batch = False  # whether it holds the device to the end of a batch, idle or not
-        self._row_of: dict[
-            int, tuple[str, int]
-        ] = {}  # of every sample that is not back in the queue: with its partition
+        self._row_of: dict[int, tuple[str, int]] = {}  # of samples not back in the queue: partition and row
         self._completed: list[Completion] = []
         self._playing: set[int] = set()  # samples that the engine has had, and that will have another turn or may
         self._settled = asyncio.Event()  # set when one of them is over
@@ -89,6 +102,9 @@ class RolloutRole(EngineWorker):
         self._spans: list[Span] = []
         self._busy_since: float | None = None
         self._paused = False
+        self._limit = None if sample_limit_s is None else SampleLimit(sample_limit_s, clock)
+        self._going = asyncio.Event()  # set unless it is paused, or its samples are taken back
+        self._going.set()
         self._exclusive = asyncio.Lock()  # of what must not happen side by side: a batch, a pause, a load
         self._retired = False
         self._feeding: asyncio.Task[None] | None = None
@@ -139,7 +155,8 @@ class RolloutRole(EngineWorker):
 
     async def set_dispatch_limit(self, below: int) -> None:
         """Dispatch rule: start only groups numbered under `below`. The queue enforces it, row by row."""
-        await self.queue.set_bound("rollout", self.consumer, below * self.group_size)
+        groups = below if self.numbering is None else self.numbering.of(below)
+        await self.queue.set_bound("rollout", self.consumer, groups * self.group_size)
 
     @open_ended
     async def pause(self, mode: PauseMode) -> None:
@@ -153,8 +170,11 @@ class RolloutRole(EngineWorker):
                 if mode == "wait":
                     await self._drained()
                 self._aborting = mode == "abort"
+                if mode != "wait":
+                    self._going.clear()
                 await self.engine.pause(mode)
                 self._paused = True
+                self._going.clear()
                 if self._aborting:
                     await self._begin_again()
             self._close_span()
@@ -217,7 +237,7 @@ class RolloutRole(EngineWorker):
         self._aborted.clear()
         if self.episodes is not None:
             await asyncio.gather(*(self.episodes.begin_again(sample) for sample in given_up))
-        again = [Request(sample, made.prompt) for sample, made in self._requests.items() if sample in given_up]
+        again = [self._request(sample, made.prompt) for sample, made in self._requests.items() if sample in given_up]
         self._aborting = False
         self._submit(again)
         self._room.set()
@@ -259,6 +279,7 @@ class RolloutRole(EngineWorker):
         await self._device.take()
         await self.engine.resume()
         self._paused = False
+        self._going.set()
         self._flowing.set()
         self._open_span()
         await self._give_back_if_idle()
@@ -294,6 +315,7 @@ class RolloutRole(EngineWorker):
             async with asyncio.TaskGroup() as loops:
                 drain = loops.create_task(self._drain(loops), name=f"{self.waits.owner}.drain")
                 write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
+                ending = loops.create_task(self._end_stragglers(), name=f"{self.waits.owner}.limit")
                 if not self._retired:
                     self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
                     await asyncio.wait([self._feeding])
@@ -301,8 +323,8 @@ class RolloutRole(EngineWorker):
                     self._empty.clear()
                     with self.waits("empty", "its last samples"):
                         await self._empty.wait()
-                drain.cancel()
-                write.cancel()
+                for loop in (drain, write, ending):
+                    loop.cancel()
         finally:
             if not self._whole_batch:
                 await self._device.give_back()
@@ -312,7 +334,11 @@ class RolloutRole(EngineWorker):
     async def _feed(self, partitions: Sequence[str | None], most: int) -> None:
         """Consumes groups, produces requests, of one partition after the other (None: of any). Where what is refused in
         one comes again, it is not waited for before the next is begun: they take turns, a group at a time."""
-        if self.refilled and len(partitions) > 1:
+        if self._recorded is not None:
+            async with asyncio.TaskGroup() as feeds:
+                for groups in self._recorded:
+                    feeds.create_task(self._feed_recorded(groups, most))
+        elif self.refilled and len(partitions) > 1:
             async with asyncio.TaskGroup() as feeds:
                 for partition in partitions:
                     feeds.create_task(self._feed_from(partition, most, self.group_size))
@@ -324,33 +350,54 @@ class RolloutRole(EngineWorker):
         """Waits for free slots (unblocked by `_drain`) and for groups that the dispatch limit allows (unblocked by
         admission and by new weights). Ends when the queue has no more."""
         while not self._retired and (batch := await self._next(partition, most, at_once)) is not None:
-            samples, prompts = samples_in(batch).tolist(), batch.ragged("prompt").rows()
-            self._row_of |= {
-                sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
-            }
-            self._submitting += 1
-            if self.episodes is not None:
-                for sample, prompt, answer in zip(samples, prompts, texts_of(batch.ragged("answer")), strict=True):
-                    self.episodes.begin(sample, Problem(prompt, answer))
+            await self._take_in(batch)
+
+    async def _feed_recorded(self, groups: Iterable[int], most: int) -> None:
+        """As `_feed_from`, of these groups, one after the other. Raises ConfigError where one does not come."""
+        for group in groups:
+            first = group * self.group_size
+            batch = await self._next(None, most, self.group_size, tuple(range(first, first + self.group_size)))
+            if batch is None:
+                raise ConfigError(f"replay: group {group} of the recorded run was never admitted; it is of another job")
+            await self._take_in(batch)
+
+    async def _take_in(self, batch: Batch) -> None:
+        """Into the engine, once it takes something."""
+        samples, prompts = samples_in(batch).tolist(), batch.ragged("prompt").rows()
+        self._row_of |= {
+            sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
+        }
+        self._submitting += 1
+        if self.episodes is not None:
+            for sample, prompt, answer in zip(samples, prompts, texts_of(batch.ragged("answer")), strict=True):
+                self.episodes.begin(sample, Problem(prompt, answer))
+        await self._take_device()
+        while not self._flowing.is_set():
+            await self._give_back_if_idle()
+            with self.waits("feed", "the engine to go on"):
+                await self._flowing.wait()
             await self._take_device()
-            while not self._flowing.is_set():
-                await self._give_back_if_idle()
-                with self.waits("feed", "the engine to go on"):
-                    await self._flowing.wait()
-                await self._take_device()
-            if self.episodes is not None:
-                self._playing.update(samples)
-            self._submit([Request(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)])
-            self._submitting -= 1
+        if self.episodes is not None:
+            self._playing.update(samples)
+        self._submit([self._request(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)])
+        self._submitting -= 1
+
+    def _request(self, sample: int, prompt: np.ndarray, partial: Completion | None = None) -> Request:
+        """As this sample is drawn."""
+        return Request(sample, prompt, partial, self.greedy if sample % self.group_size == 0 else None)
 
     def _submit(self, requests: Sequence[Request]) -> None:
         self._requests |= {request.sample_id: request for request in requests}
         self.engine.submit(requests)
+        if self._limit is not None:
+            self._limit.begin(request.sample_id for request in requests if request.partial is None)
         self._open_span()
 
-    async def _next(self, partition: str | None, most: int, at_once: int) -> Batch | None:
+    async def _next(
+        self, partition: str | None, most: int, at_once: int, only: tuple[int, ...] | None = None
+    ) -> Batch | None:
         """As many groups as there are slots for, with `most` samples here and `at_once` taken at a time; None if the
-        queue has no more."""
+        queue has no more. only: these rows."""
         while (free := self._free(most)) < self.group_size:
             self._room.clear()
             with self.waits("feed", "a free slot"):
@@ -362,6 +409,7 @@ class RolloutRole(EngineWorker):
                 minimum=self.group_size,
                 partition=partition,
                 consumer=self.consumer,
+                only=only,
             )
 
     def _free(self, most: int) -> int:
@@ -377,7 +425,7 @@ class RolloutRole(EngineWorker):
             with self.waits("drain", "the engine to finish samples"):
                 finished = self._keep_aborted(await self.engine.finished())
             if self.episodes is None:
-                self._completed += finished  # in two steps: `+=` across the await would bring back what was written
+                self._complete(finished)
             else:
                 for turn in finished:
                     loops.create_task(self._play(self.episodes, turn), name=f"{self.waits.owner}.play")
@@ -409,14 +457,32 @@ class RolloutRole(EngineWorker):
                 await episodes.begin_again(turn.sample_id)
                 self._again.discard(turn.sample_id)
                 following = Request(turn.sample_id, following.prompt)
-            self._submit([following])
+            self._submit([self._request(turn.sample_id, following.prompt, following.partial)])
         else:
             self._again.discard(turn.sample_id)
-            self._completed.append(following)
+            self._complete([following])
             self._playing.remove(turn.sample_id)
             self._changed.set()
             self._room.set()
             self._settled.set()
+
+    def _complete(self, samples: Sequence[Completion]) -> None:
+        """They are done, and go to the queue."""
+        self._completed += samples
+        if self._limit is not None:
+            for sample in samples:
+                self._limit.end(sample.sample_id)
+
+    async def _end_stragglers(self) -> None:
+        """Where there is a limit: asks engine and environment to end what takes longer. Unblocked by the clock; while
+        the engine is paused it waits."""
+        while self._limit is not None:
+            late = await self._limit.overdue()
+            with self.waits("limit", "the engine to go on"):
+                await self._going.wait()
+            await self.engine.cut([sample for sample in late if sample in self._requests])
+            if self.episodes is not None:
+                self.episodes.cut(late)
 
     async def _write(self) -> None:
         """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""

@@ -16,14 +16,14 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages, compares_lengths
-from harness.rl.gae import TokenAdvantages
-from harness.rl.reward_kl import RewardKL
+from harness.rl.reward_kl import RewardKL, less_costs
 from harness.rl.shaping import Shaping
+from harness.rl.token_advantages import TokenAdvantages, token_advantages_of
 from harness.runtime.runtime import open_ended
 from harness.tasks import Problem, Sample, Task, extra_metrics, extra_values, sample_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
-from harness.workers.computing_role import ComputingRole
+from harness.workers.computing_role import ComputingRole, abandon
 from harness.workers.dataflow import iteration_of, partition_name, text_column, texts_of
 from harness.workers.dealing import DealtQueue
 from harness.workers.readers import RankQueue
@@ -97,10 +97,15 @@ class Stage(ComputingRole, ABC):
                 following = asyncio.create_task(self._fetch(partition))
                 await asyncio.sleep(0)  # lets the request leave before the computation takes the process
             iteration = iteration_of(batch.partition)
-            async with self.turn("work"):
-                start = self.clock.now()
-                columns = await self.compute(batch)
-                end = self.clock.now()
+            try:
+                async with self.turn("work"):
+                    start = self.clock.now()
+                    columns = await self.compute(batch)
+                    end = self.clock.now()
+            except BaseException:
+                if following is not None:
+                    abandon(following)
+                raise
             self._spans.append(Span(self.role, self.name, self.kind, start, end, self.version, iteration))
             _, batch = await asyncio.gather(
                 self.queue.put(batch.partition, batch.rows, columns),
@@ -114,7 +119,7 @@ class Stage(ComputingRole, ABC):
                 self.rows,
                 minimum=self.minimum,
                 partition=partition,
-                consumer=self.name,
+                consumer=self.waits.owner,  # its own: what it had goes to another where it dies
             )
 
     @abstractmethod
@@ -171,7 +176,7 @@ class RewardStage(Stage):
 
 
 class AdvantageStage(Stage):
-    """Shapes rewards, and compares the samples of a group with each other, or with values; takes groups whole, or
+    """Shapes rewards, and compares the samples of a group with each other, or token by token; takes groups whole, or
     batches (`minimum`)."""
 
     role = kind = "advantages"
@@ -181,15 +186,27 @@ class AdvantageStage(Stage):
         *,
         group_size: int,
         advantages: Advantages | None = None,
-        by_values: TokenAdvantages | None = None,
+        by_token: TokenAdvantages | None = None,
         shaping: Shaping | None = None,
         reward_kl: RewardKL | None = None,
         **stage: Any,
     ) -> None:
-        """advantages: of responses; by_values: of tokens instead, where there is a critic."""
+        """advantages: of responses; by_token: of their tokens instead."""
         super().__init__(**stage)
-        self.group_size, self.advantages, self.by_values = group_size, advantages, by_values
+        self.group_size, self.advantages, self.by_token = group_size, advantages, by_token
         self.shaping, self.reward_kl = shaping, reward_kl
+        self._coefficients: dict[int, float] = {}  # of the KL, before each batch that a checkpoint may begin with
+
+    async def kl_coefficient(self, iteration: int) -> float:
+        """With which this batch was made, or will be: all before it are. Forgets those of older batches."""
+        assert self.reward_kl is not None, "asked where it goes from batch to batch"
+        self._coefficients = {of: value for of, value in self._coefficients.items() if of >= iteration}
+        return self._coefficients.get(iteration, self.reward_kl.coefficient)
+
+    async def go_on_with(self, kl_coefficient: float) -> None:
+        """The next batch is made with it."""
+        assert self.reward_kl is not None, "there is one where there is a coefficient"
+        self.reward_kl.coefficient = kl_coefficient
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
@@ -197,15 +214,18 @@ class AdvantageStage(Stage):
         if self.shaping is not None:
             assert lengths is not None, "the queue's task asks for them where rewards are shaped"
             rewards = self.shaping(rewards, lengths)
+        costs: torch.Tensor | None = None  # of tokens
         if self.reward_kl is not None:
             columns = (batch.ragged(name) for name in ("log_probs", "ref_log_probs", "loss_mask"))
             log_probs, reference, mask = (torch.from_numpy(column.values) for column in columns)
-            tokens = torch.from_numpy(batch.ragged("loss_mask").lengths)
+            self._coefficients[iteration_of(batch.partition)] = self.reward_kl.coefficient
             told["kl_coef"] = np.full(len(batch.rows), self.reward_kl.coefficient, np.float32)
-            rewards = self.reward_kl(rewards, log_probs, reference, mask, tokens)
-        if self.by_values is not None:
-            return told | _by_values(self.by_values, rewards, batch)
+            costs = self.reward_kl(log_probs, reference, mask, _tokens(batch))
+        if self.by_token is not None:
+            return told | _by_token(self.by_token, rewards, batch, costs)
         assert self.advantages is not None, "advantages are of responses or of tokens"
+        if costs is not None:
+            rewards = less_costs(rewards, costs, _tokens(batch))
         advantages = self.advantages(rewards, lengths)
         if advantages.shape != rewards.shape:
             raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
@@ -219,19 +239,27 @@ class AdvantageStage(Stage):
         return torch.tensor(tokens, dtype=torch.int64).view(-1, self.group_size)
 
 
-def _by_values(advantages_of: TokenAdvantages, rewards: torch.Tensor, batch: Batch) -> dict[str, Column]:
-    mask, values = batch.ragged("loss_mask"), batch.ragged("values")
-    columns = (torch.from_numpy(part) for part in (values.values, mask.values, mask.lengths))
-    advantages, returns = advantages_of(rewards.flatten(), *columns)
-    return {"advantage": Ragged(advantages.numpy(), mask.lengths), "returns": Ragged(returns.numpy(), mask.lengths)}
+def _tokens(batch: Batch) -> torch.Tensor:
+    """Of each response, an environment's too, int64 [k]."""
+    return torch.from_numpy(batch.ragged("loss_mask").lengths)
+
+
+def _by_token(
+    advantages: TokenAdvantages, rewards: torch.Tensor, batch: Batch, costs: torch.Tensor | None
+) -> dict[str, Column]:
+    mask, made_of = batch.ragged("loss_mask"), batch.ragged(advantages.made_of)
+    columns = (torch.from_numpy(part) for part in (made_of.values, mask.values))
+    found = advantages.columns(rewards, *columns, _tokens(batch), costs)
+    return {name: Ragged(values.numpy(), mask.lengths) for name, values in found.items()}
 
 
 def columns_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """Of the queue those that advantages are made of, besides rewards."""
-    of_values = ("values",) if algorithm.has_critic else ()
+    by_token = token_advantages_of(algorithm)
+    of_tokens = () if by_token is None else (by_token.made_of,)
     if algorithm.has_reward_kl:
-        return ("loss_mask", "log_probs", "ref_log_probs", *of_values)
-    return ("loss_mask", *of_values) if algorithm.shaping or compares_lengths(algorithm) else ()
+        return ("loss_mask", "log_probs", "ref_log_probs", *of_tokens)
+    return ("loss_mask", *of_tokens) if algorithm.shaping or compares_lengths(algorithm) else ()
 
 
 class ReferenceStage(Stage):
@@ -255,15 +283,18 @@ class OldLogProbStage(Stage, ReceivingWorker):
 
     role, kind = "actor_fwd", "old_log_prob"
 
-    def __init__(self, engine: LogProbEngine, device: torch.device, **stage: Any) -> None:
+    def __init__(
+        self, engine: LogProbEngine, device: torch.device, *, gradient_squares: bool = False, **stage: Any
+    ) -> None:
+        """gradient_squares: whether advantages are made of them."""
         super().__init__(**stage)
-        self.engine, self.device = engine, device
+        self.engine, self.device, self.gradient_squares = engine, device, gradient_squares
         self._engine_is_free = asyncio.Lock()  # on a simulated clock, calls come in while the engine computes
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         async with self._engine_is_free:
-            log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
-            return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
+            scores = await _old_scores(self.engine, batch, self.gradient_squares)
+            return {**scores, "old_version": np.full(len(batch.rows), self.version, np.int32)}
 
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
         """Between two micro-batches, never inside one."""
@@ -284,14 +315,24 @@ class TrainersLogProbStage(Stage):
 
     role, kind = "actor_fwd", "old_log_prob"
 
-    def __init__(self, engine: Scorer, trainer_version: Callable[[], int], **stage: Any) -> None:
+    def __init__(
+        self, engine: Scorer, trainer_version: Callable[[], int], *, gradient_squares: bool = False, **stage: Any
+    ) -> None:
+        """gradient_squares: whether advantages are made of them."""
         super().__init__(**stage)
-        self.engine, self._trainer_version = engine, trainer_version
+        self.engine, self._trainer_version, self.gradient_squares = engine, trainer_version, gradient_squares
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         self.version = self._trainer_version()
-        log_probs = await self.engine.log_probs(*prompts_and_responses(batch))
-        return {"old_log_probs": log_probs, "old_version": np.full(len(batch.rows), self.version, np.int32)}
+        scores = await _old_scores(self.engine, batch, self.gradient_squares)
+        return {**scores, "old_version": np.full(len(batch.rows), self.version, np.int32)}
+
+
+async def _old_scores(engine: Scorer, batch: Batch, gradient_squares: bool) -> dict[str, Column]:
+    if not gradient_squares:
+        return {"old_log_probs": await engine.log_probs(*prompts_and_responses(batch))}
+    log_probs, squares = await engine.gradient_squares(*prompts_and_responses(batch))
+    return {"old_log_probs": log_probs, "gradient_squares": squares}
 
 
 def samples_of(task: Task, batch: Batch) -> list[Sample]:

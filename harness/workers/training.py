@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from harness.protocols import FINISH_REASONS, Clock, Scorer, Span
+from harness.protocols import TRUNCATED, Clock, Scorer, Span
 from harness.rl.diagnostics import add_diagnostics
 from harness.transfer_queue import Batch, Ragged
-from harness.workers.computing_role import ComputingRole
+from harness.workers.computing_role import ComputingRole, abandon
 from harness.workers.readers import Deadlines, MicroBatchReader
 
 
@@ -44,13 +44,15 @@ class TrainedRows:
 
 @dataclass
 class TrainReport:
-    """One rank's share of an iteration. trained: of the actor's ranks."""
+    """One rank's share of an iteration. trained: of the actor's ranks; baselines: rewards of the samples that those
+    were compared with, and that are not trained, by id."""
 
     trained: list[TrainedRows] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
     steps: list[dict[str, float]] = field(default_factory=list)
     """What `TrainEngine.step` said each time, the same on every rank."""
     spans: list[Span] = field(default_factory=list)
+    baselines: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Training:
     accumulate: Callable[[Batch, int], Awaitable[dict[str, float]]]
     noted: Callable[[TrainReport, Batch, int], None]
     updates: Updates = ONE_STEP
+    begins_step: Callable[[], None] = lambda: None
+    """Called in the turn of each step, before it."""
 
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; an update after each mini-batch.
@@ -146,6 +150,7 @@ class Training:
     ) -> None:
         async with turn():
             start = self.clock.now()
+            self.begins_step()
             with self.owner.waits("train", "the other ranks' gradients"):
                 report.steps.append(await self.engine.step())
             self._note(report, self._update, start, self.clock.now(), iteration)
@@ -153,15 +158,18 @@ class Training:
     async def _arriving(self, report: TrainReport, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
         batches = self.reader.read(iteration, first)
         fetch = self._fetch(batches, iteration)
-        while True:
-            waited_from = self.clock.now()
-            batch = await fetch
-            self._note(report, "wait_for_samples", waited_from, self.clock.now(), iteration)
-            if batch is None:
-                return
-            fetch = self._fetch(batches, iteration)
-            await asyncio.sleep(0)  # lets the request leave before the computation takes the process
-            yield batch
+        try:
+            while True:
+                waited_from = self.clock.now()
+                batch = await fetch
+                self._note(report, "wait_for_samples", waited_from, self.clock.now(), iteration)
+                if batch is None:
+                    return
+                fetch = self._fetch(batches, iteration)
+                await asyncio.sleep(0)  # lets the request leave before the computation takes the process
+                yield batch
+        finally:
+            abandon(fetch)
 
     async def _with_proximal(self, report: TrainReport, batch: Batch, iteration: int) -> Batch:
         """With its log-probs by the weights as they are, where the loss is to stay near those."""
@@ -207,13 +215,13 @@ def learnt_tokens(batch: Batch, mask_truncated: bool) -> Ragged:
     mask = batch.ragged("loss_mask")
     if not mask_truncated:
         return mask
-    whole = batch.dense("finish_reason") != FINISH_REASONS.index("length")
+    whole = ~np.isin(batch.dense("finish_reason"), TRUNCATED)
     return Ragged(mask.values & np.repeat(whole, mask.lengths), mask.lengths)
 
 
 def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:
     """All ranks' reports, with samples and sums in one of each tensor-parallel group: the others trained the same."""
     return [
-        report if rank % tensor_parallel == 0 else replace(report, trained=[], sums={})
+        report if rank % tensor_parallel == 0 else replace(report, trained=[], sums={}, baselines={})
         for rank, report in enumerate(reports)
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.protocols import Clock, WrittenState
 from harness.runtime.runtime import RealClock
+from harness.weight_sync.saving import save_weights
 
 
 class RememberingRole:
@@ -15,6 +16,7 @@ class RememberingRole:
 
     engine: Any  # that `Remembers`
     clock: Clock
+    rank: int
     version: int
     _state: WrittenState | None = None
 
@@ -34,3 +36,7 @@ class RememberingRole:
         """Go on from there, where the weights were `version`; every rank calls it."""
         await self.engine.load(Path(folder))
         self.version = version
+
+    async def save_weights(self, folder: str) -> None:
+        """All weights into a folder that is there, gathered; every rank calls it, rank 0 writes."""
+        save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)

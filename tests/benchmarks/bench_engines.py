@@ -13,6 +13,7 @@ of one seed are equal in distribution only, and a difference is to be compared w
 from __future__ import annotations
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def markdown(runs: Mapping[str, Sequence[Run]]) -> str:
             differences = [str(paired(own, embedded)), str(pooled(own, embedded, everything))]
         lag = float(np.mean([run.summary.lag_mean for run in runs[engine]]))
         seeds = " ".join(f"{value:.3f}" for value in own)
-        rates = " ".join(f"{run.summary.samples_per_s:.0f}" for run in runs[engine])
+        rates = " ".join(f"{run.summary.samples_per_s or math.nan:.0f}" for run in runs[engine])
         lines.append(f"| `{engine}` | {np.mean(own):.3f} | {seeds} | {' | '.join(differences)} | {lag:.2f} | {rates} |")
     return "\n".join(lines)
 

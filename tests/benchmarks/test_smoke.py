@@ -23,10 +23,12 @@ SHORT = [
 ]
 ARGUMENTS = {
     "bench_bound": SHORT,
+    "bench_checkpoints": [*SHORT, "iterations=9", "--rounds", "1", "--every", "3"],
     "bench_convergence": [*SHORT, "--schedules", "one_step_off", "--seeds", "0"],
     "bench_intervals": ["--repeats", "200"],
     "bench_overhead": ["--rounds", "1", "--iterations", "6"],
     "bench_layouts": ["--rounds", "3"],
+    "bench_memory": ["--every", "2", "iterations=8"],
     "bench_paced": ["--schedules", "one_step_off", "iterations=2", "warmup_iterations=1"],
     "bench_prediction": ["--rounds", "1", "--iterations", "8", "--schedules", "fully_async"],
     "bench_rollout": ["--rounds", "1"],

@@ -14,6 +14,7 @@ import pytest
 import harness
 from harness.api import Results, _written
 from harness.config import ConfigError
+from harness.metrics.samples import FATES
 from tests.support.project import ROOT
 
 SETTINGS: dict[str, Any] = {
@@ -22,6 +23,7 @@ SETTINGS: dict[str, Any] = {
     "schedule.split": {"rollout": 1, "actor": "rest", "reference": "actor", "actor_fwd": "actor"},
     "backend": "virtual",
     "iterations": 3,
+    "warmup_iterations": 1,
     "seeds": 2,
     "smoke": True,
 }
@@ -47,8 +49,11 @@ def test_a_cell_gets_a_row_for_each_iteration_sample_and_run(made: Results) -> N
     assert metrics["throughput/samples_per_s"].gt(0).all() and set(metrics.schedule) == {"fully_async"}
     assert samples.groupby("seed").size().to_list() == ledger.admitted.to_list()
     assert samples[samples.fate == "trained"].lag_worst.max() <= 1
-    assert (ledger.admitted == ledger.trained + ledger.dropped_stale + ledger.dropped_filtered + ledger.in_flight).all()
-    for table in (metrics, samples, ledger):
+    assert (ledger.admitted == ledger[list(FATES)].sum(axis=1)).all()
+    timed = metrics[metrics.seed == 0]
+    steady = (timed.samples.iloc[-1] - timed.samples.iloc[0]) / (timed.seconds.iloc[-1] - timed.seconds.iloc[0])
+    assert made.summary["throughput/samples_per_s"][0] == pytest.approx(steady), "one iteration of warm-up"
+    for table in (metrics, made.summary, samples, ledger):
         assert list(table.columns[:4]) == ["experiment", "cell", "schedule", "seed"]
 
 

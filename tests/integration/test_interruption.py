@@ -96,6 +96,46 @@ def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path) -> None:
     assert load_ledger(again)["in_flight"] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "signals", "code", "told"),
+    [
+        ("twice", (signal.SIGINT, signal.SIGINT), 130, "interrupted; "),
+        ("terminated", (signal.SIGTERM,), 143, "ended by SIGTERM; "),
+        ("both", (signal.SIGTERM, signal.SIGINT), 143, "ended by SIGTERM; "),
+    ],
+)
+def test_signals_end_a_run_whole_however_many_there_are(
+    results: Path, name: str, signals: tuple[signal.Signals, ...], code: int, told: str
+) -> None:
+    with started(results, f"signals_{name}") as (process, folder):
+        relatives = family(process)
+        for number in signals:
+            os.kill(process.pid, number)
+            time.sleep(0.1)
+        output, _ = process.communicate(timeout=ENDED_WITHIN_S)
+    assert process.returncode == code, output
+    assert told in output and "Traceback" not in output, output
+    assert not alive(relatives)
+    assert not (folder / "DONE").exists() and not list(folder.glob(".*.tmp"))
+
+
+def test_the_same_command_beside_itself_is_a_line_and_the_first_goes_on(results: Path) -> None:
+    with started(results, "beside") as (process, folder):
+        second = subprocess.run(
+            command("experiment=beside", *SETTINGS),
+            cwd=ROOT,
+            env=environment(results),
+            capture_output=True,
+            text=True,
+            timeout=STARTED_WITHIN_S,
+            check=False,
+        )
+        assert second.returncode == 1 and "is being run by another process" in second.stderr, second.stderr
+        assert "Traceback" not in second.stderr and process.poll() is None
+        before = len(load_metrics(folder))
+        wait_until(lambda: len(load_metrics(folder)) > before or process.poll() == 0, process)
+
+
 VICTIMS = {
     "device[0]": ["rollout[0]"],
     "device[1]": ["actor[0]", "actor_fwd[0]"],
@@ -105,9 +145,33 @@ VICTIMS = {
 }
 
 
+def test_an_engine_that_stops_without_dying_is_noticed_and_started_again(results: Path) -> None:
+    with started(results, "stopped_0", "cluster.heartbeat_timeout_s=3") as (process, folder):
+        next(one for one in family(process) if one.name() == "device[0]").suspend()
+        output, _ = process.communicate(timeout=STARTED_WITHIN_S)
+    assert process.returncode == 0, output
+    assert "device[0] did not answer for 3 s (cluster.heartbeat_timeout_s)" in " ".join(output.split()), output
+    assert "started again" in output and "Traceback" not in output, output
+    assert (folder / "DONE").exists() and load_ledger(folder)["in_flight"] == 0
+
+
+@pytest.mark.parametrize("victim", ["device[1]"])
+def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path, victim: str) -> None:
+    settings = ("cluster.heartbeat_timeout_s=3", "restarts.limit=0")
+    with started(results, f"stopped_{victim[-2]}", *settings) as (process, folder):
+        relatives = family(process)
+        next(one for one in relatives if one.name() == victim).suspend()
+        output, _ = process.communicate(timeout=ENDED_WITHIN_S)
+    assert process.returncode == 1, output
+    assert f"{victim} did not answer for 3 s (cluster.heartbeat_timeout_s)" in output, output
+    assert "Traceback" not in output, output
+    assert not alive(relatives)
+    assert not (folder / "DONE").exists()
+
+
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_process_that_dies_ends_the_run_and_all_that_died_with_it_is_named(results: Path, victim: str) -> None:
-    settings = [] if victim != "device[1]" else ["algorithm.recompute_log_probs=true"]
+    settings = ["restarts.limit=0"] + (["algorithm.recompute_log_probs=true"] if victim == "device[1]" else [])
     with started(results, f"killed_{list(VICTIMS).index(victim)}", *settings) as (process, folder):
         relatives = family(process)
         victims = [one for one in relatives if victim == one.name() or victim in " ".join(one.cmdline())]

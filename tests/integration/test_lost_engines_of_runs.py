@@ -11,16 +11,10 @@ from typing import Any
 
 import pytest
 
+from harness.comparison.promises import read_finished
 from harness.metrics.run_files import is_done, load_ledger
 from harness.report.summary import print_summary
-from tests.support.invariants import (
-    check_dispatch,
-    check_every_sample_once,
-    check_lags,
-    check_run,
-    check_times,
-    read_run,
-)
+from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_run, check_times
 from tests.support.project import ROOT
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, environment
 
@@ -28,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
 SHORT = (
     f"{SMALL} iterations=5 algorithm.batch_groups=4 algorithm.group_size=4 algorithm.micro_batch_groups=2 task=expand "
-    "engine.slots=8 cluster.wait_timeout_s=2000 cluster.on_lost_engine=go_on"
+    "engine.slots=8 cluster.wait_timeout_s=2000 cluster.on_lost_engine=go_on restarts.limit=0"
 )
 """A wait that is not cut short lasts longer than the test may."""
 TWO, THREE = (f"cluster.devices={n + 1} schedule.split.rollout={n}" for n in (2, 3))
@@ -106,7 +100,7 @@ def made(results: Path) -> Made:
 @pytest.mark.parametrize("name", list(GO_ON))
 def test_the_run_goes_on_without_an_engine_that_was_killed(made: Made, name: str) -> None:
     assert made.codes[name] == 0, made.output[-8000:]
-    run = read_run(made.folders[name])
+    run = read_finished(made.folders[name])
     if name == "delayed_update":  # what the dead one left may be sampled by newer weights than those of its batch
         check_every_sample_once(run)
         check_dispatch(run)
@@ -131,7 +125,7 @@ def test_the_summary_says_which_engine_was_lost_and_when(made: Made, capsys: pyt
 def test_an_engine_leaves_over_http_and_comes_back_with_the_weights_of_that_moment(made: Made) -> None:
     assert made.codes["comes_back"] == 0, made.output[-8000:]
     folder = made.folders["comes_back"]
-    run = read_run(folder)
+    run = read_finished(folder)
     check_run(run)
     events = {event["what"]: event["at_s"] for event in load_ledger(folder)["engines"]}
     assert list(events) == ["leaves", "left", "joins", "works"]

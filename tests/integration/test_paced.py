@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.comparison.promises import Finished, read_finished
 from harness.config import CostConfig
 from harness.cost_model.cost import transfer_times
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_manifest
-from tests.support.invariants import Finished, check_run, read_run
+from tests.support.invariants import check_run
 from tests.support.real_runs import bench
 
 pytestmark = [pytest.mark.slow]
@@ -34,7 +35,7 @@ def folder(results: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Finished:
-    return read_run(folder)
+    return read_finished(folder)
 
 
 def test_a_paced_run_keeps_what_its_schedule_promises(run: Finished) -> None:

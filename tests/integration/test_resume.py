@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import time
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from harness.metrics.run_files import load_ledger, load_manifest, load_metrics, weight_files
-from harness.metrics.samples import read_responses, read_samples
-from tests.support.invariants import check_run, read_run
-from tests.support.project import ROOT
-from tests.support.real_runs import SMALL, bench, command, environment
+from harness.cli.main import LEFT_AT_CHECKPOINT
+from harness.comparison.promises import read_finished
+from harness.metrics.run_files import load_manifest, load_metrics
+from tests.support.invariants import check_run
+from tests.support.real_runs import SMALL, bench, check_equal, killed
 
 pytestmark = pytest.mark.slow
 
 ITERATIONS = 10
 SETTINGS = (*SMALL.split(), f"iterations={ITERATIONS}", "checkpoint.every=2", "seeds=[0]")
-STARTED_WITHIN_S = 240
 REPEATABLE = (
     "schedule=colocate_sync cluster.devices=2",
     "schedule=colocate_sync cluster.devices=1 algorithm=ppo",
@@ -29,30 +26,15 @@ REPEATABLE = (
     "schedule=k_step_off cluster.devices=2",
     "schedule=delayed_update cluster.devices=3",
     "schedule=fully_async cluster.devices=2 schedule.max_staleness=0",
+    "schedule=one_step_off cluster.devices=2 algorithm.filter=tests.support.filters:even",
+    "schedule=separated_sync cluster.devices=2 algorithm.kl_in=reward algorithm.kl_coef=0.05 algorithm.kl_target=0.01",
 )
 OTHERS = ("schedule=fully_async cluster.devices=2", "schedule=half_step cluster.devices=4")
 
 
-def lines(results: Path, experiment: str) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in results.glob(f"{experiment}/*/seed=0/metrics.jsonl"))
-
-
-def killed(results: Path, experiment: str, settings: tuple[str, ...], when: Random) -> None:
-    """Begun, and ended by a signal that nothing can be done about, at some moment after two checkpoints were begun."""
-    arguments, after = command(f"experiment={experiment}", *settings), when.randint(5, 8)
-    process = subprocess.Popen(
-        arguments, cwd=ROOT, env=environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    deadline = time.monotonic() + STARTED_WITHIN_S
-    while lines(results, experiment) < after and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-
-
 def resumed(results: Path, settings: str) -> Path:
     told = (*SETTINGS, *settings.split())
-    killed(results, "broken", told, Random(settings))
+    killed(results, "broken", told, Random(settings).randint(5, 8))  # two checkpoints were begun
     folder = bench(results, "broken", *told)
     began = load_manifest(folder)["resumed"]
     assert began and 2 <= began[0] < ITERATIONS
@@ -63,16 +45,47 @@ def resumed(results: Path, settings: str) -> Path:
 @pytest.mark.parametrize("settings", REPEATABLE)
 def test_what_was_killed_ends_bit_for_bit_as_what_was_not(settings: str, tmp_path: Path) -> None:
     broken = resumed(tmp_path, settings)
-    whole = bench(tmp_path, "whole", *SETTINGS, *settings.split())
-    (ours,), (theirs,) = weight_files(broken), weight_files(whole)
-    assert ours.read_bytes() == theirs.read_bytes()
-    assert read_responses(broken / "responses.parquet").equals(read_responses(whole / "responses.parquet"))
-    names = ("sample_id", "fate", "reward", "trained_iteration", "version_first", "version_last", "lag_worst")
-    columns = [read_samples(folder / "samples.parquet").select(names) for folder in (broken, whole)]
-    assert columns[0].equals(columns[1])
-    assert load_ledger(broken) == load_ledger(whole)
+    check_equal(broken, bench(tmp_path, "whole", *SETTINGS, *settings.split()))
+
+
+@pytest.mark.parametrize("pair", range(10))
+def test_so_it_ends_wherever_it_was_killed_also_before_its_first_checkpoint(pair: int, tmp_path: Path) -> None:
+    random = Random(pair)
+    told = (*SETTINGS, *random.choice(REPEATABLE).split())
+    killed(tmp_path, "broken", told, random.randint(1, ITERATIONS - 1), later_s=random.uniform(0.0, 0.3))
+    broken, whole = (bench(tmp_path, experiment, *told) for experiment in ("broken", "whole"))
+    print("pair", pair, told[len(SETTINGS) :], "went on from", load_manifest(broken).get("resumed"))
+    check_equal(broken, whole)
 
 
 @pytest.mark.parametrize("settings", OTHERS)
 def test_where_order_of_arrival_decides_bounds_and_ledger_hold(settings: str, tmp_path: Path) -> None:
-    check_run(read_run(resumed(tmp_path, settings)))
+    check_run(read_finished(resumed(tmp_path, settings)))
+
+
+def test_a_run_that_sigterm_asks_to_leave_has_a_checkpoint_and_ends_bit_for_bit_as_one_that_was_not(
+    tmp_path: Path,
+) -> None:
+    settings = (*SETTINGS, "checkpoint.every=100", "schedule=one_step_off", "cluster.devices=2")
+    code, said = killed(tmp_path, "broken", settings, 3, signal.SIGTERM)
+    assert code == LEFT_AT_CHECKPOINT, said
+    assert said.rstrip().endswith("the same command goes on") and "Traceback" not in said
+    broken = bench(tmp_path, "broken", *settings)
+    (version,) = load_manifest(broken)["resumed"]
+    assert f"left, as SIGTERM asked, with a checkpoint of version {version}:" in said
+    check_equal(broken, bench(tmp_path, "whole", *settings))
+
+
+@pytest.mark.parametrize(("devices", "others"), [(1, 2), (2, 1)])
+def test_a_run_on_other_devices_begins_with_a_checkpoint_and_keeps_what_its_schedule_promises(
+    devices: int, others: int, tmp_path: Path
+) -> None:
+    settings = (*SETTINGS, "schedule=colocate_sync")
+    killed(tmp_path, "there", (*settings, f"cluster.devices={devices}"), 6)
+    (cell,) = (tmp_path / "there").iterdir()
+    here = (*settings, f"cluster.devices={others}", f"checkpoint.begin_with={cell}")
+    folder = bench(tmp_path, "here", *here)
+    manifest = load_manifest(folder)
+    assert manifest["begun_with"] == str(cell / "seed=0") and 2 <= manifest["resumed"][0] < ITERATIONS
+    assert [line["iteration"] for line in load_metrics(folder)] == list(range(ITERATIONS))
+    check_run(read_finished(folder))

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.comparison.promises import read_finished
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from harness.report.summary import summarize
-from tests.support.invariants import check_devices, check_run, read_run
+from tests.support.invariants import check_devices, check_run
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
 
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
@@ -58,7 +59,7 @@ def drained(runs: dict[str, Path]) -> Path:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_real_run_keeps_what_its_schedule_promises(runs: dict[str, Path], name: str) -> None:
-    run = read_run(runs[name])
+    run = read_finished(runs[name])
     check_run(run)
     check_devices(run)
     worst = summarize(runs[name]).lag_worst

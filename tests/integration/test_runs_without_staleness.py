@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from engines.torch.model import build_model
 from harness.cli import main as cli
 from harness.comparison.equivalence import differences
+from harness.comparison.promises import read_finished
 from harness.config import ConfigError, CostConfig
 from harness.config.compose import compose_job
 from harness.cost_model.calibration.runs import base_job, calibrate_runs, read_run
@@ -102,7 +103,7 @@ def text_runs(results: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_text_of_a_chat_model_changes_nothing_of_that(text_runs: dict[str, Path], other: str) -> None:
     run = text_runs[other]
     assert not differences(text_runs["colocated"], run)
-    invariants.check_run(invariants.read_run(run))
+    invariants.check_run(read_finished(run))
     samples = load_samples(run).to_pydict()
     assert set(samples["lag_worst"]) == {0} and len(set(samples["reward"])) > 10
     assert set(samples["finish_reason"]) == {"stop", "length"}
@@ -124,21 +125,51 @@ def test_several_optimizer_steps_a_batch_change_nothing_of_that(
     one, other = (runs_of_steps[f"{name}{ranks}_{loss}"] for name in ("colocated", "async_0"))
     assert not differences(one, other)
     for run in (one, other):
-        invariants.check_run(invariants.read_run(run))
+        invariants.check_run(read_finished(run))
 
 
 @pytest.mark.slow
-def test_a_filter_changes_nothing_of_that(results: Path) -> None:
+@pytest.mark.parametrize("over_sampling", [1.0, 1.5])
+def test_a_filter_changes_nothing_of_that(results: Path, over_sampling: float) -> None:
     """Which groups are trained, and what places of refused ones are dealt instead, does not depend on who is faster."""
-    settings = f"{SMALL} iterations=4 algorithm.filter=tests.support.filters:even"
+    filtered = f"algorithm.filter=tests.support.filters:even algorithm.over_sampling={over_sampling}"
+    settings = f"{SMALL} iterations=4 {filtered}"
     names = ("colocated", "separated", "separated_streaming", "async_0", "colocated_2_ranks", "async_0_2_ranks")
-    runs = bench_all(results / "filtered", {name: f"{settings} {RUNS[name]}" for name in names})
+    runs = bench_all(results / f"filtered_{over_sampling}", {name: f"{settings} {RUNS[name]}" for name in names})
+    for name, run in runs.items():
+        assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
+        invariants.check_run(read_finished(run))
+        counts = load_ledger(run)
+        assert counts["trained"] == 4 * 128 and counts["dropped_filtered"] > 100
+        assert max(row["filter/rounds"] for row in load_metrics(run)) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["reverse", "lookup task.reward=tests.support.rewards:letters"])
+def test_a_baseline_for_each_token_changes_nothing_of_that(results: Path, task: str) -> None:
+    """Made group by group of what actor_fwd computes micro-batch by micro-batch; also where an environment writes."""
+    own = "algorithm.advantage=optimal_token_baseline algorithm.recompute_log_probs=true"
+    names = ("colocated", "separated_streaming", "async_0", "colocated_2_ranks", "async_0_2_ranks")
+    settings = f"{SMALL} iterations=3 task={task} {own}"
+    runs = bench_all(results / f"baseline_{task[:6]}", {name: f"{settings} {RUNS[name]}" for name in names})
+    for name, run in runs.items():
+        assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
+        invariants.check_run(read_finished(run))
+        assert any(row["train/grad_norm"] > 0 for row in load_metrics(run))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["reverse", "lookup task.reward=tests.support.rewards:letters"])
+def test_a_greedy_response_to_compare_with_changes_nothing_of_that(results: Path, task: str) -> None:
+    names = ("colocated", "separated_streaming", "async_0", "colocated_2_ranks", "async_0_2_ranks")
+    settings = f"{SMALL} iterations=3 task={task} algorithm.advantage=remax"
+    runs = bench_all(results / f"remax_{task[:6]}", {name: f"{settings} {RUNS[name]}" for name in names})
     for name, run in runs.items():
         assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
         invariants.check_run(invariants.read_run(run))
-        counts = load_ledger(run)
-        assert counts["trained"] == 4 * 128 and counts["dropped_filtered"] > 100
-        assert max(row["filter/rounds"] for row in load_metrics(run)) > 2
+        metrics = load_metrics(run)
+        assert any(row["train/grad_norm"] > 0 and row["reward/baseline"] != row["reward/mean"] for row in metrics)
+        assert metrics[-1]["ledger/dropped_baseline"] == 3 * 16
 
 
 WITH_CRITIC = "algorithm=ppo algorithm.micro_batch_groups=4"
@@ -165,7 +196,7 @@ def test_a_critic_changes_nothing_of_that(runs_with_critic: dict[str, Path], how
     same_world = "colocated_2_ranks" if other.endswith("2_ranks") else "colocated"
     one, run = runs_with_critic[f"{same_world}_{how}"], runs_with_critic[f"{other}_{how}"]
     assert not differences(one, run)
-    invariants.check_run(invariants.read_run(run))
+    invariants.check_run(read_finished(run))
     assert all(row["critic/lag_max"] == 0 and row["critic/grad_norm"] > 0 for row in load_metrics(run))
 
 
@@ -209,7 +240,7 @@ def test_the_equal_runs_do_not_stand_still_and_a_difference_would_be_noticed(
 
 @pytest.mark.parametrize("name", RUNS)
 def test_no_sample_lags_and_all_are_trained_as_the_schedule_promises(runs: dict[str, Path], name: str) -> None:
-    invariants.check_run(invariants.read_run(runs[name]))
+    invariants.check_run(read_finished(runs[name]))
     samples = load_samples(runs[name]).to_pydict()
     assert set(samples["lag_worst"]) == {0} and set(samples["span"]) == {1}
     assert set(samples["fate"]) == {"trained"} and len(samples["fate"]) == 4 * 128

@@ -19,11 +19,12 @@ from engines.sglang.options import TOKEN, URL, Options
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.server import LocalServer
 from engines.torch.model import build_model
+from harness.comparison.promises import read_finished
 from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from schedules import SCHEDULES
-from tests.support.invariants import check_run, check_turns, read_run
+from tests.support.invariants import check_run, check_turns
 from tests.support.project import ROOT
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL, bench_all
 
@@ -153,9 +154,9 @@ def runs(results: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_keeps_its_promises_with_sglang(runs: dict[str, Path], schedule: str) -> None:
-    check_run(read_run(runs[schedule]))
+    check_run(read_finished(runs[schedule]))
 
 
 def test_samples_of_several_turns_are_on_sglang_what_their_trainer_reads(runs: dict[str, Path]) -> None:
-    check_run(read_run(runs["turns"]))
+    check_run(read_finished(runs["turns"]))
     check_turns(runs["turns"])

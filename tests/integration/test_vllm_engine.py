@@ -20,12 +20,13 @@ from transformers import Qwen3ForCausalLM
 from engines.torch.model import build_model
 from engines.vllm import weights
 from engines.vllm.rollout import VLLMRollout
+from harness.comparison.promises import read_finished
 from harness.config import ModelConfig
 from harness.config.compose import choices
 from harness.protocols import Completion, Request, Sampling
 from harness.report.summary import summarize
 from harness.runtime.runtime import RealClock
-from tests.support.invariants import check_run, check_turns, read_run
+from tests.support.invariants import check_run, check_turns
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL, bench_all
 
 pytestmark = [
@@ -152,13 +153,13 @@ def runs(results: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("name", choices("schedule"))
 def test_every_schedule_runs_on_vllm_and_keeps_what_it_promises(runs: dict[str, Path], name: str) -> None:
     folder = runs[f"vllm_{name}"]
-    check_run(read_run(folder))
+    check_run(read_finished(folder))
     if name in ("colocate_sync", "separated_sync"):
         assert summarize(folder).lag_worst == 0
 
 
 def test_samples_of_several_turns_are_on_vllm_what_their_trainer_reads(runs: dict[str, Path]) -> None:
-    check_run(read_run(runs["vllm_turns"]))
+    check_run(read_finished(runs["vllm_turns"]))
     check_turns(runs["vllm_turns"])
 
 
@@ -183,4 +184,4 @@ def test_a_run_whose_engines_have_two_devices_each_keeps_what_it_promises(result
     job += " algorithm.micro_batch_groups=2 schedule=fully_async engine.tensor_parallel=2"
     job += " cluster.devices=3 schedule.split.rollout=2"
     (folder,) = bench_all(results, {"vllm_two_devices": job}).values()
-    check_run(read_run(folder))
+    check_run(read_finished(folder))

@@ -6,7 +6,7 @@ two differ by what they are, the case says how and why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,16 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.config.job import AGGREGATIONS, REJECTIONS
 from harness.rl.advantages import advantages_of
-from harness.rl.aggregation import divisor, token_weights
 from harness.rl.gae import gae_of
 from harness.rl.kl import KL
+from harness.rl.log_probs import head_gradient_squares
 from harness.rl.losses import policy_loss
+from harness.rl.off_policy import off_policy_metrics, off_policy_sums
 from harness.rl.rejection import rejection_of
-from harness.rl.reward_kl import RewardKL
+from harness.rl.reward_kl import RewardKL, less_costs
+from harness.rl.token_advantages import token_advantages_of
 from harness.rl.value_loss import value_losses, value_sums
+from tests.support.policy_batches import EXTREME, RANDOM, Case, aggregated, algorithm
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="needs verl: make test-oracle")
 actor_config = pytest.importorskip("verl.workers.config").ActorConfig
@@ -30,40 +33,11 @@ algo_config = pytest.importorskip("verl.trainer.config").AlgoConfig
 policy_loss_config = pytest.importorskip("verl.workers.config").PolicyLossConfig
 rollout_correction = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
 
+torch_functional = pytest.importorskip("verl.utils.torch_functional")
+
 pytestmark = pytest.mark.oracle
 
-RANDOM, EXTREME = 200, 50
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
-
-
-class Case:
-    """k responses, of lengths int64 [k], as both sides lay them out: here [R] one after the other, there [k, T]."""
-
-    def __init__(self, number: int) -> None:
-        random = np.random.default_rng(number)
-        extreme = number >= RANDOM
-        k = int(random.integers(2, 9))
-        self.lengths = torch.from_numpy(random.integers(1, 2 if extreme and number % 2 else 24, size=k))
-        self.there = torch.arange(int(self.lengths.max())) < self.lengths[:, None]
-        spread = 10.0 if extreme else 0.3
-        tokens = int(self.lengths.sum())
-        self.behaviour = torch.from_numpy(-random.exponential(1.0, tokens)).float()
-        self.log_probs = -(self.behaviour + torch.from_numpy(random.normal(0, spread, tokens)).float()).abs()
-        self.advantages = torch.from_numpy(random.normal(0, 1, k)).float().repeat_interleave(self.lengths)
-        self.mask = torch.from_numpy(random.random(tokens) < 0.8)
-        self.mask[torch.cumsum(self.lengths, 0) - self.lengths] = True  # every response begins with the policy
-
-    def padded(self, values: torch.Tensor) -> torch.Tensor:
-        """[R] -> [k, T], 0 where there is nothing."""
-        return torch.zeros(self.there.shape, dtype=values.dtype).masked_scatter(self.there, values)
-
-    def sequences(self) -> Iterator[slice]:
-        ends = torch.cumsum(self.lengths, 0).tolist()
-        return (slice(end - length, end) for end, length in zip(ends, self.lengths.tolist(), strict=True))
-
-
-def algorithm(**settings: Any) -> AlgorithmConfig:
-    return AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, **settings)
 
 
 def ours(case: Case, chosen: AlgorithmConfig, aggregation: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,16 +45,6 @@ def ours(case: Case, chosen: AlgorithmConfig, aggregation: str) -> tuple[torch.T
     log_probs = case.log_probs.clone().requires_grad_()
     losses = policy_loss(chosen)(log_probs, case.behaviour, case.advantages, case.mask, lengths=case.lengths)
     return aggregated(case, losses, aggregation, log_probs)
-
-
-def aggregated(
-    case: Case, losses: torch.Tensor, aggregation: str, log_probs: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    weights = token_weights(aggregation, case.mask, case.lengths, case.there.shape[1])
-    total = (losses if weights is None else losses * weights).sum()
-    loss = total / max(1, divisor(aggregation, case.mask, case.lengths))
-    (gradient,) = torch.autograd.grad(loss, log_probs, retain_graph=True)
-    return loss.detach(), gradient
 
 
 def theirs(
@@ -105,6 +69,7 @@ def theirs(
 TOKEN_MEAN = ("token_mean", "token-mean")
 SEQUENCE_MEAN = ("sequence_mean_token_mean", "seq-mean-token-mean")
 LOSSES: dict[str, tuple[dict[str, Any], str, tuple[str, str], dict[str, Any]]] = {
+    "clip": ({}, "vanilla", TOKEN_MEAN, {"low": 0.2, "high": 0.2, "clip_ratio_c": 1e30}),  # no dual clip
     "dual_clip": ({}, "vanilla", TOKEN_MEAN, {"low": 0.2, "high": 0.2}),
     "none": ({}, "gpg", TOKEN_MEAN, {"low": 0.2, "high": 0.2}),
     "cispo": ({"options": {"low": 0.9, "high": 0.3}}, "cispo", TOKEN_MEAN, {"low": 0.9, "high": 0.3}),
@@ -229,6 +194,7 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Callable[[Groups], torch.Tensor]]] =
     "grpo": ({}, _with_config("grpo")),
     "dr_grpo": ({"advantage": "dr_grpo"}, _with_config("grpo", norm_adv_by_std_in_grpo=False)),
     "rloo": ({"advantage": "rloo"}, _with_config("rloo")),
+    "remax": ({"advantage": "remax"}, lambda groups: _remax(groups)),
     "opo": ({"advantage": "opo"}, _with_config("opo")),
     "grpo_passk": ({"advantage": "best_of_k"}, _with_config("grpo_passk")),
     "reinforce_plus_plus": ({"advantage": "reinforce_plus_plus"}, _with_config("reinforce_plus_plus")),
@@ -238,6 +204,15 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Callable[[Groups], torch.Tensor]]] =
     ),
     "gpg": ({"advantage": "gpg"}, lambda groups: _with_config("gpg", f_norm=1.0)(groups) * _gpg_factor(groups)),
 }
+
+
+def _remax(groups: Groups) -> torch.Tensor:
+    """verl is given the rewards of greedy responses; here each is the first of its group."""
+    compared = groups.rewards[:, 0].repeat_interleave(groups.rewards.shape[1])
+    advantages, _ = core_algos.compute_remax_outcome_advantage(
+        groups.token_rewards.clone(), compared, groups.mask, algo_config()
+    )
+    return advantages[:, 0]
 
 
 def _gpg_factor(groups: Groups) -> float:
@@ -272,7 +247,8 @@ def test_a_kl_in_the_reward_and_its_coefficient_are_those_of_verl(kind: str) -> 
     for number in range(RANDOM):
         case = Case(number)
         rewards = torch.from_numpy(np.random.default_rng(number).random((1, len(case.lengths)))).float()
-        shown = found(rewards, case.behaviour, case.log_probs, case.mask, case.lengths)
+        costs = found(case.behaviour, case.log_probs, case.mask, case.lengths)
+        shown = less_costs(rewards, costs, case.lengths)
         mask = case.padded(case.mask.float())
         kl = core_algos.kl_penalty(case.padded(case.behaviour), case.padded(case.log_probs), kind) * mask
         torch.testing.assert_close(shown[0], rewards[0] - expected.value * kl.sum(1), rtol=1e-5, atol=1e-5)
@@ -310,6 +286,31 @@ def test_what_is_left_out_by_a_measure_is_what_verl_leaves_out(measure: str) -> 
     assert 0 < kept < sampled
 
 
+BOUNDS = {"tis": (None, 2.0), "mis": (0.5, 5.0)}
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_weights_that_are_truncated_or_masked_are_those_of_verl(name: str, level: str) -> None:
+    """The gradient of a policy gradient is its weights. verl masks by its rejection, of ratios of mu over pi, and does
+    not count what is masked in what losses are divided by; here it counts."""
+    low, high = BOUNDS[name]
+    for number in range(RANDOM + EXTREME):
+        case = Case(number)
+        _, found = ours(case, algorithm(correction=name, options={"level": level}), "token_mean")
+        mask = case.padded(case.mask.float())
+        away = case.padded((case.log_probs - case.behaviour).masked_fill(~case.mask, 0.0))
+        weights, _ = rollout_correction.compute_rollout_correction_weights(
+            away, mask, level, high if name == "tis" else torch.inf
+        )
+        if low is not None:
+            measure = {"token": "token_k1", "sequence": "seq_sum_k1"}[level]
+            kept, _ = rollout_correction.compute_rollout_rejection_mask(away, mask, measure, f"{1 / high}_{1 / low}")
+            weights = weights * kept
+        expected = -weights[case.there] * case.advantages / case.mask.sum()
+        torch.testing.assert_close(found, expected.masked_fill(~case.mask, 0.0), **TOLERANCE)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_weights_that_are_normalised_are_those_of_verl(level: str) -> None:
     """The gradient of a policy gradient is its weights. But where all weights are next to nothing, and verl leaves them
@@ -332,10 +333,36 @@ def test_weights_that_are_normalised_are_those_of_verl(level: str) -> None:
     assert compared >= RANDOM
 
 
+def test_what_is_told_of_the_distance_from_the_behaviour_policy_is_what_verl_tells() -> None:
+    """But for chi-squared: the mean of r^2 - 1 there, of (r - 1)^2 here, which is never negative."""
+    for number in range(RANDOM):
+        case = Case(number)
+        log_probs, behaviour, mask = case.log_probs.double(), case.behaviour.double(), case.mask
+        found = off_policy_metrics(off_policy_sums(log_probs, behaviour, mask), float(mask.sum()))
+        there = (case.padded(log_probs), case.padded(behaviour), case.padded(mask.double()))
+        told = rollout_correction.compute_offpolicy_metrics(*there)
+        ratios = (log_probs - behaviour).exp()
+        weights = rollout_correction.compute_is_metrics(
+            rollout_is_weights=case.padded(ratios),
+            raw_rollout_is_weights=case.padded(ratios),
+            log_ratio_for_metrics=there[0] - there[1],
+            response_mask=there[2],
+            rollout_is="token",
+            rollout_is_threshold=1e30,
+        )
+        assert found["kl_behaviour_k1"] == pytest.approx(told["kl"], rel=1e-6, abs=1e-6)
+        assert found["kl_behaviour"] == pytest.approx(told["k3_kl"], rel=1e-6, abs=1e-6)
+        chi_squared = told["chi2_token"] - 2 * (float(ratios[mask].mean()) - 1)
+        assert found["chi_squared"] == pytest.approx(chi_squared, rel=1e-6, abs=1e-6)
+        assert found["effective_samples"] == pytest.approx(weights["rollout_is_eff_sample_size"], rel=1e-6)
+
+
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.97, 0.9), (1.0, 0.0)])
-def test_gae_is_that_of_verl(gamma: float, lam: float) -> None:
-    """Advantages, whitened and not, and returns, at the tokens that were sampled. verl's arithmetic is that of its
-    inputs, here float64; it whitens always, and loses a reward that comes where nothing was sampled."""
+@pytest.mark.parametrize("kl_in_reward", [False, True])
+def test_gae_is_that_of_verl(gamma: float, lam: float, kl_in_reward: bool) -> None:
+    """Advantages, whitened and not, and returns, at the tokens that were sampled; with what a KL costs at each. verl's
+    arithmetic is that of its inputs, here float64; it whitens always, and loses a reward that comes where nothing was
+    sampled."""
     for number in range(RANDOM + EXTREME):
         case = Case(number)
         random = np.random.default_rng(number)
@@ -346,14 +373,88 @@ def test_gae_is_that_of_verl(gamma: float, lam: float) -> None:
         last = (sampled * torch.arange(1, sampled.shape[1] + 1)).argmax(1)
         token_rewards = torch.zeros_like(sampled)
         token_rewards[torch.arange(len(rewards)), last] = rewards.double()
+        costs = None
+        if kl_in_reward:
+            costs = torch.from_numpy(random.exponential(size, len(case.mask))).float().masked_fill(~case.mask, 0.0)
+            token_rewards -= case.padded(costs).double()
         advantages, returns = core_algos.compute_gae_advantage_return(
             token_rewards, case.padded(values).double(), sampled, gamma, lam
         )
         options = {"gamma": gamma, "lam": lam}
-        found = gae_of(algorithm(advantage="gae", options=options))(rewards, values, case.mask, case.lengths)
+        found = gae_of(algorithm(advantage="gae", options=options))(rewards, values, case.mask, case.lengths, costs)
         for one, other, within in zip(found, (advantages, returns), (1e-6, 1e-6 * size), strict=True):
             expected = other[case.there][case.mask].float()
             torch.testing.assert_close(one[case.mask], expected, rtol=1e-6, atol=within)
+
+
+class Turns(Groups):
+    """Groups with a policy: what log-probs it found, and the sum of its squared probabilities, at every token [R]. With
+    `environment`, some tokens were written by one, the last of a response among them."""
+
+    def __init__(self, number: int, environment: bool) -> None:
+        super().__init__(number)
+        random = np.random.default_rng(number)
+        lengths = self.lengths.flatten()
+        tokens = int(lengths.sum())
+        spread = 30.0 if number >= RANDOM else 2.0
+        logits = torch.from_numpy(random.normal(0, spread, (tokens, 7)))
+        chosen = torch.from_numpy(random.integers(0, 7, tokens))
+        self.log_probs = logits.log_softmax(-1).gather(1, chosen[:, None]).squeeze(1)
+        self.sum_of_squares = logits.softmax(-1).square().sum(-1)
+        self.there = self.mask.bool()
+        self.sampled = torch.from_numpy(random.random(tokens) < (0.7 if environment else 2.0))
+        self.sampled[lengths.cumsum(0) - lengths] = True  # of each response its first
+        self.rewards = self.rewards.float() / max(1.0, float(self.rewards.amax()))
+        kept = self.padded(self.sampled.double())
+        last = (kept * torch.arange(1, kept.shape[1] + 1)).argmax(1)
+        self.token_rewards = torch.zeros_like(kept)
+        self.token_rewards[torch.arange(len(last)), last] = self.rewards.double().flatten()
+
+    def padded(self, values: torch.Tensor) -> torch.Tensor:
+        """[R] -> [k, T], 0 where there is nothing."""
+        return torch.zeros(self.there.shape, dtype=values.dtype).masked_scatter(self.there, values)
+
+
+@pytest.mark.parametrize("zero_tail", [True, False])
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_the_optimal_token_baseline_is_that_of_verl(name: str, zero_tail: bool) -> None:
+    """Without an environment that of one turn as well, which does not pass over what one wrote. verl's arithmetic is
+    that of its inputs, here float64. In groups of equal rewards, tokens that are compared have exactly 0 here; there
+    what 1e-8 in the denominator leaves, which is much where all squares are small."""
+    options = {"zero_tail": zero_tail}
+    by_token = token_advantages_of(algorithm(advantage="optimal_token_baseline", options=options))
+    assert by_token is not None
+    for number in range(RANDOM + EXTREME):
+        case = Turns(number, environment=name.startswith("tir"))
+        squares = (1 - 2 * case.log_probs.exp() + case.sum_of_squares).float()
+        expected, _ = core_algos.get_adv_estimator_fn(name)(
+            token_level_rewards=case.token_rewards,
+            response_mask=case.padded(case.sampled.double()),
+            index=case.index,
+            old_log_probs=case.padded(case.log_probs),
+            sum_pi_squared=case.padded(2 * case.log_probs.exp() - 1 + squares.double()),
+            handle_zero_tail=zero_tail,
+        )
+        lengths = case.lengths.flatten()
+        found = by_token.columns(case.rewards, squares, case.sampled, lengths)["advantage"]
+        flat = expected[case.there].float()
+        compared = ~case.equal.repeat_interleave(lengths) | (squares > 0.02)
+        torch.testing.assert_close(found[compared], flat[compared], **TOLERANCE)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_squares_of_gradients_are_made_of_the_sums_of_squared_probabilities_of_verl(temperature: float) -> None:
+    for number in range(RANDOM + EXTREME):
+        random = np.random.default_rng(number)
+        size = 10.0 if number >= RANDOM else 1.0
+        hidden, weight = (torch.from_numpy(random.normal(0, size, shape)).float() for shape in ((9, 4), (11, 4)))
+        tokens = torch.from_numpy(random.integers(0, 11, 9))
+        *_, found = head_gradient_squares(hidden, weight, tokens, temperature)
+        scaled = (hidden @ weight.T).div(temperature)
+        sums = torch_functional.calculate_sum_pi_squared_from_logits(scaled.double())
+        expected = 1 - 2 * scaled.double().log_softmax(-1).gather(1, tokens[:, None]).squeeze(1).exp() + sums
+        rounding = 1e-6 * max(1.0, float(scaled.abs().max()) / 10)  # of the largest logit, in float32
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=rounding)
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean"])

@@ -15,24 +15,19 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from harness.comparison.promises import Finished
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
 from harness.driver.assemble import capacity_rows
 from harness.driver.recorder import Recorder
+from harness.studies.chaos.jobs import base, with_options
 from schedules import Schedule, Transport
 from schedules.base import ORDERS
 from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
 from tests.support.fake_job import FakeJob
-from tests.support.invariants import (
-    Finished,
-    check_dispatch,
-    check_every_sample_once,
-    check_lags,
-    check_run,
-    check_times,
-)
-from tests.support.random_jobs import base, jobs, options_of, play, with_options
+from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_run, check_times
+from tests.support.random_jobs import jobs, options_of, play
 
 checked = settings(suppress_health_check=list(HealthCheck))
 few = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))

@@ -8,15 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.comparison.promises import Finished
 from harness.config import JobConfig, LengthsConfig
+from harness.studies.chaos.jobs import base
 from schedules import SCHEDULES
 from tests.support.engine_events import Event, simulate_with
-from tests.support.invariants import Finished, check_devices, check_every_sample_once, check_run, spans_by_device
-from tests.support.random_jobs import base, jobs, play
+from tests.support.examples import examples
+from tests.support.invariants import check_devices, check_every_sample_once, check_run, spans_by_device
+from tests.support.random_jobs import jobs, play
 from tests.support.simulated_setting import COST
 
 STREAM = "tests.support.colocated_stream:ColocatedStream"
-checked = settings(suppress_health_check=list(HealthCheck))
+checked = settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, STREAM])
@@ -35,11 +38,12 @@ def test_spans_of_roles_that_share_a_device_do_not_overlap(schedule: str) -> Non
 @given(job=jobs(STREAM), seed=st.integers(0, 3))
 def test_roles_that_stream_on_one_pool_take_no_less_than_their_work(job: JobConfig, seed: int) -> None:
     run = play(job, seed).finished
+    end = run.timeline.elapsed_window()[1]  # spares may be generated beyond it
     for device, spans in spans_by_device(run).items():
-        work = sum(span.end - span.start for span in spans)
+        work = sum(min(span.end, end) - span.start for span in spans if span.start < end)
         if device.startswith("device"):
             assert {span.role for span in spans} >= {"rollout", "actor", "actor_fwd", "reference"}
-            assert work <= run.timeline.elapsed_window()[1] * (1 + 1e-9)
+            assert work <= end * (1 + 1e-9)
 
 
 def test_streaming_on_one_pool_is_not_faster_than_one_role_after_the_other() -> None:

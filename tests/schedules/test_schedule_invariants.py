@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from harness.config import JobConfig, LatencyConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import make_schedule
+from harness.studies.chaos.jobs import OBSERVATIONS, base, with_options, without_limit
 from schedules import HalfStep
 from schedules.protocol import PauseMode
 from tests.support.examples import examples
 from tests.support.invariants import check_run, most_loading_at_once
-from tests.support.random_jobs import OBSERVATIONS, base, jobs, play, with_options
+from tests.support.random_jobs import jobs, play
 
 checked = settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 
@@ -38,7 +39,7 @@ def test_without_staleness_the_schedules_train_the_same_samples_in_the_same_batc
         if schedule == "colocate_sync":
             split = base(schedule).schedule.split | {"actor": split["actor"]}
         its = replace(job, schedule=ScheduleConfig(name=schedule, split=split, options=options))
-        run = play(its, seed).finished
+        run = play(without_limit(its), seed).finished
         check_run(run)
         trained.append([(s.sample_id, s.trained_iteration, s.response_tokens) for s in run.trained])
     assert trained[0] == trained[1] == trained[2]

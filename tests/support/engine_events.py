@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.config import JobConfig
+from harness.config import JobConfig, RestartsConfig
 from harness.driver.recorder import Recorder
 from harness.driver.session import Session, simulate
 from harness.runtime.runtime import Handle, WorkerDied
@@ -63,7 +63,8 @@ class Event:
 def simulate_with(
     config: JobConfig, seed: int, events: Sequence[Event], started: Callable[[Session], None]
 ) -> Recorder:
-    """Run on the virtual clock while these things happen to engines."""
+    """Run on the virtual clock while these things happen to engines; none is started again."""
+    config = replace(config, restarts=RestartsConfig(limit=0))
 
     def prepare(session: Session) -> None:
         started(session)

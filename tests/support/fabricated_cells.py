@@ -20,7 +20,7 @@ from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import length_metrics, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from tests.support.sample_records import trained_record
+from tests.support.sample_records import trained_record, write_samples
 
 PLACEMENT = {
     ("rollout", "0"): Place("rollout", ("device 0",)),
@@ -121,7 +121,7 @@ def make_run(
                 ledger.metrics(),
             )
         )
-    run.write_samples(records)
+    write_samples(run.path / "samples.parquet", records)
     run.write_trace(timeline)
     run.write_ledger(ledger)
     run.finish()

@@ -61,8 +61,10 @@ def finished_run(
                 tracker.flush()
         sample = {"time": 1767323050.5, "system/cpu_utilization_percentage": 50.0, "system/disk_usage_percentage": 9.0}
         folder.append_system(sample)
+        folder.write_summary({"throughput/samples_per_s": 4.0})
         if tracker is not None:
             tracker.log_system(sample)
+            tracker.log_summary(folder.path)
             tracker.finish(artifacts=mirrored_files(folder.path))
         folder.finish()
     return folder.path

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.metrics.run_files import load_ledger, weight_files
+from harness.metrics.samples import read_responses, read_samples
 from tests.support.project import ROOT
 
 RUN_TIMEOUT_S = 280
 FIRST_TIMEOUT_S = 1500
 """Of a test that may be the first to ask for a row of runs, and waits for all of them."""
+
+STARTED_WITHIN_S = 240
 
 BARE = "algorithm.recompute_log_probs=false"
 """Without the role that only measures."""
@@ -65,6 +70,33 @@ def bench_all(results: Path, settings: Mapping[str, str]) -> dict[str, Path]:
     return {experiment: folder for experiment, (folder,) in found.items()}
 
 
+def lines(results: Path, experiment: str) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in results.glob(f"{experiment}/*/seed=0/metrics.jsonl"))
+
+
+def killed(
+    results: Path,
+    experiment: str,
+    settings: tuple[str, ...],
+    after: int,
+    how: signal.Signals = signal.SIGKILL,
+    later_s: float = 0.0,
+) -> tuple[int, str]:
+    """Begun, and sent a signal after so many iterations and seconds: SIGKILL, about which nothing can be done. Its exit
+    code, and what it said."""
+    arguments = command(f"experiment={experiment}", *settings)
+    process = subprocess.Popen(
+        arguments, cwd=ROOT, env=environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + STARTED_WITHIN_S
+    while lines(results, experiment) < after and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(later_s)
+    process.send_signal(how)
+    said, _ = process.communicate(timeout=STARTED_WITHIN_S)
+    return process.returncode, said
+
+
 def _run(arguments: list[str], results: Path, timeout_s: float) -> None:
     begun = time.time()
     done = subprocess.run(
@@ -77,3 +109,14 @@ def _logs(results: Path, since: float) -> str:
     """The ends of what the processes of runs have said since then."""
     logs = [log for log in sorted(results.rglob("*.log")) if log.stat().st_mtime >= since]
     return "".join(f"\n-- {log.relative_to(results)}\n{log.read_text(errors='replace')[-2000:]}" for log in logs)
+
+
+def check_equal(broken: Path, whole: Path) -> None:
+    """Bit for bit."""
+    (ours,), (theirs,) = weight_files(broken), weight_files(whole)
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert read_responses(broken / "responses.parquet").equals(read_responses(whole / "responses.parquet"))
+    names = ("sample_id", "fate", "reward", "trained_iteration", "version_first", "version_last", "lag_worst")
+    columns = [read_samples(folder / "samples.parquet").select(names) for folder in (broken, whole)]
+    assert columns[0].equals(columns[1])
+    assert load_ledger(broken) | {"restarts": []} == load_ledger(whole) | {"restarts": []}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,7 @@ class HandEngine:
         self.slots, self.version = slots, 0
         self.held: list[int] = []
         self.batches: list[list[int]] = []
+        self.was_cut: list[list[int]] = []
         self.awake = self.kept_weights = True
         self.paused: PauseMode | None = None
         self._done: asyncio.Queue[list[Completion]] = asyncio.Queue()
@@ -127,6 +128,9 @@ class HandEngine:
         self.paused = mode
 
     def drop_cache(self) -> None: ...
+
+    async def cut(self, sample_ids: Collection[int]) -> None:
+        self.was_cut.append(sorted(sample_ids))
 
     async def resume(self) -> None:
         self.paused = None
@@ -206,6 +210,7 @@ def rollout_role(
     turns: Turns = NO_TURNS,
     clock: Clock | None = None,
     episodes: Episodes | None = None,
+    greedy: Sampling | None = None,
 ) -> RolloutRole:
     return RolloutRole(
         engine,
@@ -220,6 +225,7 @@ def rollout_role(
         shares_device=shares_device,
         turns=turns,
         episodes=episodes,
+        greedy=greedy,
     )
 
 

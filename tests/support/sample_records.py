@@ -1,13 +1,16 @@
-"""Records of single samples, made by the product's own function for many."""
+"""Records of single samples, made and written by the product's own functions for many."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.metrics.samples import SampleRecord, TrainedSamples, trained_records
+from harness.metrics.parts import Parts, read_samples_so_far
+from harness.metrics.samples import SampleRecord, TrainedSamples, trained_records, write_table
+from harness.metrics.timeline import Timeline
 from harness.protocols import FINISH_REASONS, FinishReason
 
 
@@ -49,3 +52,12 @@ def trained_record(
     extra = {name: np.array([value]) for name, value in (custom or {}).items()}
     (record,) = trained_records(samples, iteration, group_size, [reward], [exact_match], extra)  # type: ignore[list-item]
     return record
+
+
+def write_samples(path: Path, records: Sequence[SampleRecord]) -> None:
+    """samples.parquet, as a run with these samples writes it."""
+    names = sorted({name for record in records for name in record.custom})
+    parts = Parts(path.parent / "parts", Timeline({}), names)
+    parts.samples(records)
+    write_table(path, read_samples_so_far(parts.folder))
+    parts.remove()

@@ -32,6 +32,9 @@ class EchoRole:
     async def pid(self) -> int:
         return os.getpid()
 
+    async def waiting(self) -> list[str]:
+        return [f"echo[{self.number}] waits for calls"]
+
     async def echo(self, value: int, *, times: int = 1) -> list[int]:
         return [value] * times
 

@@ -250,6 +250,6 @@ def _elsewhere(cell: ResolvedCell, results: Path) -> float | None:
         manifest = load_manifest(done.parent)
         if manifest["backend"] == cell.plan.backend and not manifest["smoke"]:
             samples = load_metrics(done.parent)[-1]["samples"]
-            scale = config.iterations * config.algorithm.batch_samples / samples
+            scale = config.iterations * config.algorithm.trained_samples / samples
             return START_S + max(0.0, _seconds_of(done.parent) - START_S) * scale
     return None

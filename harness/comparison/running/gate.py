@@ -57,7 +57,7 @@ def _batch(algorithm: AlgorithmConfig | None) -> tuple[str, ...]:
     parts = 1 if algorithm is None else algorithm.mini_batches
     groups = 4 * max(2, parts)
     whole = algorithm is not None and algorithm.correction in WHOLE_BATCH
-    recompute = algorithm is not None and algorithm.train_on_old_log_probs
+    recompute = algorithm is not None and algorithm.learns_from_actor_fwd
     return (
         f"algorithm.batch_groups={groups}",
         f"algorithm.micro_batch_groups={groups // parts if whole else 4}",

@@ -108,13 +108,12 @@ def run_comparison(
 
 
 def conclude(folder: Path, campaign: Campaign, console: Console) -> bool:
-    """Compare what is finished, print it, write its report. Returns whether the gate and every ledger were in order."""
+    """Compare what is finished, print it, write its report. Returns whether the gate has run and there is a verdict."""
     comparison = comparison_of(folder, campaign)
     print_comparison(comparison, console)
     for path in write_report(comparison, folder):
         console.print(f"{path}", soft_wrap=True, highlight=False, markup=False)
-    gate = comparison.gate
-    return gate is not None and gate.passed and comparison.conservation.passed
+    return comparison.gate is not None and not comparison.faults
 
 
 def _campaign(

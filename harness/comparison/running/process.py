@@ -50,6 +50,11 @@ class RunProcess:
         return cls(what, log, _Forked(server, work, arguments, _emptied(log)))
 
     @property
+    def pid(self) -> int | None:
+        """None where it has not begun yet."""
+        return self._process.pid
+
+    @property
     def seconds(self) -> float:
         """Since it was started."""
         return time.monotonic() - self.began

@@ -17,6 +17,8 @@ def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> 
             f"algorithm.mini_batches={algorithm.mini_batches} does not cut algorithm.batch_groups="
             f"{algorithm.batch_groups} into equal parts of whole groups; set it to one of {', '.join(map(str, fits))}"
         )
+    if algorithm.correction in WHOLE_BATCH:
+        _check_whole_batch(config, schedule, world)
     _check_micro_batches(config, world, "training")
     if algorithm.has_critic:
         _check_micro_batches(config, training_ranks(config, placement, "critic"), "critic")
@@ -25,8 +27,8 @@ def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> 
                 f"algorithm.advantage={algorithm.advantage}: the critic trains on the groups of the actor's batch, and "
                 f"with schedule.order={schedule.order} these are not known before; set schedule.order=fifo"
             )
-    if algorithm.correction in WHOLE_BATCH:
-        _check_whole_batch(config, schedule, world)
+    if algorithm.spare_groups:
+        _check_over_sampling(config, schedule)
     if config.engine.slots < algorithm.group_size:
         raise ConfigError(
             f"engine.slots={config.engine.slots} is less than algorithm.group_size={algorithm.group_size}; "
@@ -34,10 +36,30 @@ def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> 
         )
 
 
+def _check_over_sampling(config: JobConfig, schedule: Schedule) -> None:
+    """Of more groups than are trained: something refuses groups, and a batch is known before they are trained."""
+    where = f"algorithm.over_sampling={config.algorithm.over_sampling}"
+    if not config.refills:
+        raise ConfigError(
+            f"{where} admits spares for groups that are refused, and none is; set "
+            "algorithm.filter=zero_variance, or algorithm.over_sampling=1"
+        )
+    if schedule.order != "fifo":
+        raise ConfigError(
+            f"{where} fills batches that wait for their groups, and with schedule.order={schedule.order} none does: "
+            "others are trained meanwhile; set algorithm.over_sampling=1, or schedule.order=fifo"
+        )
+    if config.checkpoint.every:
+        raise ConfigError(
+            f"{where}: checkpoint.every={config.checkpoint.every} would have to save which spares are needed, and does "
+            "not; set one of them back, to algorithm.over_sampling=1 or checkpoint.every=0"
+        )
+
+
 def _check_micro_batches(config: JobConfig, world: int, ranks: str) -> None:
     """Of a world of so many ranks, called so."""
     algorithm = config.algorithm
-    groups = algorithm.batch_groups // algorithm.mini_batches
+    groups = algorithm.mini_batch_groups
     if groups % (algorithm.micro_batch_groups * world):
         fits = [size for size in range(1, groups + 1) if groups % (size * world) == 0]
         parts = "" if algorithm.mini_batches == 1 else f" in algorithm.mini_batches={algorithm.mini_batches}"
@@ -55,7 +77,7 @@ def _check_micro_batches(config: JobConfig, world: int, ranks: str) -> None:
 def _check_whole_batch(config: JobConfig, schedule: Schedule, world: int) -> None:
     """For a loss that compares all tokens of a batch with each other."""
     algorithm = config.algorithm
-    groups = algorithm.batch_groups // algorithm.mini_batches
+    groups = algorithm.mini_batch_groups
     what = "a whole batch" if algorithm.mini_batches == 1 else "a whole mini-batch"
     where = f"algorithm.correction={algorithm.correction} looks at {what}"
     if world > 1:

@@ -190,7 +190,7 @@ def _micro_batches(config: JobConfig, given: Collection[str]) -> int:
     if MICRO_BATCH in given:
         return algorithm.micro_batch_groups
     ranks = training_ranks(config, resolve_split(config.schedule.split, config.cluster.devices, device_roles(config)))
-    part = algorithm.batch_groups // algorithm.mini_batches
+    part = algorithm.mini_batch_groups
     if algorithm.batch_groups % algorithm.mini_batches:
         return algorithm.micro_batch_groups
     if algorithm.correction in WHOLE_BATCH and ranks == 1:

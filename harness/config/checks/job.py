@@ -9,6 +9,7 @@ from typing import Literal
 from engines import ENGINES
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.checks.batch import check_batch
+from harness.config.checks.begin_with import check_begin_with
 from harness.config.checks.layout import check_layout, device_roles
 from harness.config.checks.machine import (
     HardwareMissing,
@@ -25,6 +26,7 @@ from harness.config.checks.plugins import (
     engine_takes_several_devices,
     planned_options,
 )
+from harness.config.checks.replay import check_replay
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.machine import Machine
 from harness.config.model_folder import (
@@ -62,6 +64,15 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
 
     backend=auto runs for real where this machine can hold the job, and is a simulation otherwise.
     """
+    plan = _planned(config, schedule, machine)
+    if config.checkpoint.begin_with is not None:
+        check_begin_with(config, plan.backend)
+    if config.replay is not None:
+        check_replay(config, schedule, plan.backend, plan.gpu)
+    return plan
+
+
+def _planned(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
     placement, groups = _check_itself(config, schedule)
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
@@ -90,11 +101,10 @@ def without_hub(config: JobConfig) -> JobConfig:
 
 
 def _check_itself(config: JobConfig, schedule: Schedule) -> tuple[Placement, list[Communicator]]:
-    if config.checkpoint.every:
-        _check_checkpoints(config)
     _check_names(config)
     engine_options(config)
     check_plugins(config, schedule)
+    _check_greedy_baseline(config)
     _check_model(config.model)
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     check_layout(config, schedule, placement)
@@ -175,6 +185,29 @@ def _check_names(config: JobConfig) -> None:
             "algorithm.correction=decoupled needs the actor_fwd role, which scores samples under the proximal policy; "
             "set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer or log_linear"
         )
+    if config.algorithm.has_token_baseline and not config.algorithm.recompute_log_probs:
+        raise ConfigError(
+            f"algorithm.advantage={config.algorithm.advantage} is made of the probabilities that the actor_fwd role "
+            "computes at every token; set algorithm.recompute_log_probs=true, or algorithm.advantage=opo"
+        )
+
+
+def _check_greedy_baseline(config: JobConfig) -> None:
+    """The first response to a prompt can be drawn greedily, and its reward is what the others are compared with."""
+    algorithm = config.algorithm
+    if not algorithm.has_greedy_baseline:
+        return
+    where = f"algorithm.advantage={algorithm.advantage}"
+    if config.task.generate is not None:
+        raise ConfigError(
+            f"{where} compares with a greedy response, and what task.generate={config.task.generate} does besides its "
+            "turns is not greedy; choose algorithm.advantage=rloo, or leave task.generate out"
+        )
+    if algorithm.has_reward_kl:
+        raise ConfigError(
+            f"{where} compares with the reward of a greedy response, whose tokens were certain: they have no KL to the "
+            f"reference, as algorithm.kl_in={algorithm.kl_in} needs; set algorithm.kl_in=loss"
+        )
 
 
 def _check_model(model: ModelConfig) -> None:
@@ -246,22 +279,6 @@ def _check_lengths(config: JobConfig) -> None:
         raise ConfigError(
             f"model.vocabulary={config.model.vocabulary} is smaller than the {task.vocabulary_size} tokens of task "
             f"{config.task.name}; set model.vocabulary={task.vocabulary_size}"
-        )
-
-
-def _check_checkpoints(config: JobConfig) -> None:
-    """What a checkpoint would not have."""
-    where, fix = f"checkpoint.every={config.checkpoint.every}", "or set checkpoint.every=0"
-    if config.algorithm.filters:
-        raise ConfigError(f"{where} keeps nothing of groups that a filter refused; set algorithm.filter=none, {fix}")
-    if config.task.buffer is not None:
-        raise ConfigError(
-            f"{where} keeps nothing of what task.buffer={config.task.buffer} was told; leave out task.buffer, {fix}"
-        )
-    if config.algorithm.kl_target is not None:
-        raise ConfigError(
-            f"{where} does not keep the coefficient that algorithm.kl_target={config.algorithm.kl_target} has found; "
-            f"set algorithm.kl_target=null, {fix}"
         )
 
 

@@ -113,12 +113,11 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
     own = algorithm.options or algorithm.shaping or algorithm.filters or is_path(algorithm.correction)
     if not (own or algorithm.advantage != "group" or algorithm.kl_target is not None):
         return
-    from harness.rl import advantages, filters, gae, losses, shaping
+    from harness.rl import advantages, filters, losses, shaping
+    from harness.rl.token_advantages import token_advantages_of
 
     losses.policy_loss(algorithm)
-    if algorithm.has_critic:
-        gae.gae_of(algorithm)
-    else:
+    if token_advantages_of(algorithm) is None:
         advantages.advantages_of(algorithm)
     if advantages.needs_whole_batch(algorithm) and schedule.order != "fifo":
         what = f"algorithm.advantage={algorithm.advantage} compares all rewards of a batch"

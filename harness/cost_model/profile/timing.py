@@ -60,10 +60,10 @@ class Stopwatch:
         taken: list[float] = []
         while self._go_on(len(taken), sum(taken)):
             before()
-            self._wait()
+            wait_for(self.device)
             start = time.perf_counter()
             work()
-            self._wait()
+            wait_for(self.device)
             taken.append(time.perf_counter() - start)
         low, median, high = np.percentile(taken, (25, 50, 75)).tolist()
         return median, (high - low) / median
@@ -78,9 +78,11 @@ class Stopwatch:
             return timings < _FEWEST or seconds < self.at_most_s
         return timings < 4 * self.repeats and seconds < _MORE_UNTIL_S
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def time_decode(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch) -> Iterator[Row]:

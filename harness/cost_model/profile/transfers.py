@@ -19,10 +19,9 @@ from engines.torch.model import outline_model
 from harness.config import ModelConfig
 from harness.config.communicators import sending_ranks
 from harness.cost_model.profile.rows import TimedTransport, TransferRow
-from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender
-from harness.weight_sync.host_staged import HostStagedOffer
-from harness.weight_sync.ipc import CudaSlots, SharedOffer, share_slots
+from harness.cost_model.profile.timing import wait_for
+from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender, weight_source
+from harness.weight_sync.ipc import SharedOffer
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 
@@ -208,13 +207,7 @@ def _sender(
             return GatherOnlySender(plan, senders)
         return offer.sender(offer.rendezvous.connect(), device, None, rank)
     rendezvous, store = open_rendezvous(_LOOPBACK, 1, _TIMEOUT_S, senders)
-    source: Any
-    if transport == "ipc" and case.one_gpu:
-        source = CudaSlots(plan, rendezvous, device)
-        offer = source.offer
-    else:
-        makers: Mapping[str, Any] = {"collective": CollectiveOffer, "ipc": share_slots, "host_staged": HostStagedOffer}
-        source = offer = makers[transport](plan, rendezvous)
+    source, offer = weight_source(transport, plan, rendezvous, device, within_gpu=case.one_gpu)
     pipe.send(offer)
     sender = source.sender(store, device)
     if isinstance(offer, SharedOffer):
@@ -225,11 +218,11 @@ def _sender(
 async def _send(
     sender: Any, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, together: Any
 ) -> tuple[float, float, float]:
-    _wait_for(device)
+    wait_for(device)
     together.wait(_TIMEOUT_S)
     began_at = time.perf_counter()
     await sender.send(version, weights)
-    _wait_for(device)
+    wait_for(device)
     sent_at = time.perf_counter()
     if isinstance(sender, HostSender):
         await sender.wait_arrived(version)
@@ -249,7 +242,7 @@ def _receive(case: Case, device: torch.device, together: Any, pipe: Connection) 
 def _arrived(
     receiver: Any, version: int, own: Mapping[str, torch.Tensor], device: torch.device, together: Any
 ) -> tuple[float, float, float]:
-    _wait_for(device)
+    wait_for(device)
     together.wait(_TIMEOUT_S)
     began_at = staged_at = time.perf_counter()
     if isinstance(receiver, HostReceiver):
@@ -260,14 +253,9 @@ def _arrived(
         arriving = receiver.receive(version)
     for name, tensor in arriving:
         own[name].copy_(tensor)
-    _wait_for(device)
+    wait_for(device)
     return began_at, staged_at, time.perf_counter()
 
 
 def _versions() -> range:
     return range(1, 1 + _WARMUP + _ROUNDS)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

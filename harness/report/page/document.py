@@ -65,6 +65,7 @@ def document(comparison: Comparison) -> str:
         how_word=escape(headings.how_word),
         heading=escape(headings.heading),
         verdict=escape(comparison.verdict),
+        verdict_class="verdict refused" if comparison.faults else "verdict",
         facts=facts_list(headings.facts, "facts"),
         simulated=mark,
         simulated_word=", simulated" if comparison.simulated else "",

@@ -173,7 +173,7 @@ def _micro_groups(config: JobConfig, fixed: Collection[str]) -> tuple[int, ...]:
 
 def _actors(config: JobConfig, rank_devices: int, micro: int) -> Iterator[int]:
     """Devices for training: as many ranks as a mini-batch divides into, of those numbers the ones a step apart."""
-    batch, last = config.algorithm.batch_groups // config.algorithm.mini_batches, 0
+    batch, last = config.algorithm.mini_batch_groups, 0
     for ranks in range(1, config.cluster.devices // rank_devices + 1):
         if batch % (ranks * micro) == 0 and ranks >= last * _STEP:
             last = ranks

@@ -216,7 +216,7 @@ def trial(config: JobConfig, window: Window, seed: int, *, bound: float) -> Tria
     return TrialResult(
         seconds=seconds,
         bound=bound,
-        samples_per_s=config.algorithm.batch_samples / seconds,
+        samples_per_s=config.algorithm.trained_samples / seconds,
         tokens_per_s_per_device=tokens / seconds / config.cluster.devices,
         lag_mean=_mean(measured, "staleness/mean"),
         lag_worst=max(metrics["staleness/max"] for metrics in measured),

@@ -141,6 +141,8 @@ class Controller:
 
     def _form(self, request: GetRequest) -> Share | None:
         """Take a micro-batch for all ranks, and leave each its share."""
+        if request.only is not None:
+            return self._form_named(request, request.only)
         task = self.spec.tasks[request.task]
         first = self._precedence(request)
         for partition, progress, limit in self._in_turn(request, first):
@@ -151,6 +153,19 @@ class Controller:
                 self._shares.form(request.task, partition.name, parts, request.count)
                 return self._shares.next(request)
         return None
+
+    def _form_named(self, request: GetRequest, rows: Sequence[int]) -> Share | None:
+        """Of the one reader that the task has: these rows, if they are ready."""
+        partition = self._partitions.holding(rows[0])
+        if partition is None or request.partition not in (None, partition.name):
+            return None
+        units = partition.tasks[request.task].units_of(partition.find(as_integers(rows, "rows")))
+        limit = partition.limit(request.task, self.bound(request.task, request.consumer))
+        taken = partition.tasks[request.task].take_named(units, limit)
+        if taken is None:
+            return None
+        self._shares.form(request.task, partition.name, [taken], request.count)
+        return self._shares.next(request)
 
     def _precedence(self, request: GetRequest) -> Precedence:
         if request.first is None:
@@ -215,6 +230,12 @@ class Controller:
         for lease in self._leases.of(partition):
             self._leases.without(lease, target.tasks[lease.task].units_of(positions))
         target.begin_again(positions)
+        return list(self.spec.tasks)
+
+    def give_up(self, partition: str, rows: Sequence[int]) -> list[str]:
+        """Take these rows out of all tasks that are settled by no column."""
+        target = self._partitions[partition]
+        target.give_up(target.find(as_integers(rows, "rows")))
         return list(self.spec.tasks)
 
     # -- leases

@@ -60,6 +60,10 @@ class Partition:
         """Every task has finished every row, and no put of what any of them reads is to come."""
         return all(progress.over for progress in self.tasks.values())
 
+    def has(self, row: int) -> bool:
+        at = int(self._sorted.searchsorted(row))
+        return at < self.rows.size and bool(self._sorted[at] == row)
+
     def find(self, rows: Rows) -> Positions:
         """Where these rows are; ValueError for foreign and doubled ones."""
         at = np.minimum(self._sorted.searchsorted(rows), self.rows.size - 1)
@@ -119,14 +123,17 @@ class Partition:
             if progress.fill(positions, columns, lengths, tick, now)
         ]
 
-    def check_unsettled(self, positions: Positions) -> None:
-        """ValueError where these rows cannot begin again: not whole groups, settled, or of a task with leases."""
-        groups, counts = np.unique(positions // self.group_size, return_counts=True)
+    def _check_whole_groups(self, positions: Positions, what: str) -> None:
+        _, counts = np.unique(positions // self.group_size, return_counts=True)
         if (counts < self.group_size).any():
             raise ValueError(
-                f"rows of partition {self.name!r} begin again in whole groups of {self.group_size}, "
+                f"rows of partition {self.name!r} {what} in whole groups of {self.group_size}, "
                 f"not {self.rows[positions].tolist()[:20]}"
             )
+
+    def check_unsettled(self, positions: Positions) -> None:
+        """ValueError where these rows cannot begin again: not whole groups, settled, or of a task with leases."""
+        self._check_whole_groups(positions, "begin again")
         for task, progress in self.tasks.items():
             if progress.spec.lease_s is not None or progress.spec.ranks > 1:
                 taken = progress.units_of(positions)
@@ -137,6 +144,21 @@ class Partition:
                 if written.any():
                     row = self.rows[positions[written]][0]
                     raise ValueError(f"row {row} of partition {self.name!r} has {column!r}: it cannot begin again")
+
+    def give_up(self, positions: Positions) -> None:
+        """Tasks that are settled by no column are handed these rows no more, and wait for nothing of them. ValueError,
+        and nothing changed, for what is no whole group, or was handed out."""
+        self._check_whole_groups(positions, "are given up")
+        of_tasks = [
+            (task, progress, progress.units_of(positions))
+            for task, progress in self.tasks.items()
+            if progress.spec.settled_by is None
+        ]
+        for task, progress, units in of_tasks:
+            if not progress.open[units].all():
+                raise ValueError(f"rows of partition {self.name!r} cannot be given up: task {task!r} has, or had, them")
+        for _, progress, units in of_tasks:
+            progress.give_up(units)
 
     def begin_again(self, positions: Positions) -> None:
         """As if nothing had ever been written of these rows, and nobody had been handed them. What was written stays in
@@ -253,6 +275,10 @@ class Partitions:
         if name is None:
             return self._live.values()
         return [self._live[name]] if name in self._live else []
+
+    def holding(self, row: int) -> Partition | None:
+        """The oldest that has this row."""
+        return next((partition for partition in self if partition.has(row)), None)
 
     def check_new(self, name: str, rows: Iterable[int], group_size: int) -> Rows:
         """The rows of a partition that can be created once there is room; ValueError if it never can."""

@@ -127,6 +127,13 @@ class Progress:
             self._set_open(units, False)
         return units
 
+    def take_named(self, units: Units, limit: int) -> Units | None:
+        """These, all of them, if nobody has them and they are ready and below `limit`."""
+        open_units = units[self.open[units]]
+        if open_units.size < units.size:
+            return None
+        return self.take(units.size, units.size, limit, units)
+
     def _take_among(self, among: Units, least: int, most: int, limit: int) -> Units | None:
         units = self.policy.in_order(self.ready_among(among, limit))[:most]
         if units.size < least:
@@ -157,6 +164,13 @@ class Progress:
         self.dropped += units.size
         self._set_open(units, False)
         self.policy.remove(units)
+
+    def give_up(self, units: Units) -> None:
+        """Open units that are not to go out, and of which nothing more is waited for."""
+        unready = units[self._missing_cells[units] > 0]
+        self._ever_ready += unready.size
+        self._missing_cells[unready] = NEVER
+        self.drop(units)
 
     def waited(self, units: Units, now: float) -> NDArray[np.float64]:
         """How long each of these units was ready, in seconds."""

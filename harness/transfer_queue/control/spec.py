@@ -145,6 +145,7 @@ class GetRequest:
     rank: int = 0
     partition: str | None = None
     first: First | None = None
+    only: tuple[int, ...] | None = None
     timeout_s: float | None = None
 
     @property
@@ -162,6 +163,10 @@ class GetRequest:
         if self.first is not None:
             check_task(spec, self.first[0])
             check_one_rank(spec, self.task, "get what comes first")
+        if self.only is not None:
+            check_one_rank(spec, self.task, "get rows by their ids")
+            if self.first is not None or not self.least == self.count == len(self.only):
+                raise ValueError(f"a get of only {len(self.only)} rows takes count={len(self.only)}, and nothing first")
 
 
 def _options_of(

@@ -70,6 +70,7 @@ class JournaledController(Controller):
     set_bound = _recorded(Controller.set_bound)
     drop = _recorded(Controller.drop)
     begin_again = _recorded(Controller.begin_again)
+    give_up = _recorded(Controller.give_up)
     clear = _recorded(Controller.clear)
     close = _recorded(Controller.close)
     shift = _recorded(Controller.shift)
@@ -171,7 +172,7 @@ class ReplayState:
             case "shift":
                 self.now += args[0]
                 self.controller.shift(*args)
-            case "create" | "set_bound" | "drop" | "begin_again" | "clear" | "close":
+            case "create" | "set_bound" | "drop" | "begin_again" | "give_up" | "clear" | "close":
                 getattr(self.controller, verb)(*args)
             case "acknowledge" | "give_back" | "release" | "lose":
                 getattr(self.controller, verb)(*args)

@@ -181,6 +181,9 @@ class Verbs(TransferQueue):
     async def begin_again(self, partition: str, rows: Iterable[int]) -> None:
         await self._run(send(m.BeginAgain(partition, [int(row) for row in rows])))
 
+    async def give_up(self, partition: str, rows: Iterable[int]) -> None:
+        await self._run(send(m.GiveUp(partition, [int(row) for row in rows])))
+
     async def acknowledge(self, lease: int) -> None:
         await self._run(send(m.Acknowledge(lease)))
 

@@ -319,6 +319,7 @@ _VERBS: dict[type[m.Message], Callable[[QueueService, Any], Any]] = {
     m.SetBound: lambda service, request: service.set_bound(request.task, request.consumer, request.below),
     m.Drop: lambda service, request: service.drop(request.task, request.started, request.below),
     m.BeginAgain: lambda service, request: service.begin_again(request.partition, request.rows),
+    m.GiveUp: lambda service, request: service.give_up(request.partition, request.rows),
     m.Acknowledge: lambda service, request: service.acknowledge(request.lease),
     m.GiveBack: lambda service, request: service.give_back(request.lease),
     m.Release: lambda service, request: service.release(request.consumer),

@@ -105,6 +105,11 @@ class BeginAgain(Request):
     rows: list[int]
 
 
+class GiveUp(Request):
+    partition: str
+    rows: list[int]
+
+
 class Acknowledge(Request):
     lease: int
 

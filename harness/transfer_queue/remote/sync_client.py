@@ -226,6 +226,7 @@ class SyncQueue:
     set_bound = _blocking(calls.Verbs.set_bound)
     drop = _blocking(calls.Verbs.drop)
     begin_again = _blocking(calls.Verbs.begin_again)
+    give_up = _blocking(calls.Verbs.give_up)
     acknowledge = _blocking(calls.Verbs.acknowledge)
     give_back = _blocking(calls.Verbs.give_back)
     release = _blocking(calls.Verbs.release)

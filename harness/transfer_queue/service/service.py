@@ -288,6 +288,10 @@ class QueueService:
     def begin_again(self, partition: str, rows: Iterable[int]) -> None:
         self._serve(self._controller.begin_again(partition, [int(row) for row in rows]))
 
+    def give_up(self, partition: str, rows: Iterable[int]) -> None:
+        self._serve(self._controller.give_up(partition, [int(row) for row in rows]))
+        self._make_room()
+
     def waiting_now(self) -> list[str]:
         """One line for each call that waits; at once, so that it can be reported where nothing in the event loop goes
         on."""

@@ -12,7 +12,7 @@ from typing import Any
 from harness.transfer_queue.control.spec import First, GetRequest, Status
 from harness.transfer_queue.rows.frames import BatchAssignment
 
-Line = tuple[int, int, int, str | None, First | None, int | None]
+Line = tuple[int, int, int, str | None, First | None, tuple[int, ...] | None, int | None]
 """All of a request that its answer depends on, with its consumer's bound."""
 
 
@@ -99,7 +99,7 @@ class PendingGets:
     def _join_line(self, get: PendingGet) -> None:
         request = get.request
         bound = self._bound(request.task, request.consumer)
-        line = (request.count, request.least, request.rank, request.partition, request.first, bound)
+        line = (request.count, request.least, request.rank, request.partition, request.first, request.only, bound)
         self._line_of[get] = line
         self._lines[request.task].setdefault(line, {})[get] = None
 

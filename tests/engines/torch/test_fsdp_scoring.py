@@ -44,12 +44,26 @@ def scores(scorer: Scorer, samples: Sequence[int] = SCORED) -> np.ndarray:
     return found.values
 
 
-def alone(sent: Tensors, model: ModelConfig, layout: Layout = "padded") -> np.ndarray:
-    """By a scorer that was sent these weights."""
+def squares_of(scorer: Scorer) -> np.ndarray:
+    """That come with the same log-probs."""
+    batch = batch_of(SCORED)
+    log_probs, squares = computed(scorer.gradient_squares(batch.prompts, batch.responses))
+    np.testing.assert_array_equal(log_probs.values, scores(scorer))
+    assert squares.lengths.tolist() == batch.responses.lengths.tolist() and squares.values.dtype == np.float32
+    return squares.values
+
+
+def sent_to(sent: Tensors, model: ModelConfig, layout: Layout = "padded") -> TorchLogProb:
+    """With these weights, received."""
     training = TrainingConfig(layout=layout)
     scorer = TorchLogProb(build_model(model, seed=9), temperature=1.0, device=CPU, training=training)
     computed(scorer.load_weights(1, sent.items()))
-    return scores(scorer)
+    return scorer
+
+
+def alone(sent: Tensors, model: ModelConfig, layout: Layout = "padded") -> np.ndarray:
+    """By a scorer that was sent these weights."""
+    return scores(sent_to(sent, model, layout))
 
 
 def sent(engine: FSDPEngine) -> Tensors:
@@ -81,6 +95,17 @@ def test_the_trainer_scores_as_an_engine_that_was_sent_its_weights(
     after = scores(scorer)
     assert not np.array_equal(before, after)
     np.testing.assert_array_equal(after, alone(sent(engine), model, layout))
+
+
+@pytest.mark.parametrize("training", [TrainingConfig(), TrainingConfig(layout="packed", tokens_per_micro_batch=24)])
+def test_squares_of_gradients_come_with_the_same_log_probs(
+    world: World, model: ModelConfig, training: TrainingConfig
+) -> None:
+    found = squares_of(world.engine(ALGORITHM, training, model).scorer())
+    alone = TorchLogProb(build_model(model), temperature=1.0, device=CPU, training=training)
+    np.testing.assert_array_equal(found, squares_of(alone))
+    nearly = 1 - 2 * np.exp(scores(alone))  # less the sum of squares, which is that of 32 nearly equal ones
+    np.testing.assert_allclose(found, nearly + 1 / SMALL.vocabulary, atol=0.02)
 
 
 def test_scoring_leaves_nothing_gathered_and_nothing_to_prefetch(world: World) -> None:
@@ -142,7 +167,7 @@ def same_bits(ours: Tensors, theirs: Tensors) -> bool:
 @dataclass
 class Seen:
     """What one rank saw: scores before and after two steps, both steps' norms, weights as sent; the norms of the same
-    steps without scoring; scores of a reference, and how much of it the rank held."""
+    steps without scoring; scores of a reference, and how much of it the rank held; squares of gradients, after."""
 
     before: np.ndarray
     after: np.ndarray
@@ -151,6 +176,7 @@ class Seen:
     undisturbed: list[float]
     reference: np.ndarray
     held: int
+    squares: np.ndarray
 
 
 def one_rank(rank: int, port: int, world: int, tensor_parallel: int) -> dict[str, Seen]:
@@ -166,9 +192,10 @@ def one_rank(rank: int, port: int, world: int, tensor_parallel: int) -> dict[str
             norms = trained_and_scored(engine, *mine)
             undisturbed = [train(plain, mine) for _ in range(2)]
             after = scores(engine.scorer())
+            squares = squares_of(engine.scorer())
             reference = there.reference(model, training, seed=4)
             held = sum(p.to_local().numel() for p in reference._scorer.model.parameters())
-            seen[name] = Seen(before, after, norms, sent(engine), undisturbed, scores(reference), held)
+            seen[name] = Seen(before, after, norms, sent(engine), undisturbed, scores(reference), held, squares)
             assert same_bits(weights(engine), weights(plain))
     return seen
 
@@ -219,8 +246,10 @@ def test_ranks_that_share_layers_score_alike_and_as_one_alone_but_for_rounding(n
     for one, other in (ranks[:2], ranks[2:]):
         np.testing.assert_array_equal(one.after, other.after)
         np.testing.assert_array_equal(one.reference, other.reference)
+        np.testing.assert_array_equal(one.squares, other.squares)
     for seen in ranks:
         np.testing.assert_allclose(seen.after, alone(seen.sent, MODELS[name]), rtol=0, atol=bound)
+        np.testing.assert_allclose(seen.squares, squares_of(sent_to(seen.sent, MODELS[name])), rtol=0, atol=bound)
 
 
 def test_each_rank_holds_its_part_of_the_reference() -> None:

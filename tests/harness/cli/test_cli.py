@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from harness.cli import main as cli
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
+from harness.driver.checkpointing import LeftAtCheckpoint
 from harness.studies.papers.experiment import names
 from schedules import SCHEDULES
 from tests.support.project import ROOT
@@ -184,3 +187,12 @@ def test_the_command_itself_ends_with_code_2_and_leaves_nothing(tmp_path: Path) 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"schedule=nope is unknown; choose one of {', '.join(sorted(SCHEDULES))}\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_left_with_a_checkpoint_says_so_in_one_line_and_has_an_exit_code_of_its_own() -> None:
+    def leave() -> int:
+        raise ExceptionGroup("the job", [LeftAtCheckpoint(40)])
+
+    told = StringIO()
+    assert cli.answered(leave, Console(file=told)) == cli.LEFT_AT_CHECKPOINT == 75
+    assert told.getvalue() == "left, as SIGTERM asked, with a checkpoint of version 40: the same command goes on\n"

@@ -16,10 +16,13 @@ from rich.console import Console
 from harness.comparison import measures
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
+from harness.comparison.equivalence import Gate, Pair
 from harness.comparison.measures import SPEED, MetricDefinition
+from harness.comparison.run_summary import summary_of
 from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
+from harness.metrics.timeline import Place
 from tests.support.fabricated_cells import BATCH, Made, make_cell, make_run
 
 SYNC = Made("colocate_sync", lag=0)
@@ -60,6 +63,15 @@ def test_a_faster_schedule_is_called_faster_by_what_it_is(compared: Comparison) 
     assert ratio.interval.low < 4 / 3 < ratio.interval.high
     assert measure.cells[1].better is not None and measure.cells[1].better.value == 1.0
     assert measure.cells[0].difference is None and measure.against_baseline(0) is None
+
+
+def test_a_run_s_summary_is_what_a_comparison_measures_of_it(compared: Comparison) -> None:
+    summary = summary_of(compared.cells[1].runs[0])
+    assert {"throughput/samples_per_s", "reward/exact_match", "idle/rollout", "staleness/max"} <= summary.keys()
+    assert all(math.isfinite(value) for value in summary.values())
+    for measure in compared.measures:
+        if measure.key in summary:
+            assert summary[measure.key] == measure.cells[1].per_seed[0]
 
 
 def test_rates_leave_the_warm_up_out_and_the_whole_run_does_not(compared: Comparison) -> None:
@@ -213,6 +225,55 @@ def test_idle_shares_are_measures_of_the_roles_on_devices(compared: Comparison) 
     assert value_of(compared, "idle/rollout") == pytest.approx(0.4)
     assert value_of(compared, "idle/actor") == pytest.approx(0.2)
     assert compared.measure("idle/reward") is None
+
+
+def test_idle_shares_of_shared_and_of_own_devices_are_not_held_against_each_other(tmp_path: Path) -> None:
+    cells = [make_cell(tmp_path, label, made) for label, made in {"sync": SYNC, "fast": FAST}.items()]
+    for run in cells[0].runs:
+        run.timeline.placement["reference", "0"] = Place("actor", ("device 1",))
+    compared = compare(cells)
+    shared, own = compared.measure("idle/actor"), compared.measure("idle/rollout")
+    assert shared is not None and own is not None
+    assert shared.cells[1].value == pytest.approx(0.2) and shared.cells[1].better is None
+    assert shared.against_baseline(1) is None and own.against_baseline(1) is not None
+
+
+def test_the_fastest_is_named_with_those_that_cannot_be_told_from_it(tmp_path: Path) -> None:
+    made = {"sync": SYNC, "fast": FAST, "as fast": replace(FAST, draw=7), "between": replace(FAST, step_s=0.9, draw=3)}
+    verdict = compare([make_cell(tmp_path, label, wanted) for label, wanted in made.items()]).verdict
+    first, second = ("fast", "as fast") if verdict.startswith("fast") else ("as fast", "fast")
+    assert re.match(rf"{first} trains 1\.3\dx \(.*of sync, and cannot be told from {second} \(1\.3\dx\); ", verdict)
+
+
+def test_there_is_no_verdict_over_a_failed_check_missing_runs_or_an_outlier_of_the_baseline(tmp_path: Path) -> None:
+    cells = [make_cell(tmp_path, label, made) for label, made in {"sync": SYNC, "fast": FAST}.items()]
+    compared = compare(cells)
+    assert not compared.faults and compared.verdict == compared.claim
+    gate = Gate("sync", "", (Pair("fast", "somewhere", ("final weights",)),), 96, 3, "tiny", "", "", {})
+    for changed, told in (
+        ({"gate": gate}, "equivalence gate FAILED (3 iterations"),
+        ({"gate": replace(gate, failure="it could not run")}, "it could not run"),
+        ({"conservation": replace(compared.conservation, problems=("one",))}, "conservation FAILED: 1 contradiction"),
+        ({"missing": ("seed 4 is left out: not every cell has finished it",)}, "seed 4 is left out"),
+    ):
+        refused = replace(compared, **changed)  # type: ignore[arg-type]
+        assert (
+            refused.verdict.startswith("No verdict: ") and told in refused.verdict and "trains" not in refused.verdict
+        )
+        assert refused.verdict in " ".join(printed(refused).split())
+    slow = read_run(make_run(tmp_path, "sync", SYNC, 3, slower=1.3).path)
+    odd = replace(cells[0], runs=(*cells[0].runs[:3], slow, cells[0].runs[4]))
+    assert "of the baseline, sync: seed 3 is an outlier, 2" in compare([odd, cells[1]]).verdict
+    assert compare([cells[1], odd]).verdict.startswith("fast trains"), "it is not the baseline"
+
+
+def test_engines_that_were_lost_and_roles_that_were_started_again_are_warned_of(tmp_path: Path) -> None:
+    cell = make_cell(tmp_path, "sync", SYNC, range(2))
+    cell.runs[1].ledger["engines"] = [{"what": "lost"}, {"what": "joined"}]
+    cell.runs[1].ledger["restarts"] = [{}, {}]
+    warnings = compare([cell]).warnings
+    assert "sync, seed 1: 1 rollout engines were lost" in warnings
+    assert any(line.startswith("sync, seed 1: roles died and were started again, up to 2 times") for line in warnings)
 
 
 def test_how_far_training_is_off_policy_is_told_and_drawn(tmp_path: Path) -> None:

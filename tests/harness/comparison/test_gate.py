@@ -16,6 +16,8 @@ CORES = Machine(cores=8, gpus=0, gpu_bytes=0)
         ("algorithm.mini_batches=3", "algorithm.batch_groups=24", "algorithm.micro_batch_groups=8"),
         ("algorithm.correction=m2po", "algorithm.micro_batch_groups=16"),
         ("algorithm.correction=decoupled",),
+        ("algorithm.advantage=optimal_token_baseline",),
+        ("algorithm.advantage=remax",),
     ],
 )
 def test_the_gate_of_any_algorithm_can_run(settings: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ from harness.config import ConfigError
 from harness.config.checks.job import JobPlan, plan_job
 from harness.config.checks.layout import device_roles
 from harness.config.compose import compose_job, make_schedule
+from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost
 from harness.cost_model.memory import Layout
@@ -92,6 +93,19 @@ def test_a_loss_of_whole_batches_gets_whole_mini_batches_or_is_refused() -> None
     )
 
 
+@pytest.mark.parametrize("loss", WHOLE_BATCH)
+def test_no_loss_of_whole_batches_is_cut_by_ranks_or_by_tokens(loss: str) -> None:
+    chosen = f"algorithm.correction={loss}"
+    sized = "algorithm.micro_batch_groups=16"  # of which two ranks have no whole number: not what is to be changed
+    assert refused(chosen, "schedule=colocate_sync", "cluster.devices=2", sized).endswith("or choose another")
+    assert refused(chosen, "schedule=colocate_sync", "cluster.devices=2") == (
+        f"algorithm.correction={loss} looks at a whole batch, which 2 training ranks share; train on one device, or "
+        "choose another"
+    )
+    whole = (chosen, "algorithm.micro_batch_groups=16")
+    assert refused(*whole, "training.tokens_per_micro_batch=64").endswith("may cut; set it to null")
+
+
 def test_a_batch_is_divided_over_training_ranks_too() -> None:
     pool = ("schedule=colocate_sync", "algorithm.batch_groups=12")
     assert refused(*pool, "cluster.devices=4").endswith(
@@ -118,9 +132,38 @@ def test_a_kl_that_follows_a_target_is_in_the_reward_and_sees_batches_in_order()
     assert told.startswith("algorithm.kl_target=0.1 is followed from batch to batch, and with ")
 
 
-@pytest.mark.parametrize("name", ["remax", "optimal_token_baseline"])
-def test_advantages_that_need_what_no_role_gives_say_what(name: str) -> None:
-    assert refused(f"algorithm.advantage={name}").startswith(f"algorithm.advantage={name} is not there: it needs ")
+def test_what_has_no_greedy_response_to_compare_with_is_refused() -> None:
+    remax = ("algorithm.advantage=remax", "schedule=fully_async")
+    for order in ("fifo", "completion"):
+        plan(*remax, f"schedule.order={order}")
+    for backend in ("auto", "virtual"):
+        kl = (f"backend={backend}", "algorithm.kl_in=reward", "algorithm.kl_coef=0.1")
+        assert refused(*remax, *kl).endswith("as algorithm.kl_in=reward needs; set algorithm.kl_in=loss")
+
+
+def test_spares_are_for_groups_that_are_refused_of_batches_that_wait_for_them() -> None:
+    filtered = ("schedule=fully_async", "algorithm.filter=zero_variance")
+    plan(*filtered, "algorithm.over_sampling=1.5")
+    assert refused("algorithm.over_sampling=1.5").endswith(
+        "set algorithm.filter=zero_variance, or algorithm.over_sampling=1"
+    )
+    assert refused("algorithm.over_sampling=0.5").startswith("algorithm.over_sampling=0.5 is too small; use at least 1")
+    completion = refused(*filtered, "algorithm.over_sampling=1.5", "schedule.order=completion")
+    assert completion.endswith("set algorithm.over_sampling=1, or schedule.order=fifo")
+    saved = refused(*filtered, "algorithm.over_sampling=1.5", "checkpoint.every=2")
+    assert saved.endswith("set one of them back, to algorithm.over_sampling=1 or checkpoint.every=0")
+
+
+def test_a_token_baseline_needs_the_role_that_computes_probabilities() -> None:
+    settings = ("algorithm.advantage=optimal_token_baseline", "algorithm.recompute_log_probs=false")
+    for told in (refused(*settings), refused("backend=virtual", *settings)):
+        assert told == (
+            "algorithm.advantage=optimal_token_baseline is made of the probabilities that the actor_fwd role computes "
+            "at every token; set algorithm.recompute_log_probs=true, or algorithm.advantage=opo"
+        )
+    for order in ("fifo", "completion"):
+        plan("schedule=fully_async", settings[0], f"schedule.order={order}", "algorithm.options.zero_tail=false")
+    assert "algorithm.options.zero_tail" in refused(settings[0], "algorithm.options.zero_tail=3")
 
 
 def test_a_critic_learns_what_the_actor_does_in_order_on_ranks_that_share_the_batch() -> None:
@@ -454,10 +497,3 @@ def test_a_layout_is_read_off_the_settings_and_the_split() -> None:
     assert simulated_cost(shared, placement).name == "roofline"
     given = compose_job([*BIG, "cost=tiny_cpu"])
     assert simulated_cost(given, placement) is given.cost
-
-
-def test_what_a_checkpoint_would_lack_is_refused() -> None:
-    told = refused("checkpoint.every=2", "algorithm.kl_in=reward", "algorithm.kl_coef=0.01", "algorithm.kl_target=0.1")
-    assert told.startswith("checkpoint.every=2 does not keep the coefficient that algorithm.kl_target=0.1 has found")
-    told = refused("checkpoint.every=2", "algorithm.filter=zero_variance")
-    assert told.startswith("checkpoint.every=2 keeps nothing of groups that a filter refused")

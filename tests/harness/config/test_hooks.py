@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.comparison.promises import read_finished
 from harness.config import ConfigError
 from harness.config.checks.job import plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, plugins_of
 from harness.config.machine import Machine
 from harness.metrics.run_files import load_evaluations, load_ledger, load_metrics, load_samples
 from harness.tasks import environment_of, make_buffer, make_task
-from tests.support.invariants import check_run, read_run
-from tests.support.lab import make_lab
+from tests.support.invariants import check_run
 from tests.support.real_runs import SMALL, bench_all
 
 PLAYED = ("task.generate=my_lab.agents:two_tries", "task.generate_options.second=0.25")
 FILTERED = ("algorithm.filter=my_lab.filters:middling", "algorithm.options.most=0.8")
 BUFFER = ("task.buffer=my_lab.buffers:Again", "task.buffer_options.kept=2")
 EVALUATED = ("eval.every=2", "eval.function=my_lab.evaluation:agreement")
-
-
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = make_lab(tmp_path)
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
-        del sys.modules[name]
 
 
 async def test_a_generate_function_plays_a_sample_with_the_policy_turn_by_turn(lab: Path) -> None:
@@ -94,6 +83,7 @@ def test_a_buffer_hears_what_became_of_its_problems_and_goes_on_from_a_file(lab:
     ("arguments", "said"),
     [
         (["task.generate=my_lab.rewards:brief"], "cannot be called as await generate(problem, sample)"),
+        ([PLAYED[0], "algorithm.advantage=remax"], "choose algorithm.advantage=rloo, or leave task.generate out"),
         (["task.generate=my_lab.plain:two"], "task.generate=my_lab.plain:two is no coroutine; write `async def`"),
         ([*PLAYED, "task.generate_options.third=1"], "task.generate_options.third is no option of my_lab.agents"),
         (["task.generate=my_lab.nope:two"], "there is no module my_lab.nope in "),
@@ -138,7 +128,7 @@ def test_all_hooks_together_run_for_real_and_the_run_keeps_what_is_promised(
     (lab / "my_lab/any.py").write_text("def even(rewards, *, lengths):\n    return lengths.sum(dim=1) % 2 == 0\n")
     names = {"colocate_sync": "schedule=colocate_sync cluster.devices=1", "fully_async": "schedule=fully_async"}
     for run in bench_all(lab / "results", {name: f"{settings} {given}" for name, given in names.items()}).values():
-        check_run(read_run(run))
+        check_run(read_finished(run))
         samples = load_samples(run).to_pydict()
         assert max(turns for turns in samples["turns"] if turns is not None) == 2
         ended = [reason == "stop" for reason in samples["finish_reason"]]  # others the task scores

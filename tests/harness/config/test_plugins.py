@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 
 from harness.cli import main as cli
 from harness.comparison.fairness import fairness_key
+from harness.comparison.promises import read_finished
 from harness.config import ConfigError, job_config
 from harness.config.checks.job import plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
@@ -28,7 +28,7 @@ from harness.tasks import Sample, Score, make_task, score_of
 from harness.workers.stages import columns_compared
 from schedules import KStepOff
 from tests.support.fake_job import FakeJob
-from tests.support.invariants import check_run, read_run
+from tests.support.invariants import check_run
 from tests.support.lab import make_lab
 from tests.support.project import ROOT
 
@@ -48,16 +48,6 @@ SMALL = (
     "algorithm.group_size=2",
     "algorithm.micro_batch_groups=2",
 )
-
-
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = make_lab(tmp_path)
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
-        del sys.modules[name]
 
 
 def door(*arguments: str) -> None:
@@ -259,7 +249,7 @@ def test_it_runs_on_the_virtual_clock(lab: Path, settings: tuple[str, ...], monk
     assert [plugin["path"] for plugin in plugins] == [s.partition("=")[2] for s in settings if ":" in s]
     for plugin in plugins:
         assert plugin["sha256"] == hashlib.sha256(Path(plugin["file"]).read_bytes()).hexdigest()
-    check_run(read_run(done.parent))
+    check_run(read_finished(done.parent))
 
 
 @pytest.mark.slow
@@ -284,7 +274,7 @@ def test_it_runs_for_real_and_workers_find_it(lab: Path) -> None:
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     (marker,) = lab.glob("results/bench/*/seed=0/DONE")
-    check_run(read_run(marker.parent))
+    check_run(read_finished(marker.parent))
     rewards = [line["reward/mean"] for line in load_metrics(marker.parent)]
     assert all(np.isfinite(rewards)) and min(rewards) < 0.9
 

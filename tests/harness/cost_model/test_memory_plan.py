@@ -89,6 +89,10 @@ def test_rows_that_are_kept_for_later_passes_take_memory_of_cores() -> None:
     for gpu, kept in ((False, 64 * (8 * 28 + (8 + 4 + 4 + 1) * 100)), (True, 0)):
         bytes_ = [planned(*settings, *more, gpu=gpu)[1].fullest.of("loss") for more in ((), twice)]
         assert bytes_[1] - bytes_[0] == kept
+    own = ("group", "optimal_token_baseline")
+    settings = settings[:2] + twice
+    bytes_ = [planned(*settings, f"algorithm.advantage={name}", gpu=False)[1].fullest.of("loss") for name in own]
+    assert bytes_[1] - bytes_[0] == 64 * 4 * 100
 
 
 def test_activations_of_a_layer_by_hand() -> None:

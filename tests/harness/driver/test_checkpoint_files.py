@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from harness.driver.checkpoint_files import (
     PromptState,
     RecorderState,
     begun,
+    clear_unfinished,
     cut_back,
     last_checkpoint,
     name_of,
@@ -25,8 +27,9 @@ from harness.metrics.ledger import LedgerState
 def cut(version: int, size: int) -> Cut:
     ledger = LedgerState(admitted=8, in_flight=[(4, 8)], trained=[(0, 4, 0)], dropped=[])
     prompts = PromptState(next=2, groups=20, drops=[], made=1, end=4, partitions=[])
-    recorder = RecorderState(trained_samples=4, skipped_steps=0.0, last_end=1.5, engines=[])
-    return Cut(version, 2.5, ledger, [], prompts, recorder, {"metrics.jsonl": size})
+    recorder = RecorderState(trained_samples=4, skipped_steps={}, last_end=1.5, engines=[])
+    digests = {"metrics.jsonl": hashlib.sha256(b"0123456789" * (size // 10)).hexdigest()}
+    return Cut(version, 2.5, ledger, [], prompts, recorder, {"metrics.jsonl": size}, digests=digests)
 
 
 def make(run: Path, version: int, keep: int = 9) -> Path:
@@ -93,7 +96,9 @@ def test_one_that_was_not_finished_is_named_and_goes(tmp_path: Path) -> None:
     make(tmp_path, 2)
     left = begun(tmp_path / CHECKPOINTS, 4)
     found, lines = last_checkpoint(tmp_path)
-    assert found is not None and found.version == 2 and not left.exists()
+    assert found is not None and found.version == 2 and left.exists()
+    clear_unfinished(tmp_path)
+    assert not left.exists()
     assert lines == ["version-000004 was not finished, and is left out"]
 
 
@@ -110,6 +115,15 @@ def test_one_is_passed_over_where_the_runs_own_files_are_shorter_than_they_were(
     found, (line,) = last_checkpoint(tmp_path)
     assert found is not None and found.version == 2
     assert "metrics.jsonl is shorter than it was at version-000004" in line
+
+
+def test_one_is_passed_over_where_the_runs_own_files_are_not_what_they_were(tmp_path: Path) -> None:
+    make(tmp_path, 2)
+    make(tmp_path, 4)
+    (tmp_path / "metrics.jsonl").write_bytes(b"0123456789" * 3 + b"0123456780")
+    found, (line,) = last_checkpoint(tmp_path)
+    assert found is not None and found.version == 2, "what it speaks of is as it was"
+    assert "metrics.jsonl is damaged: it is not what it was at version-000004" in line
 
 
 def test_unknown_fields_are_refused(tmp_path: Path) -> None:

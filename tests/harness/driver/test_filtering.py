@@ -6,26 +6,38 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.cli.main import main
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
+from harness.driver.candidates import Candidates, Decision
 from harness.driver.session import simulate
 from harness.metrics.samples import DEALT_AGAIN
 from harness.runtime.runtime import parts_of
+from harness.studies.chaos.jobs import base
 from tests.support.invariants import check_run
-from tests.support.random_jobs import base, play
+from tests.support.random_jobs import play
 
 SCHEDULES = ("colocate_sync", "separated_sync", "one_step_off", "k_step_off", "delayed_update", "half_step")
 
 
-def filtered(schedule: str, share: float | None, options: dict[str, Any] | None = None) -> JobConfig:
+def filtered(
+    schedule: str, share: float | None, options: dict[str, Any] | None = None, over_sampling: float = 1.0
+) -> JobConfig:
     config = base(schedule)
     return replace(
         config,
         iterations=5,
         schedule=replace(config.schedule, options=config.schedule.options | (options or {})),
-        algorithm=replace(config.algorithm, batch_groups=8, micro_batch_groups=2, filter="zero_variance"),
+        algorithm=replace(
+            config.algorithm,
+            batch_groups=8,
+            micro_batch_groups=2,
+            filter="zero_variance",
+            over_sampling=over_sampling,
+        ),
         cost=replace(config.cost, filtered_share=share),
         cluster=replace(config.cluster, devices=4),
     )
@@ -47,6 +59,54 @@ def test_which_groups_are_kept_depends_neither_on_the_schedule_nor_on_the_order_
     runs = [play(filtered(schedule, 0.5)).finished for schedule in SCHEDULES] + [play(completion).finished]
     kept = [{sample.sample_id for sample in run.trained} for run in runs]
     assert all(one == kept[0] for one in kept)
+
+
+@pytest.mark.parametrize("over_sampling", [1.3, 2.0])
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "fully_async"])
+def test_spares_replace_what_is_refused_and_leave_where_they_are_not_needed(
+    schedule: str, over_sampling: float
+) -> None:
+    """Of a batch of 8, which admits 11 or 16: with none refused all that are too many leave."""
+    for share in (0.0, 0.3, 0.8):
+        run = play(filtered(schedule, share, over_sampling=over_sampling)).finished
+        check_run(run)
+        spares = run.config.algorithm.spare_groups
+        assert spares == {1.3: 3, 2.0: 8}[over_sampling]
+        given_up = run.counts["dropped_spare"] // run.group
+        assert given_up == 5 * spares if share == 0.0 else given_up < 5 * spares
+        assert (run.counts["dropped_filtered"] > 0) == (share > 0)
+
+
+def test_what_is_kept_of_more_than_a_batch_does_not_depend_on_the_schedule_either() -> None:
+    runs = [play(filtered(schedule, 0.4, over_sampling=1.5)).finished for schedule in (*SCHEDULES, "fully_async")]
+    kept = [{sample.sample_id for sample in run.trained} for run in runs]
+    assert all(one == kept[0] for one in kept)
+    assert all(run.counts == runs[0].counts for run in runs)
+
+
+@given(st.data(), st.integers(1, 6), st.integers(0, 6))
+def test_what_becomes_of_a_candidate_does_not_depend_on_whose_verdict_comes_first(
+    data: st.DataObject, places: int, spares: int
+) -> None:
+    candidates = range(places + spares)
+    passed = data.draw(st.lists(st.booleans(), min_size=len(candidates), max_size=len(candidates)))
+    found: list[dict[int, Decision]] = []
+    for order in (candidates, data.draw(st.permutations(candidates))):
+        machine, decided = Candidates(places, spares), dict[int, Decision]()
+        for candidate in order:
+            machine.judged(candidate, passed[candidate])
+            new = machine.decide()
+            assert not new.keys() & decided.keys()
+            decided |= new
+            if sum(decision in ("kept", "again") for decision in decided.values()) == places:
+                assert decided.keys() == set(candidates), "nothing is open once the batch is full"
+        found.append(decided)
+    assert found[0] == found[1] and found[0].keys() == set(candidates)
+    kept = [candidate for candidate in candidates if found[0][candidate] in ("kept", "again")]
+    assert len(kept) == places
+    enough = [candidate for candidate in candidates if passed[candidate]][:places]
+    if len(enough) == places:
+        assert kept == enough, "the first that passed, in their order"
 
 
 def test_a_place_is_dealt_another_problem_each_time_that_none_is_planned_for_a_batch() -> None:

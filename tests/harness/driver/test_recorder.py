@@ -34,6 +34,7 @@ from harness.workers.training import TrainedRows, TrainReport
 from tests.support.fsdp_samples import SMALL
 
 N, BATCH = 2, 3  # samples of a group, groups of a batch
+HOST = ("reward", "advantages")
 PLACEMENT = Placement({"rollout": (0,), "actor": (1,), "actor_fwd": (1,), "reference": (1,)})
 
 
@@ -57,7 +58,11 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
 @pytest.fixture
 def recorder(run: RunDirectory) -> Recorder:
     recorder = Recorder(
-        Timeline(worker_places(PLACEMENT, pooled=False), warmup=0), SetClock(), TokenDecoder(), group_size=N, devices=2
+        Timeline(worker_places(PLACEMENT, pooled=False, host=HOST), warmup=0),
+        SetClock(),
+        TokenDecoder(),
+        group_size=N,
+        devices=2,
     )
     recorder.listeners.append(run.append_metrics)
     return recorder
@@ -132,9 +137,10 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/mismatch_kl",
         "policy/proximal_lag",
         "policy/rejected",
+        "reward/baseline",
         "throughput/mfu",
-        *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/", "critic/"))),
-    }  # no reference, no recomputed log-probs, no rejection, no environment, no filter, no critic in these reports
+        *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/", "critic/", "straggler/"))),
+    }  # no reference, no recomputed log-probs, no rejection, no environment, filter, critic or limit in these reports
     phases = {name for name in METRIC_NAMES if name.startswith(("time/", "eval/"))}
     assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
     assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)
@@ -252,8 +258,25 @@ def test_a_dropped_sample_is_accounted_for_by_its_reason(recorder: Recorder, run
         recorder.dropped([6], "stale")
 
 
+def test_what_others_were_compared_with_has_a_fate_of_its_own(recorder: Recorder, run: RunDirectory) -> None:
+    admit(recorder, range(BATCH))
+    rows = range(BATCH * N)
+    sums = sums_of(2 * BATCH) | {"baselines": float(BATCH), "baseline_reward": 1.5}
+    steps = [{"grad_norm": 1.0, "learning_rate": 1e-3, "skipped": 0.0}]
+    spans = [Span("actor", "0", "update_actor", 0.5, 0.9, 0, 0)]
+    baselines = {row: 0.5 for row in rows if row % N == 0}
+    report = TrainReport([trained([row for row in rows if row % N], 0)], sums, steps, spans, baselines)
+    recorder.trained(0, [report])
+    recorder.clock.time = 1.0  # type: ignore[attr-defined]
+    recorder.published(1)({"queue/depth_samples": 0.0})
+    recorder.write(run)
+    assert [sample["fate"] for sample in load_samples(run.path).to_pylist()] == ["dropped_baseline", "trained"] * BATCH
+    (line,) = load_metrics(run.path)
+    assert line["reward/baseline"] == 0.5 and line["ledger/dropped_baseline"] == BATCH == line["ledger/trained"]
+
+
 def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: RunDirectory) -> None:
-    timeline = Timeline(worker_places(PLACEMENT, pooled=True), warmup=0)
+    timeline = Timeline(worker_places(PLACEMENT, pooled=True, host=HOST), warmup=0)
     recorder = Recorder(timeline, SetClock(), RunLengthDecoder(prompt=100), group_size=N, devices=2)
     recorder.listeners.append(run.append_metrics)
     admit(recorder, range(3 * BATCH))
@@ -298,13 +321,13 @@ def test_listeners_hear_what_is_written(recorder: Recorder, run: RunDirectory) -
 
 
 def test_places_follow_the_placement() -> None:
-    found = worker_places(PLACEMENT, pooled=False)
+    found = worker_places(PLACEMENT, pooled=False, host=HOST)
     assert found["rollout", "0"] == Place("rollout", ("device 0",))
     assert found["actor_fwd", "0"] == found["actor", "0"] == Place("actor+actor_fwd+reference", ("device 1",))
     assert found["reward", "0"].devices == ("host reward",)
     both = Placement({"rollout": (0, 1), "actor": (0, 1)})
-    assert worker_places(both, pooled=False)["actor", "1"] == Place("rollout+actor", ("device 1",))
-    pooled = worker_places(both, pooled=True)
+    assert worker_places(both, pooled=False, host=HOST)["actor", "1"] == Place("rollout+actor", ("device 1",))
+    pooled = worker_places(both, pooled=True, host=HOST)
     assert pooled["actor", "0"] == Place("rollout+actor", ("device 0", "device 1")) and ("actor", "1") not in pooled
     assert pooled["rollout", "1"] == Place("rollout+actor", ("device 1",))
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import ExitStack
+import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
+from harness.comparison.promises import Finished, read_finished
 from harness.config import CheckpointConfig, JobConfig
-from harness.config.checks.job import plan_job
-from harness.config.compose import compose_job, make_schedule, plain
-from harness.config.machine import Machine
-from harness.driver.backends import RunSpec, clock_of, event_loop
-from harness.driver.checkpoint_files import CHECKPOINTS
-from harness.driver.earlier import EarlierAttempt
-from harness.driver.session import Session
-from harness.metrics.run_files import RunDirectory, load_metrics
-from harness.runtime.interrupts import run_in
+from harness.config.compose import compose_job, make_schedule
+from harness.driver.checkpoint_files import CHECKPOINTS, DRIVER, Cut
+from harness.driver.checkpointing import LeftAtCheckpoint
+from harness.metrics.run_files import load_metrics
+from harness.runtime.runtime import parts_of
 from schedules import SCHEDULES
-from tests.support.invariants import check_run, read_run
+from tests.support.attempts import attempt
+from tests.support.invariants import check_run
 
 ITERATIONS = 8
 SMALL = (
@@ -46,43 +43,20 @@ def job(schedule: str, every: int = 2, **options: Any) -> JobConfig:
     return replace(made, checkpoint=CheckpointConfig(every=every))
 
 
-def attempt(config: JobConfig, results: Path, seconds: float | None, began: list[int]) -> RunDirectory | None:
-    """For so many simulated seconds, or to its end; the folder of a run that came there. It goes on from what the
-    attempts before left. began: the version that it begins with is added."""
-    schedule = make_schedule(config)
-    plan = plan_job(config, schedule, Machine(cores=0, gpus=0, gpu_bytes=0))
-    earlier = EarlierAttempt(Console(quiet=True), ignored=False)
-    with RunDirectory(results, "e", "c", 0, earlier) as folder, ExitStack() as stack:
-        began.append(0 if earlier.checkpoint is None else earlier.checkpoint.version)
-        folder.write_config(plain(config))
-        runner = stack.enter_context(event_loop(plan))
-        spec = RunSpec(
-            config,
-            schedule,
-            plan,
-            config.model,
-            seed=0,
-            checkpoints=folder.path / CHECKPOINTS,
-            resumed=earlier.checkpoint,
-        )
-        session = Session(spec, clock_of(plan, runner.get_loop()))
-        session.recorder.listeners.append(folder.append_metrics)
-        session.recorder.write_into(folder)
-        session.file_sizes = folder.file_sizes
+def newest_cut(path: Path) -> Cut:
+    """Of a run that is over."""
+    (*_, newest) = sorted((path / CHECKPOINTS).glob("version-*"))
+    return msgspec.json.decode((newest / DRIVER).read_bytes(), type=Cut)
 
-        async def measure() -> None:
-            async with asyncio.timeout(seconds):
-                await session.measure()
 
-        session.start(stack)
-        run_in(runner, session.connect())
-        try:
-            run_in(runner, measure())
-        except TimeoutError:
-            return None
-        session.recorder.write(folder)
-        folder.finish()
-        return folder
+def check_told(path: Path, run: Finished) -> None:
+    """The buffer was asked once of every group that was dealt, and told of it with the problem that it had given."""
+    known = json.loads((path / "buffer.json").read_text("utf-8"))
+    told = {group: answer for group, answer in known["told"]}
+    dealt = run.counts["trained"] + run.counts["dropped_filtered"]
+    assert len(known["taken"]) == len(known["told"]) == len(told) == dealt // run.group
+    for number, group in enumerate(known["taken"]):
+        assert told[group] == str(number)
 
 
 def check_resumed(config: JobConfig, cuts: list[float]) -> list[int]:
@@ -99,9 +73,21 @@ def check_resumed(config: JobConfig, cuts: list[float]) -> list[int]:
             finished = attempt(config, Path(results) / "cut", None, began)
             assert finished is not None
         path = Path(results) / "cut" / "e" / "c" / "seed=0"
-        check_run(read_run(path))
+        run, unbroken = read_finished(path), read_finished(whole.path)
+        check_run(run)
+        if make_schedule(config).order == "fifo":
+            assert {s.sample_id for s in run.trained} == {s.sample_id for s in unbroken.trained}
         lines = load_metrics(path)
+        if config.algorithm.filters:
+            refused = sum(line["filter/refused"] for line in lines)
+            assert refused * run.group == run.counts["dropped_filtered"]
         assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
+        if config.algorithm.kl_target is not None:
+            of_run, of_unbroken = newest_cut(path), newest_cut(whole.path)
+            assert of_run.version == of_unbroken.version > began[-1]
+            assert of_run.kl_coefficient == of_unbroken.kl_coefficient != config.algorithm.kl_coef
+        if config.task.buffer is not None:
+            check_told(path, run)
         times = [line["seconds"] for line in lines]
         assert times == sorted(times)
     return began
@@ -124,12 +110,96 @@ def test_so_it_is_where_engines_get_every_third_version(order: str) -> None:
     assert began[1] == 3, "the only version before the cut that engines got, and a checkpoint holds"
 
 
+def filtered(config: JobConfig, share: float = 0.4) -> JobConfig:
+    """A draw says which groups are refused; the rest are kept."""
+    algorithm = replace(config.algorithm, filter="zero_variance", filter_rounds=100)
+    return replace(config, algorithm=algorithm, cost=replace(config.cost, filtered_share=share))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_so_it_is_where_refused_groups_are_dealt_again(schedule: str) -> None:
+    check_resumed(filtered(job(schedule)), [0.6, 0.4])
+
+
+@pytest.mark.parametrize("on_stale", ["wait", "drop"])
+def test_so_it_is_where_refused_groups_are_dealt_again_and_stale_ones_dropped(on_stale: str) -> None:
+    check_resumed(filtered(job("fully_async", order="completion", on_stale=on_stale, max_staleness=1.0)), [0.6, 0.3])
+
+
+@pytest.mark.parametrize(("schedule", "share"), [("one_step_off", None), ("delayed_update", 0.4)])
+def test_a_data_buffer_goes_on_with_what_it_was_told(schedule: str, share: float | None) -> None:
+    config = job(schedule)
+    config = replace(config, task=replace(config.task, buffer="tests.support.buffers:Remembering"))
+    check_resumed(config if share is None else filtered(config, share), [0.55, 0.4])
+
+
+@pytest.mark.parametrize("schedule", ["separated_sync", "one_step_off", "fully_async"])
+def test_the_coefficient_that_follows_a_kl_is_that_of_the_unbroken_run(schedule: str) -> None:
+    config = job(schedule)
+    followed = replace(config.algorithm, kl_in="reward", kl_coef=0.05, kl_target=0.1)
+    check_resumed(replace(config, algorithm=followed), [0.55, 0.4])
+
+
+@pytest.mark.parametrize(("devices", "others"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize("schedule", ["colocate_sync", "one_step_off", "fully_async"])
+def test_a_run_on_other_devices_begins_with_a_checkpoint_and_goes_on_from_its_own(
+    schedule: str, devices: int, others: int, tmp_path: Path
+) -> None:
+    there, here = (
+        replace(config, cluster=replace(config.cluster, devices=count))
+        for config in [filtered(job(schedule, every=1))]
+        for count in (devices, others)
+    )
+    wholes = [attempt(config, tmp_path / f"whole_{config.cluster.devices}", None, []) for config in (there, here)]
+    (whole, length), (_, length_here) = [
+        (read_finished(one.path), load_metrics(one.path)[-1]["seconds"]) for one in wholes if one is not None
+    ]
+    began: list[int] = []
+    assert attempt(there, tmp_path / "there", length * 0.55, began) is None
+    before = {path: path.read_bytes() for path in (tmp_path / "there").rglob("*") if path.is_file()}
+    other = tmp_path / "there" / "e" / "c" / "seed=0"
+    assert attempt(here, tmp_path / "here", length_here * 0.5, began, other) is None
+    finished = attempt(here, tmp_path / "here", None, began, other)
+    assert finished is not None and 0 < began[1] < began[2]
+    assert before == {path: path.read_bytes() for path in (tmp_path / "there").rglob("*") if path.is_file()}
+    run = read_finished(finished.path)
+    check_run(run)
+    assert {s.sample_id for s in run.trained} == {s.sample_id for s in whole.trained}
+    lines = load_metrics(finished.path)
+    assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
+    assert run.timeline.started_at == lines[began[1] - 1]["seconds"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_that_is_asked_to_leave_makes_a_checkpoint_and_goes_on_from_it(schedule: str, tmp_path: Path) -> None:
+    config, began = job(schedule, every=100), list[int]()
+    whole = attempt(config, tmp_path / "whole", None, [])
+    assert whole is not None
+    length = load_metrics(whole.path)[-1]["seconds"]
+    with pytest.raises((LeftAtCheckpoint, ExceptionGroup)) as ended:
+        attempt(config, tmp_path, None, began, leave_at=length * 0.3)
+    (left,) = {part.version for part in parts_of(ended.value) if isinstance(part, LeftAtCheckpoint)}
+    finished = attempt(config, tmp_path, None, began)
+    assert finished is not None and began == [0, left] and left < ITERATIONS - 1
+    check_run(read_finished(finished.path))
+
+
+def test_a_run_that_is_asked_to_leave_at_its_end_comes_there(tmp_path: Path) -> None:
+    config = job("colocate_sync", every=100)
+    whole = attempt(config, tmp_path / "whole", None, [])
+    assert whole is not None
+    seconds = [line["seconds"] for line in load_metrics(whole.path)]
+    assert attempt(config, tmp_path, None, [], leave_at=(seconds[-3] + seconds[-2]) / 2) is not None
+
+
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     schedule=st.sampled_from(list(SCHEDULES)),
     every=st.integers(1, 3),
+    share=st.sampled_from([None, 0.3, 0.7]),
     cuts=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4),
 )
-def test_wherever_it_is_cut_off(schedule: str, every: int, cuts: list[float]) -> None:
-    check_resumed(job(schedule, every), cuts)
+def test_wherever_it_is_cut_off(schedule: str, every: int, share: float | None, cuts: list[float]) -> None:
+    config = job(schedule, every)
+    check_resumed(config if share is None else filtered(config, share), cuts)

@@ -135,7 +135,7 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_a_broken_one_is_not(tmp_pa
     path.write_text(whole + '{"iteration": 2, "sam')
     assert len(load_metrics(run.path)) == 1
     path.write_text(whole + '{"iteration": 2, "sam\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is not JSON"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is damaged: Unterminated string"):
         load_metrics(run.path)
 
 

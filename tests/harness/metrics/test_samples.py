@@ -27,9 +27,8 @@ from harness.metrics.samples import (
     trained_records,
     truncation_metrics,
     untrained_record,
-    write_samples,
 )
-from tests.support.sample_records import trained_record
+from tests.support.sample_records import trained_record, write_samples
 
 COLUMNS = (
     "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
@@ -142,7 +141,7 @@ def test_parquet_gives_back_the_rows_sorted_by_sample(tmp_path: Path) -> None:
     records = [waiting(i, fate) for i, fate in enumerate(get_args(Fate)[1:])]
     records.append(trained_record([1, 2], 3, sample_id=9))
     path = tmp_path / "samples.parquet"
-    write_samples(path, reversed(records))
+    write_samples(path, records[::-1])
     table = read_samples(path)
     assert [record_of(row) for row in table.to_pylist()] == records
     assert table.schema.equals(SCHEMA)

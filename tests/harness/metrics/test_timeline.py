@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.metrics.iteration import check_names
+from harness.metrics.restarts import Restart
 from harness.metrics.timeline import (
     KINDS,
     WORK_KINDS,
@@ -273,7 +274,11 @@ def test_touching_spans_share_a_lane_and_overlapping_ones_do_not() -> None:
 
 def test_a_timeline_comes_back_from_its_trace() -> None:
     timeline = separated(warmup=1)
-    again = timeline_of(json.loads(json.dumps(chrome_trace(timeline))))
+    restart = Restart(["reward[0]"], "killed by signal 9", "started again", at_s=2.5, took_s=0.3)
+    trace = json.loads(json.dumps(chrome_trace(timeline, [restart])))
+    (mark,) = (event for event in trace["traceEvents"] if event["ph"] == "i")
+    assert (mark["name"], mark["ts"], mark["args"]["took_s"]) == ("lost reward[0]", 2.5e6, 0.3)
+    again = timeline_of(trace)
     assert again.spans == timeline.spans
     assert again.placement == timeline.placement
     assert again.run_metrics() == timeline.run_metrics()

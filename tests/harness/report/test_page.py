@@ -114,7 +114,7 @@ def test_every_seed_interval_and_what_differs_stands_on_the_page(comparison: Com
 
 def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
     cells = tuple(replace(cell, label=f"{HOSTILE}{number}") for number, cell in enumerate(comparison.cells))
-    hostile = replace(comparison, cells=cells, verdict=HOSTILE, warnings=(HOSTILE, "</style></script>"))
+    hostile = replace(comparison, cells=cells, claim=HOSTILE, warnings=(HOSTILE, "</style></script>"))
     page = Page(document(hostile))
     assert HOSTILE in page.text
     assert json.loads(page.scripts["curves-data"])["cells"][0]["label"] == f"{HOSTILE}0"

@@ -25,7 +25,7 @@ from harness.protocols import Span
 from harness.report.gantt import draw_gantt, first_window
 from harness.report.plots import draw_run
 from harness.report.summary import print_summary, summarize
-from tests.support.sample_records import trained_record
+from tests.support.sample_records import trained_record, write_samples
 
 PLACEMENT = {
     ("rollout", "0"): Place("rollout", ("rollout:0",)),
@@ -118,7 +118,7 @@ def write_run(
                 ledger.metrics(),
             )
         )
-    run.write_samples(records)
+    write_samples(run.path / "samples.parquet", records)
     run.write_trace(timeline)
     run.write_ledger(ledger)
     run.finish()
@@ -210,13 +210,12 @@ def test_the_gantt_chart_leaves_out_a_first_iteration_that_dwarfs_the_rest() -> 
 
 def test_the_summary_says_what_the_files_say(tmp_path: Path) -> None:
     run = write_run(tmp_path, iterations=40)
+    run.write_summary({"throughput/samples_per_s": 12.5, "throughput/tokens_per_s": 250.0})
     summary = summarize(run.path)
     table = load_samples(run.path).to_pandas()
     assert (summary.iterations, summary.samples, summary.done) == (40, 1280, True)
     assert summary.seconds == pytest.approx(40 * STEP_S)
-    assert summary.samples_per_s == pytest.approx(32 / STEP_S)
-    tokens = (table["prompt_tokens"] + table["response_tokens"]).sum()
-    assert summary.tokens_per_s == pytest.approx(tokens / summary.seconds)
+    assert (summary.samples_per_s, summary.tokens_per_s) == (12.5, 250.0)
     first = table[table["trained_iteration"] <= 4]["exact_match"].astype(float).mean()
     assert summary.exact_match_first == pytest.approx(first)
     assert summary.lag_worst == table["lag_worst"].max() == 2
@@ -259,5 +258,5 @@ def test_a_run_that_was_cut_short_is_summed_up_and_called_unfinished(tmp_path: P
     for name in ("DONE", "trace.json", "ledger.json"):
         (run.path / name).unlink()
     summary = summarize(run.path)
-    assert not summary.done and summary.idle == {} and summary.ledger is None
+    assert not summary.done and summary.idle == {} and summary.ledger is None and summary.samples_per_s is None
     assert "unfinished" in printed([run.path])

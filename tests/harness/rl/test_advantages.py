@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.rl.advantages import ADVANTAGES, advantages_of, group_advantages, max_rl, opo, rloo
+from harness.rl.advantages import ADVANTAGES, advantages_of, group_advantages, max_rl, opo, remax, rloo
 from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
 
 OF_GROUPS = [name for name, compare in ADVANTAGES.items() if not hasattr(compare, "whole_batch")]
@@ -26,6 +26,11 @@ def test_one_right_answer_of_four_by_hand() -> None:
 def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
     advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), divide_by_std=False)
     assert advantages.tolist() == [[0.75, -0.25, -0.25, -0.25]]
+
+
+def test_a_greedy_response_is_what_the_others_of_its_group_are_compared_with() -> None:
+    rewards = torch.tensor([[0.5, 1.0, 0.0, 0.5], [0.0, 0.0, 0.0, 1.0]])
+    assert remax(rewards).tolist() == [[0.0, 0.5, -0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]
 
 
 @pytest.mark.parametrize("divide_by_std", [True, False])

@@ -31,6 +31,17 @@ def test_with_lambda_0_an_advantage_is_the_error_of_one_step() -> None:
     torch.testing.assert_close(advantages, torch.tensor(expected))
 
 
+def test_what_tokens_cost_is_taken_off_their_own_rewards() -> None:
+    costs = torch.tensor([0.1, 0.2, 0.3, 0.0, 5.0, 0.4, 5.0, 0.5])
+    advantages, _ = gae(REWARDS, VALUES, MASK, LENGTHS, costs, gamma=0.5, lam=0.0)
+    expected, _ = gae(REWARDS, VALUES, MASK, LENGTHS, gamma=0.5, lam=0.0)
+    torch.testing.assert_close(advantages, (expected - costs).masked_fill(~MASK, 0.0))
+    together, _ = gae(REWARDS, VALUES, MASK, LENGTHS, costs)
+    whole = torch.tensor([0.6, 0.4, 0.5])
+    first = REWARDS - whole  # without discount
+    torch.testing.assert_close(together[[0, 3, 7]], first - VALUES[[0, 3, 7]])
+
+
 def test_what_an_environment_wrote_changes_nothing() -> None:
     """Not even where its values are no numbers."""
     odd = VALUES.masked_fill(~MASK, torch.nan)

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.rl import log_probs as module
-from harness.rl.log_probs import head_log_probs, token_log_probs
+from harness.rl.log_probs import head_gradient_squares, head_log_probs, token_log_probs
 
 # --- from logits ------------------------------------------------------------------------------------------------------
 
@@ -98,6 +98,33 @@ def test_values_and_gradients_of_a_head_are_those_of_log_softmax(
     if of_both:
         found, expected = found + entropies, expected + surprise
     torch.testing.assert_close(gradients(found, hidden, weight), gradients(expected, hidden, weight))
+
+
+@pytest.mark.parametrize("chunk_elements", [1 << 25, 3 * VOCABULARY], ids=["whole", "chunks"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_squares_of_gradients_are_those_by_the_logits_and_come_with_the_same_log_probs(
+    temperature: float, chunk_elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
+    hidden, weight, tokens = case()
+    *scores, squares = head_gradient_squares(hidden, weight, tokens, temperature)
+    expected = head_log_probs(hidden, weight, tokens, temperature)
+    assert all(map(torch.equal, scores, expected))
+    assert all(map(torch.equal, *(gradients(sum(each), hidden, weight) for each in (scores, expected))))
+    scaled = (hidden @ weight.T / temperature).detach().requires_grad_()
+    chosen = scaled.log_softmax(-1).gather(1, tokens[:, None])
+    (by_logits,) = torch.autograd.grad(chosen.sum(), scaled)
+    torch.testing.assert_close(squares, by_logits.square().sum(-1))
+    assert not squares.requires_grad
+
+
+def test_the_square_of_a_token_that_is_nearly_certain_keeps_its_first_digits() -> None:
+    """1 - 2 p + the sum of p^2 in float32 would be 0, or less."""
+    weight = torch.tensor([[12.0], [0.0], [0.0]])
+    *_, squares = head_gradient_squares(torch.ones(1, 1), weight, torch.tensor([0]))
+    p = weight[:, 0].double().softmax(0)
+    expected = (1 - p[0]) ** 2 + p[1:].square().sum()
+    assert squares.item() == pytest.approx(expected.item(), rel=5e-2)
 
 
 def test_the_gradient_of_a_head_agrees_with_finite_differences() -> None:

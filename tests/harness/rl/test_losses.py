@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.job import WHOLE_BATCH
+from harness.config.job import AGGREGATIONS, WHOLE_BATCH
+from harness.rl.aggregation import divisor, token_weights
 from harness.rl.kl import KL, k3
 from harness.rl.losses import (
     CORRECTIONS,
@@ -33,10 +34,15 @@ def case(rows: int = ROWS, columns: int = COLUMNS) -> Case:
     return log_probs.requires_grad_(), behaviour, advantages, torch.rand(rows, columns, generator=random) < 0.7
 
 
+def loss_of(name: str) -> Callable[..., torch.Tensor]:
+    """As training makes it."""
+    wide = {"low": 0.5, "high": 0.5} if name == "gspo" else {}  # its own bounds are of ratios of whole sequences
+    return policy_loss(AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction=name, options=wide))
+
+
 def by_name(name: str) -> Callable[..., torch.Tensor]:
     """A loss as training calls it: of rows that lie one after the other, whose lengths it is told."""
-    wide = {"low": 0.5, "high": 0.5} if name == "gspo" else {}  # its own bounds are of ratios of whole sequences
-    loss = policy_loss(AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction=name, options=wide))
+    loss = loss_of(name)
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         rows, columns = tensors[0].shape
@@ -231,21 +237,40 @@ def test_padding_has_exactly_no_loss_and_no_gradient_whatever_it_holds(name: str
     assert found[mask].isfinite().all() and found[mask].ne(0).any()
 
 
+def cut_gradient(name: str, kind: str, parts: list[slice]) -> torch.Tensor:
+    """By each log-prob of one batch of responses of unlike lengths, back-propagated in these parts."""
+    log_probs, behaviour, advantages, mask = (tensor.flatten() for tensor in case())
+    lengths = torch.tensor([7, 1, 14, 3, 12, 5])
+    mask = mask.clone()
+    mask[7] = False  # a response with nothing sampled in it
+    leaf, ends, divided = log_probs.detach().clone().requires_grad_(), [0, *lengths.cumsum(0).tolist()], 0
+    loss = loss_of(name)
+    for part in parts:
+        rows, of = slice(ends[part.start], ends[part.stop]), lengths[part]
+        inputs = (leaf[rows], behaviour[rows], advantages[rows], mask[rows])
+        losses, weights = loss(*inputs, lengths=of), token_weights(kind, mask[rows], of, 14)
+        (losses if weights is None else losses * weights).sum().backward()
+        divided += divisor(kind, mask[rows], of)
+    assert leaf.grad is not None
+    return leaf.grad / max(1, divided)
+
+
+WHOLE, CUT = [slice(0, 6)], [slice(4, 6), slice(0, 1), slice(1, 4)]
+
+
+@pytest.mark.parametrize("kind", AGGREGATIONS)
 @pytest.mark.parametrize("name", CUTTABLE)
-def test_micro_batches_add_up_to_the_token_mean_of_the_batch(name: str) -> None:
-    inputs = case()
-    whole = gradient(by_name(name), inputs) / inputs[3].sum()
-    weights = torch.ones(7, requires_grad=True)  # a parameter that every row shares
+def test_a_batch_has_the_same_gradient_in_whatever_micro_batches_it_comes(name: str, kind: str) -> None:
+    whole = cut_gradient(name, kind, WHOLE)
+    assert whole.ne(0).any()
+    torch.testing.assert_close(cut_gradient(name, kind, CUT), whole)
 
-    def run(rows: slice) -> None:
-        log_probs, behaviour, advantages, mask = (tensor[rows] for tensor in inputs)
-        shared = log_probs.detach() * weights
-        by_name(name)(shared, behaviour, advantages, mask).sum().backward()
 
-    for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
-        run(rows)
-    accumulated = weights.grad / inputs[3].sum()
-    torch.testing.assert_close(accumulated, (whole * inputs[0].detach()).sum(0))
+@pytest.mark.parametrize("name", WHOLE_BATCH)
+def test_a_loss_that_looks_at_a_whole_batch_would_be_another_one_of_its_parts(name: str) -> None:
+    """Which is why a job that would cut it is refused."""
+    whole, cut = (cut_gradient(name, "token_mean", parts) for parts in (WHOLE, CUT))
+    assert (cut - whole).abs().max() > 1e-3 * whole.abs().max()
 
 
 def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:

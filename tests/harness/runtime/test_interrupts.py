@@ -56,6 +56,27 @@ with asyncio.Runner() as runner:
 """
 
 
+LEAVE = """
+import asyncio, os, signal
+from harness.runtime.interrupts import leaving_when_asked, run_in, spare_imports
+{before}
+spare_imports()
+async def work(request):
+    for _ in range({times}):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0)
+        print("asked" if request.asked else "not asked", flush=True)
+    if {times} > 1:
+        await asyncio.sleep(30)
+try:
+    with leaving_when_asked(at_once=False) as request, asyncio.Runner() as runner:
+        run_in(runner, work(request))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "it is put back"
+"""
+
+
 def said(script: str, folder: Path) -> list[str]:
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -76,3 +97,9 @@ def test_what_a_loop_runs_is_cancelled(tmp_path: Path) -> None:
 
 def test_where_interrupts_are_ignored_they_stay_so(tmp_path: Path) -> None:
     assert said(IGNORED, tmp_path) == ["goes on"]
+
+
+@pytest.mark.parametrize("before", ["", "signal.signal(signal.SIGINT, signal.SIG_IGN)"])
+def test_sigterm_asks_to_leave_and_a_second_one_ends_what_runs_at_once(before: str, tmp_path: Path) -> None:
+    assert said(LEAVE.format(times=1, before=before), tmp_path) == ["asked"]
+    assert said(LEAVE.format(times=2, before=before), tmp_path)[-1] == "interrupted"

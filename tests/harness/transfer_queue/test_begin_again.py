@@ -127,3 +127,44 @@ async def test_rows_begin_again_through_a_socket() -> None:
         await queue.put("a", [0], {"reward": np.zeros(1, np.float32)})
         await queue.begin_again("a", [0])
         await queue.put("a", [0], {"reward": np.ones(1, np.float32)})
+
+
+@virtual
+async def test_what_is_given_up_is_trained_by_nobody_and_waited_for_by_nobody() -> None:
+    queue = LocalQueue(SPEC)
+    await rolled(queue, groups=3)
+    waits = asyncio.create_task(queue.get("train", 4))
+    await queue.give_up("a", [0, 1])
+    await written(queue, "kept", range(2, 6))
+    batch = await waits
+    assert batch is not None and batch.rows.tolist() == [2, 3, 4, 5]
+    assert await queue.get("train", 2, partition="a") is None
+    assert await queue.clear_finished() == [], "those who judge it have not settled it"
+    await written(queue, "kept", range(2))
+    assert await queue.get("roll", 2, partition="a") is None and await queue.clear_finished() == ["a"]
+
+
+@virtual
+async def test_what_was_handed_out_and_part_of_a_group_cannot_be_given_up() -> None:
+    queue = LocalQueue(SPEC)
+    await rolled(queue)
+    await written(queue, "kept", range(2))
+    assert await queue.get("train", 2) is not None
+    with pytest.raises(ValueError, match="cannot be given up: task 'train' has, or had, them"):
+        await queue.give_up("a", range(4))
+    with pytest.raises(ValueError, match="are given up in whole groups of 2, not \\[2\\]"):
+        await queue.give_up("a", [2])
+    await queue.give_up("a", [2, 3])
+
+
+async def test_a_journal_and_a_socket_know_what_was_given_up(tmp_path: Path) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.service.create_partition("a", range(2))
+        queue.service.give_up("a", [0])
+        queue.put([0, 1])
+    assert Queue.loaded(tmp_path).get("score") == (0, [1])
+    async with serving() as (_, client):
+        await client.create_partition("a", range(2))
+        await client.give_up("a", [0])
+        with pytest.raises(ValueError, match="cannot be given up"):
+            await client.give_up("a", [0])

@@ -544,3 +544,34 @@ async def test_a_reader_that_gave_up_does_not_hold_up_those_behind_it() -> None:
     first.cancel()  # it has not run since: it still stands in its line
     await q.put("a", range(2), rewards(range(2)))
     assert ids(await second) == [0, 1]
+
+
+# -- rows by their ids
+
+
+@pytest.mark.parametrize("policy", ["fifo", "ready", "completion"])
+@virtual
+async def test_named_rows_go_whatever_the_policy_says_once_they_are_ready_and_below_the_bound(policy: str) -> None:
+    q = queue(score=TaskSpec(("reward",), policy=policy, whole_groups=True))
+    await q.create_partition("a", range(6), group_size=2)
+    await q.set_bound("score", "x", 4)
+    named = [asyncio.create_task(q.get("score", 2, consumer="x", only=rows)) for rows in ((2, 3), (4, 5))]
+    await q.put("a", [0, 1, 2], rewards([0, 1, 2]))
+    assert await waits(named[0])
+    await q.put("a", [3, 4, 5], rewards([3, 4, 5]))
+    assert ids(await named[0]) == [2, 3]
+    assert await waits(named[1])
+    await q.set_bound("score", "x", 6)
+    assert ids(await named[1]) == [4, 5]
+    assert ids(await q.get("score", 2)) == [0, 1]
+    await q.close()
+    assert await q.get("score", 2, only=(2, 3)) is None
+
+
+@virtual
+async def test_rows_are_named_by_the_one_reader_of_a_task_and_counted() -> None:
+    q = queue(score=TaskSpec(("reward",), ranks=2), train=TaskSpec(("reward",)))
+    with pytest.raises(ValueError, match="has 2 ranks and cannot get rows by their ids"):
+        await q.get("score", 2, only=(2, 3))
+    with pytest.raises(ValueError, match="a get of only 2 rows takes count=2"):
+        await q.get("train", 4, only=(2, 3))

@@ -1,9 +1,12 @@
+import asyncio
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from harness.weight_sync.membership import Membership, MembershipConflict, UnknownMember
+from harness.weight_sync.membership import Fleet, Membership, MembershipConflict, UnknownMember
 from tests.support.examples import examples
 
 NAMES = ("rollout[0]", "rollout[1]", "actor_fwd[0]")
@@ -170,3 +173,37 @@ def test_an_engine_that_was_asked_to_leave_may_be_asked_to_stay_until_a_transfer
     for requested in ("leave", "join"):
         with pytest.raises(MembershipConflict, match=f"b cannot {requested}: it is lost"):
             membership.request("b", requested)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_was_to_leave_stays_where_the_others_have_died_since() -> None:
+    membership = Membership()
+    for name in ("a", "b", "c"):
+        membership.join(name)
+    membership.request("b", "leave")
+    membership.mark_lost("a", "killed")
+    membership.mark_lost("c", "killed")
+    assert membership.begin_transfer() == [] and membership.working == ["b"]
+    assert membership.of("b").requested is None
+
+
+async def test_whoever_needs_all_engines_waits_for_those_that_are_started_again() -> None:
+    started = asyncio.Event()
+
+    class Engine:
+        name = "a"
+
+        async def end(self) -> None: ...
+
+    async def replace(engine: object, why: str) -> int:
+        await started.wait()
+        return 3
+
+    async def welcome(engine: object) -> None: ...
+
+    fleet = Fleet[Any]([Engine()], on_lost="go_on")  # type: ignore[list-item]
+    fleet.replace, fleet.welcome = replace, welcome  # type: ignore[assignment]
+    await fleet.lose({"a": "killed"})
+    assert fleet.working == []
+    asyncio.get_running_loop().call_later(0, started.set)
+    await fleet.all_back()
+    assert [engine.name for engine in fleet.working] == ["a"]

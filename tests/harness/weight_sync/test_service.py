@@ -175,6 +175,27 @@ class Engine:
         self.ended = True
 
 
+async def test_the_health_of_all_roles_is_told_to_who_has_the_token_and_to_nobody_else() -> None:
+    fleet, _ = fleet_of(Engine("rollout[0]"))
+    known = {"version": 3, "roles": [{"name": "actor[0]", "state": "computes", "heard_s_ago": 0.5}]}
+    asked: list[int] = []
+
+    def health() -> dict[str, object]:
+        asked.append(1)
+        return known
+
+    async with serving(fleet_app(fleet, TOKEN, now=lambda: 7.0, health=health)) as url:
+        async with httpx2.AsyncClient(trust_env=False) as http:
+            for headers in ({}, {"Authorization": "Bearer guess"}):
+                for path in ("/health", "/nothing"):
+                    assert (await http.get(f"{url}{path}", headers=headers)).status_code == 401
+            assert not asked
+            given = await http.get(f"{url}/health", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert given.json() == known
+            broken = await http.post(f"{url}/members/x/leave", content=b"{" * 100)
+            assert broken.status_code == 401
+
+
 def fleet_of(*engines: Engine, on_lost: OnLost = "go_on") -> tuple[Fleet, list[str]]:
     events: list[str] = []
     return Fleet(engines, on_lost=on_lost, notify=lambda name, what, why: events.append(f"{name} {what}")), events

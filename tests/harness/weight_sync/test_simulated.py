@@ -50,6 +50,24 @@ def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
     run_virtual(main())
 
 
+def test_a_sender_that_is_connected_anew_can_send_again_what_it_had_under_way() -> None:
+    """A transfer in the background that broke off is tried again over a new connection."""
+
+    async def main() -> None:
+        clock, notes = VirtualClock(asyncio.get_running_loop()), list[str]()
+        worker = Worker("actor[0]", notes)
+        trainer = LocalRole("actor[0]", worker)
+        transport = SimulatedTransport("host_staged", TIMES, clock)
+        await transport.connect([trainer], [], TransferPlan(()))  # type: ignore[list-item]
+        await worker.sender.send(1, {})
+        await transport.connect([trainer], [], TransferPlan(()))  # type: ignore[list-item]
+        await worker.sender.resend(1)
+        await worker.sender.wait_arrived(1)
+        assert clock.now() == TIMES.send_s + TIMES.stage_s
+
+    run_virtual(main())
+
+
 def test_a_receiver_that_joins_anew_still_has_what_had_arrived() -> None:
     """An engine that comes back has all connect again, and some have not loaded the version before."""
 

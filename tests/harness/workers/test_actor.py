@@ -13,7 +13,7 @@ from harness.transfer_queue import Ragged
 from harness.workers.actor import ActorRole, train_batch
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
-from harness.workers.training import Updates
+from harness.workers.training import Updates, one_report_per_group
 from harness.workers.turns import DeviceTurns
 from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, settle
 from tests.support.trained_groups import NotingTrainer, columns, groups_of
@@ -65,6 +65,23 @@ async def test_responses_that_were_cut_off_have_no_loss_where_they_are_masked() 
     assert plain is not None and masked is not None
     for place, (before, after) in enumerate(zip(plain.rows(), masked.rows(), strict=True)):
         np.testing.assert_array_equal(after, before if place % 2 == 0 else np.zeros_like(before))
+
+
+async def test_samples_that_others_are_compared_with_are_read_told_and_not_trained() -> None:
+    queue, trainer = CountingQueue(ROLES), NotingTrainer()
+    await queue.admit(0)
+    rewards = np.arange(ROWS, dtype=np.float32)
+    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)) | {"reward": rewards})
+    reader = FifoReader(queue, rank=0, rows=GROUP)
+    updates = Updates(rows=ROWS // 2, epochs=2)
+    role = ActorRole(trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=updates, baseline_of=GROUP)
+    report = await role.train(0)
+    assert set(trainer.sizes) == {GROUP - 1} and len(report.steps) == 4
+    assert report.baselines == {row: float(row) for row in range(0, ROWS, GROUP)}
+    assert [row for part in report.trained for row in part.rows] == [row for row in range(ROWS) if row % GROUP]
+    assert report.sums["baseline_reward"] / report.sums["baselines"] == np.mean(range(0, ROWS, GROUP))
+    (told,) = one_report_per_group([report, report], 2)[1:]
+    assert not told.baselines, "ranks that share layers trained the same"
 
 
 # --- completion order ------------------------------------------------------------------------------------------------

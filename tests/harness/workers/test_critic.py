@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.config import AlgorithmConfig
 from harness.protocols import ValueBatch
-from harness.rl.gae import gae_of
+from harness.rl.token_advantages import token_advantages_of
 from harness.transfer_queue import Ragged
 from harness.workers.critic import CriticRole
 from harness.workers.dataflow import CRITIC_TRAINING
@@ -67,7 +67,7 @@ class Setting:
             **given,
         )
         self.advantages = AdvantageStage(
-            group_size=GROUP, by_values=gae_of(GAE), rows=MICRO_BATCH, minimum=GROUP, **given
+            group_size=GROUP, by_token=token_advantages_of(GAE), rows=MICRO_BATCH, minimum=GROUP, **given
         )
 
     async def batch(self, iteration: int) -> list[int]:

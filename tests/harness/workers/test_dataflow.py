@@ -50,6 +50,13 @@ def test_a_critic_reads_rows_twice_and_advantages_are_of_tokens() -> None:
     assert spec.tasks[CRITIC_TRAINING].columns == OF_VALUES and spec.columns["advantage"].ragged
 
 
+def test_a_token_baseline_reads_what_actor_fwd_writes_and_the_actor_does_not() -> None:
+    read = ("loss_mask", "gradient_squares")
+    spec = queue_spec([*ROLES, "actor_fwd"], training_ranks=1, capacity_rows=8, advantages_read=read)
+    assert spec.tasks["advantages"].columns == ("reward", *read) and spec.columns["advantage"].ragged
+    assert "gradient_squares" not in spec.tasks["actor"].columns and "returns" not in spec.columns
+
+
 def test_in_order_of_completion_the_queue_has_one_reader_however_many_train() -> None:
     tasks = queue_spec(ROLES, training_ranks=2, capacity_rows=8, order="completion", beside_actor=ROLES).tasks
     assert {task.ranks for task in tasks.values()} == {1}

@@ -25,6 +25,7 @@ class Script:
     def __init__(self, turns: int = 99, instead: str = "") -> None:
         self.turns, self.instead = turns, instead
         self.asked: list[str] = []
+        self.hanging = asyncio.Event()
         self.closed = 0
 
     async def reset(self, problem: Problem, seed: int) -> list[int]:
@@ -33,6 +34,7 @@ class Script:
     async def step(self, state: list[int], action: str) -> Step:
         self.asked.append(action)
         if self.instead == "hang":
+            self.hanging.set()
             await asyncio.Event().wait()
         if self.instead == "raise":
             raise RuntimeError("no such tool")
@@ -126,3 +128,24 @@ def test_what_cannot_be_an_environment_is_refused_by_name() -> None:
         environment_of(Wrong(Blocking()))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="lacks max_turns"):
         environment_of(Wrong(object()))  # type: ignore[arg-type]
+
+
+async def test_a_sample_that_is_cut_waits_no_longer_for_its_environment() -> None:
+    script = Script(instead="hang")
+    script.step_timeout_s = 3600.0
+    made = episodes(script)
+    following = asyncio.ensure_future(made.follow(turn("ab")))
+    await script.hanging.wait()
+    made.cut([7, 8])  # it has no sample 8
+    ended = await following
+    assert isinstance(ended, Completion) and ended.finish_reason == "cut" and ended.turns == 1
+    assert script.closed == 1
+
+
+async def test_a_sample_that_is_cut_while_it_speaks_is_given_no_other_turn() -> None:
+    script = Script()
+    made = episodes(script)
+    made.cut([7])
+    ended = await made.follow(turn("ab"))
+    assert isinstance(ended, Completion) and ended.finish_reason == "cut"
+    assert not script.asked

@@ -158,3 +158,19 @@ async def test_an_engine_that_fails_while_it_is_held_fails_who_holds_it() -> Non
     held.engine.finished = broken  # type: ignore[method-assign]
     with pytest.RaisesGroup(FloatingPointError):
         await held.generate(OTHERS)
+
+
+async def test_samples_that_are_cut_while_it_is_held_end_when_it_is_let_go() -> None:
+    whole = await alone(OURS)
+    async with role() as driving:
+        driving.engine.submit(OURS)
+        await driving.until(1)
+        await driving.engine.hold()
+        left = [request.sample_id for request in OURS if request.sample_id not in driving.done]
+        await driving.engine.cut(left)
+        assert len(driving.done) == len(OURS) - len(left)
+        await driving.engine.let_go()
+        await driving.until(len(OURS))
+    assert {driving.done[sample].finish_reason for sample in left} >= {"cut"}
+    for sample, done in driving.done.items():
+        assert done.tokens.tolist() == whole[sample][: len(done.tokens)]

@@ -1,13 +1,16 @@
 import asyncio
+from collections.abc import Iterable, Mapping
 from typing import get_args
 
 import pytest
 
-from harness.protocols import PauseMode, RolloutEngine
+from harness.protocols import PauseMode, RolloutEngine, Sampling
+from harness.transfer_queue import Column
 from harness.workers.turns import DeviceTurns
 from tests.support.role_setting import (
     GROUP,
     ROWS,
+    TASK,
     CountingQueue,
     FixedWeights,
     HandEngine,
@@ -29,6 +32,47 @@ async def test_generate_brings_back_every_sample_once_and_leaves_nothing_outstan
     batch = await queue.read("actor_fwd")
     assert len(batch) == ROWS
     assert all(len(response) > 0 for response in batch.ragged("response").rows())
+
+
+async def test_the_first_sample_of_each_group_is_drawn_greedily_where_others_are_compared_with_it() -> None:
+    """By the same engine, in the same steps; also what a pause gave up, and begins again."""
+    plain = await _said(None, abort=False)
+    for abort in (False, True):
+        mixed = await _said(Sampling(12, temperature=0.0, stop_tokens=TASK.stop_tokens), abort=abort)
+        for row in range(ROWS):
+            tokens, log_probs = mixed[row]
+            assert (log_probs == [0.0] * len(tokens)) == (row % GROUP == 0), "what is drawn greedily is certain"
+            if row % GROUP:
+                assert mixed[row] == plain[row], "to the bit what it would be without"
+
+
+class KeepingQueue(CountingQueue):
+    """Remembers tokens and log-probs of every response."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: dict[int, tuple[list[int], list[float]]] = {}
+
+    async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
+        if "response" in columns:
+            parts = (columns[name].rows() for name in ("response", "log_probs"))  # type: ignore[union-attr]
+            said = ((tokens.tolist(), log_probs.tolist()) for tokens, log_probs in zip(*parts, strict=True))
+            self.said |= zip(rows, said, strict=True)
+        await super().put(partition, rows, columns)
+
+
+async def _said(greedy: Sampling | None, *, abort: bool) -> dict[int, tuple[list[int], list[float]]]:
+    queue, engine = KeepingQueue(), torch_engine(slots=8)
+    await queue.admit(0)
+    role = rollout_role(engine, queue, greedy=greedy)
+    running = asyncio.create_task(role.generate(0))
+    if abort:
+        await settle(5)  # a few tokens of the first groups
+        await role.pause("abort")
+        await role.resume(below=ROWS // GROUP)
+    await running
+    assert len(queue.said) == ROWS
+    return queue.said
 
 
 async def test_batch_after_batch_can_be_generated() -> None:

@@ -19,6 +19,7 @@ from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import advantages_of, group_advantages, needs_whole_batch
 from harness.rl.reward_kl import reward_kl_of
+from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Sample, Score, Task, sample_of, score_of
 from harness.tasks.characters import Reverse
@@ -258,13 +259,14 @@ async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> Non
         await RewardStage(Undeclared(), scored_here(Undeclared()), **stage_options(queue, ROWS, 1)).process(0)
 
 
+def by_length(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return rewards + lengths
+
+
 async def test_rewards_are_shaped_before_they_are_compared_and_reported_as_they_were() -> None:
     queue = CountingQueue(roles=("rollout", "actor"), advantages_read=("loss_mask",))
     await queue.respond(await queue.admit(0))
     await RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)).process(0)
-
-    def by_length(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        return rewards + lengths
 
     stage = AdvantageStage(group_size=GROUP, advantages=DR_GRPO, shaping=by_length, **stage_options(queue, ROWS, GROUP))
     await stage.process(0)
@@ -564,6 +566,38 @@ async def test_the_trainers_parameters_score_as_the_version_of_the_trainers_last
         assert role.version == iteration + 1
     versions = [batch.old_versions.tolist() for batch in trainer.batches if batch.old_versions is not None]
     assert versions == [[0] * MICRO_BATCH] * 3 + [[1] * MICRO_BATCH] * 3
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_advantages_of_tokens_are_made_of_what_actor_fwd_computes_group_by_group(beside: bool) -> None:
+    algorithm = AlgorithmConfig("test", 6, GROUP, 2, learning_rate=1e-3, advantage="optimal_token_baseline")
+    by_token = token_advantages_of(algorithm)
+    queue = CountingQueue(roles=("rollout", "actor", "actor_fwd"), advantages_read=columns_compared(algorithm))
+    assert by_token is not None and not needs_whole_batch(algorithm)
+    options = {"gradient_squares": True, **stage_options(queue, MICRO_BATCH)}
+    old = TrainersLogProbStage(scorer(), lambda: 0, **options) if beside else OldLogProbStage(scorer(), CPU, **options)
+    rows = await queue.admit(0)
+    stages = [
+        RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)),
+        AdvantageStage(group_size=GROUP, by_token=by_token, shaping=by_length, **stage_options(queue, ROWS, GROUP)),
+        old,
+    ]
+    running = [asyncio.create_task(stage.process(0)) for stage in stages]
+    await queue.respond(rows[:MICRO_BATCH])
+    await settle()
+    assert (await queue.describe())["partitions"]["train_0"]["written"]["advantage"] == MICRO_BATCH
+    await queue.respond(rows[MICRO_BATCH:])
+    await asyncio.gather(*running)
+    batch = await queue.read("actor")
+    engine, mask = scorer(), batch.ragged("loss_mask")
+    log_probs, squares = await engine.gradient_squares(batch.ragged("prompt"), batch.ragged("response"))
+    np.testing.assert_allclose(batch.ragged("old_log_probs").values, log_probs.values, rtol=1e-4, atol=1e-5)
+    tokens = torch.from_numpy(mask.lengths).view(-1, GROUP)  # all were sampled
+    rewards = by_length(torch.from_numpy(batch.dense("reward")).view(-1, GROUP), tokens)
+    columns = (torch.from_numpy(part) for part in (squares.values, mask.values, mask.lengths))
+    expected = by_token.columns(rewards, *columns)["advantage"]
+    np.testing.assert_allclose(batch.ragged("advantage").values, expected.numpy(), rtol=1e-4, atol=1e-5)
+    assert batch.ragged("advantage").lengths.tolist() == mask.lengths.tolist() and expected.ne(0).any()
 
 
 PAUSES = st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5, 7.0]), max_size=18)

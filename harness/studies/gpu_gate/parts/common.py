@@ -10,17 +10,12 @@ import numpy as np
 import torch
 
 from harness.config import ModelConfig
+from harness.cost_model.profile.timing import wait_for
 from harness.transfer_queue import Ragged
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
 SMALL = ModelConfig("small", 256, 4, 4, 2, 64, 512, 1024, True, 1024)
 QWEN_HALF_B = ModelConfig("qwen0.5b", 896, 24, 14, 2, 64, 4864, 151936, True, 4096, dtype="bfloat16")
-
-
-def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:

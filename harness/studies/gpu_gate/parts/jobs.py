@@ -12,6 +12,7 @@ from rich.console import Console
 from harness.config import ConfigError
 from harness.config.checks.job import plan_job
 from harness.config.machine import this_machine
+from harness.metrics.samples import FATES
 from harness.studies.gpu_gate.part import Setting
 from harness.studies.gpu_gate.results import Check
 from schedules import SCHEDULES
@@ -69,7 +70,7 @@ def _found(name: str, devices: int, folder: Path, iterations: int) -> Check:
     from harness.metrics.run_files import load_ledger, load_metrics
 
     metrics, ledger = load_metrics(folder), load_ledger(folder)
-    kept = ledger["trained"] + ledger["dropped_stale"] + ledger["dropped_filtered"] + ledger["in_flight"]
+    kept = sum(ledger[fate] for fate in FATES)
     speed = metrics[-1].get("throughput/samples_per_s", float("nan"))
     said = f"{devices} devices, {len(metrics)} iterations, {ledger['trained']} samples trained, {speed:.3g} samples/s"
     return Check(name, said, (folder / "DONE").exists() and len(metrics) == iterations and kept == ledger["admitted"])

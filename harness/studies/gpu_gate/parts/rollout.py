@@ -12,10 +12,11 @@ import torch
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
+from harness.cost_model.profile.timing import wait_for
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from harness.studies.gpu_gate.part import Setting
-from harness.studies.gpu_gate.parts.common import QWEN_HALF_B, SMALL, exact_products, per_second, wait_for
+from harness.studies.gpu_gate.parts.common import QWEN_HALF_B, SMALL, exact_products, per_second
 from harness.studies.gpu_gate.results import Check
 
 _PROMPTS = 24

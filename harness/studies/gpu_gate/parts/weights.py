@@ -7,19 +7,19 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
 from harness.config import ModelConfig
+from harness.cost_model.profile.timing import wait_for
 from harness.studies.gpu_gate.part import Setting
-from harness.studies.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_second, seconds_of, wait_for
+from harness.studies.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_second, seconds_of
 from harness.studies.gpu_gate.results import Check
-from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.host_staged import HostStagedOffer
-from harness.weight_sync.ipc import CudaSlots, share_slots
+from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightSender, weight_source
+from harness.weight_sync.ipc import SharedOffer
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
+from schedules.base import Transport
 
 _TIMEOUT_S = 60.0
 _BUCKET_BYTES = 64 << 20
@@ -45,7 +45,7 @@ def run(setting: Setting) -> Iterator[Check]:
         yield _travelled("collective, over Gloo", "collective", model, here, here)
         yield _travelled("host_staged", "host_staged", model, here, here)
     if gpus:
-        yield _travelled("ipc, in the memory of one GPU", "cuda_ipc", model, here, here)
+        yield _travelled("ipc, in the memory of one GPU", "ipc", model, here, here, within_gpu=True)
     yield _travelled("ipc, in shared memory of the host", "ipc", model, here, there)
 
 
@@ -83,32 +83,34 @@ def _local(model: ModelConfig, device: torch.device) -> Check:
     return Check("local, copied on the device", f"{size / 1e6:.0f} MB, {per_second(size, seconds, 'B')}", same)
 
 
-def _travelled(name: str, transport: str, model: ModelConfig, here: torch.device, there: torch.device) -> Check:
+def _travelled(
+    name: str,
+    transport: Transport,
+    model: ModelConfig,
+    here: torch.device,
+    there: torch.device,
+    *,
+    within_gpu: bool = False,
+) -> Check:
     sample = weights(model, 0, here)
     plan = plan_transfer(sample.items(), _BUCKET_BYTES)
     del sample
     rendezvous, store = open_rendezvous("127.0.0.1", 1, _TIMEOUT_S)
-    source: Any
-    if transport == "cuda_ipc":
-        source = CudaSlots(plan, rendezvous, here)
-        offer = source.offer
-    else:
-        makers: Mapping[str, Any] = {"collective": CollectiveOffer, "host_staged": HostStagedOffer, "ipc": share_slots}
-        source = offer = makers[transport](plan, rendezvous)
+    source, offer = weight_source(transport, plan, rendezvous, here, within_gpu=within_gpu)
     context = multiprocessing.get_context("spawn")
     answers, theirs = context.Pipe(duplex=False)
-    receiver = context.Process(target=_receive, args=(offer, transport, model, there, theirs), daemon=True)
+    receiver = context.Process(target=_receive, args=(offer, model, there, theirs), daemon=True)
     receiver.start()
     theirs.close()
     sender = source.sender(store, here)
-    if transport == "ipc":
+    if isinstance(offer, SharedOffer):
         offer.withdraw()
     taken, wrong = [], []
     for version in _VERSIONS:
         sent = weights(model, version, here)
         wait_for(here)
         start = time.perf_counter()
-        asyncio.run(_send(sender, version, sent, transport))
+        asyncio.run(_send(sender, version, sent))
         seconds, named = _answer(answers, start, name)
         taken.append(seconds)
         wrong += named
@@ -126,13 +128,13 @@ def _answer(answers: Connection, start: float, name: str) -> tuple[float, list[s
     return arrived_at - start, wrong
 
 
-async def _send(sender: Any, version: int, sent: Mapping[str, torch.Tensor], transport: str) -> None:
+async def _send(sender: WeightSender, version: int, sent: Mapping[str, torch.Tensor]) -> None:
     await sender.send(version, sent)
-    if transport == "host_staged":
+    if isinstance(sender, HostSender):
         await sender.wait_arrived(version)
 
 
-def _receive(offer: Any, transport: str, model: ModelConfig, device: torch.device, answers: Connection) -> None:
+def _receive(offer: WeightOffer, model: ModelConfig, device: torch.device, answers: Connection) -> None:
     """Into memory of its own, as an engine does."""
     torch.set_num_threads(1)
     if device.type == "cuda":
@@ -140,7 +142,7 @@ def _receive(offer: Any, transport: str, model: ModelConfig, device: torch.devic
     receiver = offer.receiver(0, device)
     own = weights(model, 0, device)
     for version in _VERSIONS:
-        if transport == "host_staged":
+        if isinstance(receiver, HostReceiver):
             asyncio.run(receiver.stage(version))
             arriving = receiver.staged(version)
         else:

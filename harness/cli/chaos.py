@@ -1,0 +1,71 @@
+"""`make chaos`: random faults over runs of every schedule, and afterwards what is promised of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.cli.arguments import own_arguments
+from harness.config import ConfigError
+
+DEFAULTS = {"first": 0, "seeds": 800, "limit": 1800, "real": 0}
+
+
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """seeds: simulated runs, from seed `first` on; limit: seconds after which none is begun; real: faults on real
+    runs, numbered from `first` on. Writes results/chaos/. 1 where a promise was broken."""
+    chosen, folder = _chosen(arguments), results / "chaos"
+    code = _simulated(chosen, folder, console) if chosen["seeds"] else 0
+    return max(code, _real(chosen, folder, console) if chosen["real"] else 0)
+
+
+def _chosen(arguments: Sequence[str]) -> dict[str, int]:
+    given, others = own_arguments(arguments, *DEFAULTS)
+    if others:
+        raise ConfigError(f"{others[0]} is no setting of chaos; it has {', '.join(DEFAULTS)}")
+    chosen = dict(DEFAULTS)
+    for name, values in given.items():
+        if values and values[-1]:
+            if not values[-1].isdigit():
+                raise ConfigError(f"{name}={values[-1]} is no number; use a whole number from 0 on")
+            chosen[name] = int(values[-1])
+    return chosen
+
+
+def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
+    from harness.studies.chaos.campaign import Campaign, repeat_command, run_campaign, summary, write_campaign
+
+    campaign = Campaign(chosen["first"], chosen["seeds"])
+    try:
+        with console.status("simulating") as status:
+            run_campaign(campaign, chosen["limit"], lambda said: status.update(f"simulating: {said}"))
+    finally:
+        paths = write_campaign(campaign, folder)
+    console.print(summary(campaign), highlight=False, soft_wrap=True)
+    for one in campaign.failed:
+        line = f"{repeat_command(one.seed)}   {one.schedule}: {one.problems[0].splitlines()[0]}"
+        console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
+    for path in paths:
+        console.print(f"{path}", highlight=False, soft_wrap=True)
+    return 1 if campaign.failed else 0
+
+
+def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
+    from harness.studies.chaos.real import draw_real_faults, feel, line_of, write_felt
+
+    felt, began = [], time.monotonic()
+    for fault in draw_real_faults(chosen["real"], chosen["first"]):
+        if time.monotonic() - began > chosen["limit"]:
+            console.print(f"no time was left for faults {fault.number} and beyond", style="yellow", highlight=False)
+            break
+        with console.status(f"fault {fault.number}: {fault.what}, {fault.whom}, {fault.schedule}"):
+            felt.append(feel(fault, folder / "runs"))
+        style = "red" if felt[-1].problems else ""
+        console.print(line_of(felt[-1]), style=style, highlight=False, soft_wrap=True, markup=False)
+        paths = write_felt(felt, folder)
+    for path in paths if felt else ():
+        console.print(f"{path}", highlight=False, soft_wrap=True)
+    return 1 if any(one.problems for one in felt) else 0

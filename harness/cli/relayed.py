@@ -1,0 +1,21 @@
+"""`python -m harness bench`, whose connections go by way of a relay that disturbs them:
+
+python -m harness.cli.relayed '{"what": "torn", "whom": "queue", "size": 0.5, "go": "<file>"}' <settings>
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+from rich.console import Console
+
+import harness.runtime.local_runtime
+from harness.cli import bench
+from harness.cli.main import RESULTS, answered
+from harness.studies.chaos.relay import Told, relayed
+
+if __name__ == "__main__":
+    told = msgspec.json.decode(sys.argv[1], type=Told)
+    harness.runtime.local_runtime.LocalRuntime = relayed(told)  # type: ignore[misc]
+    sys.exit(answered(lambda: bench.run(sys.argv[2:], RESULTS, Console()), Console(stderr=True)))

@@ -1,0 +1,175 @@
+"""Settings of what is simulated: how long work takes, and how long responses are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
+from pydantic.dataclasses import dataclass
+
+from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Part, Positive
+
+
+@dataclass(frozen=True, config=STRICT)
+class LengthsConfig:
+    """How many tokens simulated responses have. Every kind gives whole numbers from 1 to `cap`.
+
+    constant: `mean`, always; uniform: 1 to 2 mean - 1; lognormal: of this mean before the cap, `sigma` the standard
+    deviation of the logarithm, of whose square the samples of a group have `common` in common, as they answer the same
+    prompt; trace: drawn from `values`, or from the file at `path`, a number per line.
+    """
+
+    kind: Literal["constant", "uniform", "lognormal", "trace"]
+    cap: Count
+    mean: Annotated[float, Strict(), Field(ge=1)] | None = None
+    sigma: NotNegative = 1.0
+    common: Part = 0.0
+    values: tuple[Count, ...] = ()
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind != "trace" and self.mean is None:
+            raise ValueError(f"needs a mean where kind={self.kind}; set cost.lengths.mean=100")
+        if self.kind == "trace" and bool(self.values) == (self.path is not None):
+            raise ValueError("needs either values or a path where kind=trace; set one of cost.lengths.values and .path")
+
+
+@dataclass(frozen=True, config=STRICT)
+class LatencyConfig:
+    """Seconds that a simulated environment takes to answer a turn: constant: `mean`, always; lognormal: of this mean,
+    `sigma` the standard deviation of the logarithm. Answers that take longer than `timeout_s` fail their sample."""
+
+    kind: Literal["constant", "lognormal"] = "constant"
+    mean: NotNegative = 0.0
+    sigma: NotNegative = 1.0
+    timeout_s: Positive = 3600.0
+
+
+@dataclass(frozen=True, config=STRICT)
+class BytesCost:
+    """Moving bytes lasts fixed_s, and the bytes over bytes_per_s."""
+
+    fixed_s: NotNegative
+    bytes_per_s: Positive
+
+
+@dataclass(frozen=True, config=STRICT)
+class TransferCost:
+    """Weights by one transport from so many training ranks, as `make profile` times them. send: until the trainer goes
+    on; stage: from then until they are in an engine's host memory, nothing of which where it is None; load: what an
+    engine waits, besides sync_s."""
+
+    transport: Literal["collective", "ipc", "host_staged"]
+    ranks: Count
+    send: BytesCost
+    load: BytesCost
+    stage: BytesCost | None = None
+
+
+ONE_TOKEN = LengthsConfig(kind="constant", mean=1.0, cap=1)
+NO_LATENCY = LatencyConfig()
+
+
+@dataclass(frozen=True, config=STRICT)
+class CostConfig:
+    """What simulated work costs on one worker: a rollout engine, or a data-parallel rank. Seconds, tokens, bytes.
+
+    A decode step of n samples that hold c tokens in all lasts decode_step_s + max(decode_weights_s,
+    n decode_step_s_per_sample) + c decode_s_per_cached_token.
+    """
+
+    name: Name
+    decode_step_s: Positive  # one token for every running sample: the part that does not depend on how many run
+    decode_step_s_per_sample: NotNegative  # added for each running sample
+    prefill_s_per_token: NotNegative
+    log_prob_s_per_token: NotNegative  # prompt and response tokens
+    train_s_per_token: NotNegative  # prompt and response tokens, forward and backward
+    train_step_s: NotNegative  # the optimizer, once a step
+    weight_bytes: NotNegative  # of one copy of the weights
+    call_s: NotNegative  # fixed part of every forward or training call of a micro-batch
+    network_bytes_per_s: Positive  # weights between pools: collective, and in the background
+    host_bytes_per_s: Positive  # weights between a device and its host, either way
+    sync_s: NotNegative  # fixed part of every weight transfer, and of every load
+    offload_s: NotNegative  # fixed part of giving a shared device back (the weights go to the host besides)
+    reload_s: NotNegative  # fixed part of taking it again (the weights come back besides)
+    prompt_tokens: Count  # of every prompt
+    lengths: LengthsConfig
+    kind: Literal["given"] = "given"
+    # What follows is nothing unless it is given.
+    decode_weights_s: NotNegative = 0.0  # a step's matrix products take this long at least: the weights are read
+    decode_s_per_cached_token: NotNegative = 0.0  # of a step, for each token in the KV caches of running samples
+    kv_tokens: Count | None = None  # tokens that the KV cache of one engine holds; None is no limit
+    prefill_s_per_pair: NotNegative = 0.0  # attention: for the square of a sequence's length
+    log_prob_s_per_pair: NotNegative = 0.0
+    train_s_per_pair: NotNegative = 0.0
+    log_prob_call_s: NotNegative = 0.0  # besides call_s: shards are gathered
+    train_call_s: NotNegative = 0.0  # besides call_s: shards are gathered, gradients reduced
+    reward_s_per_sample: NotNegative = 0.0  # on the host
+    generate_s: NotNegative = 0.0  # before a batch is generated as one: requests are handed out, engines set up
+    # Samples of several turns; then `lengths` are of one turn.
+    turns: LengthsConfig | None = None  # how often the policy speaks in one sample; None: once
+    observation_tokens: LengthsConfig = ONE_TOKEN  # that the environment writes after each turn but the last
+    tool_latency: LatencyConfig = NO_LATENCY
+    transfers: tuple[TransferCost, ...] = ()  # transports that were timed; others go by the bytes and speeds above
+    filtered_share: Part | None = None  # of groups, that `algorithm.filter` refuses
+
+    def __post_init__(self) -> None:
+        _check_turns(self)
+
+
+@dataclass(frozen=True, config=STRICT)
+class DeviceConfig:
+    """One kind of device, by its maker's figures. `source` says where they stand."""
+
+    name: Name
+    flops: Positive  # dense bfloat16 floating-point operations per second
+    memory_bytes_per_s: Positive
+    memory_bytes: Positive
+    link_bytes_per_s: Positive  # of one device to the others of its node, one way
+    network_bytes_per_s: Positive  # of one device to those of other nodes, one way
+    host_bytes_per_s: Positive  # of one device to its host's memory, one way
+    per_node: Count  # devices of a node
+    source: str
+
+
+@dataclass(frozen=True, config=STRICT)
+class RooflineConfig:
+    """What turns a device's figures into costs: the shares of its peaks that are reached, and what no peak explains.
+
+    docs/simulator.md has every formula. Shares are of (0, 1]; seconds are added.
+    """
+
+    name: Name
+    kind: Literal["roofline"]
+    forward_share: Fraction  # of flops, scoring and prefill
+    train_share: Fraction  # of flops, forward and backward
+    decode_share: Fraction  # of flops, a decode step's matrix products
+    memory_share: Fraction  # of memory_bytes_per_s
+    network_share: Fraction  # of link_bytes_per_s and network_bytes_per_s
+    host_share: Fraction  # of host_bytes_per_s
+    overlap: Part  # of communication in training and scoring that hides behind computing
+    latency_s: NotNegative  # of one collective
+    kv_share: Fraction  # of a device's memory that an engine of its own may use, weights and KV cache together
+    kv_share_colocated: Fraction  # of a device that it shares with the trainer
+    colocated_train_factor: Positive  # how much longer training takes on devices shared with rollout
+    decode_step_s: Positive  # of every step: launches and the engine's own work
+    call_s: NotNegative
+    sync_s: NotNegative
+    offload_s: NotNegative
+    reload_s: NotNegative
+    reward_s_per_sample: NotNegative
+    prompt_tokens: Count
+    lengths: LengthsConfig
+    turns: LengthsConfig | None = None  # these three as in CostConfig
+    observation_tokens: LengthsConfig = ONE_TOKEN
+    tool_latency: LatencyConfig = NO_LATENCY
+    filtered_share: Part | None = None  # of groups, that `algorithm.filter` refuses
+
+    def __post_init__(self) -> None:
+        _check_turns(self)
+
+
+def _check_turns(cost: CostConfig | RooflineConfig) -> None:
+    for name, lengths in (("turns", cost.turns), ("observation_tokens", cost.observation_tokens)):
+        if lengths is not None and lengths.common:
+            raise ValueError(f"{name}.common={lengths.common}: each sample draws its own; set cost.{name}.common=0")

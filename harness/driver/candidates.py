@@ -1,0 +1,53 @@
+"""Which groups of a batch are trained where more are admitted at first than it needs: a pure state machine.
+
+The candidates of a batch are numbered in the queue's order: its places, then its spares. As many as there are spares
+may be refused, and are replaced by those behind them; beyond that, the place of a refused one is dealt another group.
+What becomes of a candidate follows from what a filter says of those before it and of itself, and from nothing else: it
+is decided as soon as it cannot come otherwise, and does not depend on which verdict came first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+Decision = Literal["kept", "refused", "again", "spare"]
+"""Trained; refused, and a spare takes its part; refused, and its place is dealt another; not needed."""
+
+
+class Candidates:
+    """Of one batch, that needs so many places."""
+
+    def __init__(self, places: int, spares: int) -> None:
+        self.places, self.spares = places, spares
+        self._judged = np.zeros(places + spares, bool)
+        self._refused = np.zeros(places + spares, bool)
+        self._decided = np.zeros(places + spares, bool)
+
+    def judged(self, candidate: int, passed: bool) -> None:
+        """What the filter said of the group that it was first."""
+        self._judged[candidate], self._refused[candidate] = True, not passed
+
+    def decide(self) -> dict[int, Decision]:
+        """What is certain now, and was not before."""
+        refused = np.cumsum(self._refused) - self._refused  # before each
+        at_most = refused + np.cumsum(~self._judged) - ~self._judged
+        # How many before each are kept, or are once their places were dealt others: all but those that spares replace.
+        order = np.arange(len(refused))
+        ahead = (order - np.minimum(self.spares, at_most), order - np.minimum(self.spares, refused))
+        found: dict[int, Decision] = {}
+        for candidate in np.flatnonzero(~self._decided).tolist():
+            least, most = ahead[0][candidate], ahead[1][candidate]
+            if least >= self.places:
+                found[candidate] = "spare"
+            elif not self._judged[candidate] or most >= self.places:
+                continue
+            elif not self._refused[candidate]:
+                found[candidate] = "kept"
+            elif refused[candidate] >= self.spares:
+                found[candidate] = "again"
+            elif at_most[candidate] < self.spares:
+                found[candidate] = "refused"
+        self._decided[list(found)] = True
+        return found

@@ -1,0 +1,64 @@
+"""How a run that did not come to its end says so, in a line and without a traceback."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness.driver.checkpointing import LeftAtCheckpoint
+from harness.protocols import EngineDied
+from harness.runtime.runtime import WorkerDied
+from harness.weight_sync.membership import LostEngine
+
+
+def left_in(failures: Iterable[Exception]) -> str | None:
+    """How a run said that it left with a checkpoint."""
+    return next((str(part) for part in failures if isinstance(part, LeftAtCheckpoint)), None)
+
+
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EIO)
+
+
+def storage_in(failures: Iterable[Exception], results: Path) -> str | None:
+    """What the file system refused: the disk is full, or read-only, or the folder of results is gone."""
+    for part in failures:
+        if not isinstance(part, OSError):
+            continue
+        named = Path(part.filename) if isinstance(part.filename, str) else None
+        below = named is not None and named.absolute().is_relative_to(results.absolute())
+        if part.errno in _REFUSED or (part.errno in _GONE and (below or not results.exists())):
+            return (
+                f"{named or results}: {part.strerror or part}: results cannot be written; see to it, or name another "
+                "folder by CADENCE_RESULTS"
+            )
+    return None
+
+
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
+
+
+def memory_in(failures: Iterable[Exception]) -> str | None:
+    """Which call of a role found no memory."""
+    for part in failures:
+        if isinstance(part, MemoryError) or "OutOfMemory" in type(part).__name__ or _says(part, _NO_MEMORY):
+            notes = [note.partition(":")[0].removeprefix("in ") for note in getattr(part, "__notes__", ())]
+            where = next((note for note in notes if "[" in note), "this process")
+            what = str(part).splitlines()[0] if str(part) else "no more is given to it"
+            return (
+                f"{where} ran out of memory: {what}; lower engine.slots, algorithm.micro_batch_groups or "
+                "training.tokens_per_micro_batch, or see `make doctor MODEL=`"
+            )
+    return None
+
+
+def _says(error: Exception, words: Iterable[str]) -> bool:
+    return isinstance(error, RuntimeError | OSError) and any(word in str(error) for word in words)
+
+
+def losses_in(failures: Iterable[Exception]) -> list[str]:
+    """What died, in the words of those who noticed: a worker, an engine, the queue behind its connection. What else
+    failed is how others met a death."""
+    losses = WorkerDied | EngineDied | LostEngine | ConnectionError
+    return list(dict.fromkeys(str(part) for part in failures if isinstance(part, losses)))

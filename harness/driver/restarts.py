@@ -1,0 +1,152 @@
+"""Roles that died and are started again (docs/faults.md): how often they may be, and those that can be where they were.
+
+What a role of the host does is a function of rows in the queue: its worker is started anew, the queue gives back what
+the dead one had taken and not answered, and it is asked the same once more. So no sample knows of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from harness.metrics.restarts import Restart
+from harness.protocols import Clock
+from harness.runtime.runtime import Handle, Runtime, WorkerDied, death_in
+from harness.transfer_queue import TransferQueue
+from harness.weight_sync.coordinator import Coordinator
+
+Answer = TypeVar("Answer")
+
+
+class GivenUp(WorkerDied):
+    """Roles died that had been started again as often as the settings allow, so that the run ends."""
+
+
+class Restarts:
+    """Of one command: each set of roles that dies together may be started again `limit` times."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._counts = Counter[str]()
+
+    def allow(self, roles: Iterable[str]) -> bool:
+        """Whether they may once more; then it is counted."""
+        name = ", ".join(sorted(roles))
+        if self._counts[name] >= self.limit:
+            return False
+        self._counts[name] += 1
+        return True
+
+    @property
+    def used_up(self) -> str:
+        """For the message of what died once more."""
+        return f"it was started again {self.limit} times before (restarts.limit={self.limit})"
+
+
+class WorkerRestarts:
+    """Of one worker: `handles` are on all of its roles, none of which remembers anything. hear: is told of each."""
+
+    def __init__(
+        self,
+        handles: Sequence[Handle[Any]],
+        restarts: Restarts,
+        runtime: Runtime,
+        queue: TransferQueue,
+        clock: Clock,
+        hear: Callable[[Restart], None],
+    ) -> None:
+        self._handles, self._restarts, self._runtime = handles, restarts, runtime
+        self._queue, self._clock, self._hear = queue, clock, hear
+        self._starting = asyncio.Lock()
+        self._number = 0  # of its process
+
+    async def carried_out(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Its answer; a call over which the worker dies is made again, to the next one. Raises GivenUp."""
+        while True:
+            async with self._starting:
+                number = self._number
+            try:
+                return await call()
+            except Exception as error:
+                if (death := death_in(error)) is None:
+                    raise
+                await self._start_again(number, death)
+
+    async def _start_again(self, number: int, death: Exception) -> None:
+        """Once, however many calls met the death of this one."""
+        async with self._starting:
+            if number != self._number:
+                return
+            began, names = self._clock.now(), [handle.name for handle in self._handles]
+            await started_again(self._handles[0], names, death, self._restarts, self._runtime)
+            await self._queue.waiting()  # once this is answered, the queue has read all that the dead one had written
+            for name in names:
+                await self._queue.release(name)
+            self._number += 1
+            now = self._clock.now()
+            self._hear(Restart(names, how(death), "started again", round(began, 3), round(now - began, 3)))
+
+
+class EngineRestarts:
+    """Of rollout engines, each alone in its worker. They hold the newest weights when they are at work again."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        restarts: Restarts,
+        runtime: Runtime,
+        clock: Clock,
+        hear: Callable[[Restart], None],
+    ) -> None:
+        self._coordinator, self._restarts, self._runtime = coordinator, restarts, runtime
+        self._clock, self._hear = clock, hear
+
+    async def replace(self, engine: Handle[Any], why: str) -> int | None:
+        """See `harness.weight_sync.membership.Replace`."""
+        began, death = self._clock.now(), why
+        while self._restarts.allow([engine.name]):
+            try:
+                await self._runtime.start_again(engine)
+                version = await self._coordinator.bring(engine)
+            except Exception as error:
+                if (again := death_in(error)) is None:
+                    raise
+                death = str(again)
+                continue
+            done = f"started again with version {version}"
+            self._hear(Restart([engine.name], how(death), done, round(began, 3), round(self._clock.now() - began, 3)))
+            return version
+        return None
+
+
+async def started_again(
+    handle: Handle[Any], roles: Sequence[str], death: Exception, restarts: Restarts, runtime: Runtime
+) -> None:
+    """The worker of this role, which has these. Raises GivenUp where it dies as it starts, again and again."""
+    while True:
+        if not restarts.allow(roles):
+            why = str(death) if not restarts.limit else f"{death}; {restarts.used_up}"
+            raise GivenUp(why) from death
+        try:
+            return await runtime.start_again(handle)
+        except Exception as error:
+            if (again := death_in(error)) is None:
+                raise
+            death = again
+
+
+_OUTPUT = re.compile(r"; its output is in [^;]*")
+_ROLE = re.compile(r"\b[a-z_]+\[\d+\]")
+
+
+def how(death: Exception | str) -> str:
+    """In one line; where its output is is for the line that ends a run."""
+    return _OUTPUT.sub("", str(death).splitlines()[0])
+
+
+def roles_in(message: str) -> list[str]:
+    """That a message about deaths names; the queue where it names none."""
+    return sorted(set(_ROLE.findall(_OUTPUT.sub("", message)))) or ["queue"]

@@ -1,0 +1,102 @@
+"""Whether workers answer: each is asked again and again, and one that says nothing for too long is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from harness.runtime.runtime import WaitingRole, WorkerDied
+from harness.runtime.worker_client import RemoteRole
+
+_MOST_S = 5.0  # between two questions
+_PARTS = 10  # of the limit; the end comes at most so much late
+
+
+class Heartbeats:
+    """Of roles in other processes. One that computes answers when it is done: `limit_s` has to be more than the longest
+    computation of one piece. A process that is stopped, or whose event loop hangs, never answers; it is ended, as if it
+    had died, and every call of its roles with it. tell: is told why.
+
+    Time counts in questions without an answer, so that a pause of this process ends nobody."""
+
+    def __init__(
+        self,
+        handles: Sequence[RemoteRole[WaitingRole]],
+        limit_s: float,
+        tell: Callable[[str], None] = lambda why: None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._handles, self._limit_s, self._tell, self._now = handles, limit_s, tell, now
+        self._every_s = min(limit_s / _PARTS, _MOST_S)
+        self._asked: dict[str, asyncio.Task[None]] = {}
+        self._silent_s: dict[str, float] = {}
+        self._heard: dict[str, tuple[float, list[str]]] = {}  # when, and what its loops waited for
+
+    async def watch(self) -> NoReturn:
+        """Until it is cancelled."""
+        try:
+            while True:
+                for handle in self._handles:
+                    self._ask(handle)
+                await asyncio.sleep(self._every_s)
+                for handle in self._handles:
+                    self._count(handle)
+        finally:
+            for asked in self._asked.values():
+                asked.cancel()
+            self._asked.clear()
+            self._silent_s.clear()
+
+    def states(self) -> list[dict[str, Any]]:
+        """Of each role: its name; `answers`, `computes` (it has not answered the newest question yet), `starts`, or how
+        it ended; seconds since it was last heard, None where it never was; and what its loops waited for then."""
+        return [self._state(handle) for handle in self._handles]
+
+    def _ask(self, handle: RemoteRole[WaitingRole]) -> None:
+        before = self._asked.get(handle.name)
+        if before is None or before.done():
+            self._asked[handle.name] = asyncio.create_task(self._beat(handle))
+
+    async def _beat(self, handle: RemoteRole[WaitingRole]) -> None:
+        with suppress(WorkerDied, TimeoutError, ConnectionError):  # whoever needs it says so
+            waits = await handle.role.waiting()
+            self._heard[handle.name] = self._now(), waits
+        self._silent_s[handle.name] = 0.0
+
+    def _count(self, handle: RemoteRole[WaitingRole]) -> None:
+        connection = handle.connection
+        if self._asked[handle.name].done() or not connection.is_open:  # one that starts has a limit of its own
+            self._silent_s[handle.name] = 0.0
+            return
+        silent_s = self._silent_s[handle.name] = self._silent_s.get(handle.name, 0.0) + self._every_s
+        if silent_s >= self._limit_s:
+            why = (
+                f"{connection.worker} did not answer for {self._limit_s:g} s (cluster.heartbeat_timeout_s), and was "
+                f"ended{self._last_words(handle.name)}"
+            )
+            self._tell(why)
+            connection.give_up(why)
+
+    def _last_words(self, name: str) -> str:
+        _, waits = self._heard.get(name, (0.0, []))
+        return f"; when it last did, {'; '.join(waits)}" if waits else ""
+
+    def _state(self, handle: RemoteRole[WaitingRole]) -> dict[str, Any]:
+        at, waits = self._heard.get(handle.name, (None, []))
+        ended = handle.connection.ended
+        asked = self._asked.get(handle.name)
+        if ended is not None:
+            state = f"ended: {ended}"
+        elif not handle.connection.is_open:
+            state = "starts"
+        else:
+            state = "computes" if asked is not None and not asked.done() else "answers"
+        return {
+            "name": handle.name,
+            "state": state,
+            "heard_s_ago": None if at is None else round(self._now() - at, 3),
+            "waits_for": waits,
+        }

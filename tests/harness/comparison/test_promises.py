@@ -1,0 +1,46 @@
+"""What is promised of finished runs, and whether it is found where it does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.comparison.promises import Finished, broken_promises
+from harness.studies.chaos.jobs import base
+from tests.support.random_jobs import play
+
+Changes = dict[str, Any]
+WRONG: dict[str, tuple[Changes, str]] = {
+    "trained in another iteration": ({"trained_iteration": 1}, "groups were torn"),
+    "too old": ({"version_first": -9}, "which is too old"),
+    "of a version to come": ({"version_last": 3}, "a lag outside of"),
+    "finished before it began": ({"finished_at": -1.0}, "has the times"),
+    "lost": ({"fate": "in_flight", "trained_iteration": None}, "iteration 0 trained"),
+    "counted as another": ({"sample_id": 1}, "there twice"),
+}
+
+
+@pytest.fixture(scope="module")
+def finished() -> Finished:
+    config = base("one_step_off")
+    algorithm = replace(config.algorithm, batch_groups=4, group_size=2, micro_batch_groups=1)
+    return play(replace(config, iterations=3, algorithm=algorithm)).finished
+
+
+def test_a_run_that_kept_its_promises_broke_none(finished: Finished) -> None:
+    assert broken_promises(finished) == []
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_sample_that_breaks_one_is_found(finished: Finished, wrong: str) -> None:
+    changes, said = WRONG[wrong]
+    first, *others = finished.samples
+    broken = broken_promises(replace(finished, samples=[replace(first, **changes), *others]))
+    assert any(said in line for line in broken), broken
+
+
+def test_a_ledger_that_does_not_close_is_found(finished: Finished) -> None:
+    counts = {**finished.counts, "admitted": finished.counts["admitted"] + 1}
+    assert any("the ledger admitted" in line for line in broken_promises(replace(finished, counts=counts)))

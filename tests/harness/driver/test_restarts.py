@@ -1,0 +1,105 @@
+"""Simulated runs of which engines and the worker of the host die at any moment, and are started again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.comparison.promises import Finished
+from harness.config import JobConfig, RestartsConfig
+from harness.config.compose import make_schedule
+from harness.driver.restarts import GivenUp, Restarts, how, roles_in
+from harness.runtime.runtime import WorkerDied, parts_of
+from harness.studies.chaos.jobs import base, random_job
+from schedules import SCHEDULES
+from tests.support.examples import examples
+from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_times
+from tests.support.killable_runtime import Death, simulate_killed
+from tests.support.random_jobs import jobs, play
+
+checked = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))
+
+
+def end_of(job: JobConfig, seed: int) -> float:
+    return max(sample.trained_at or 0 for sample in play(job, seed).finished.samples)
+
+
+def alone(job: JobConfig) -> bool:
+    """Whether an engine has its worker to itself."""
+    return not make_schedule(job).colocated
+
+
+DEATHS = st.lists(
+    st.tuples(st.floats(0, 1), st.sampled_from(["host", "rollout[0]", "rollout[1]"]), st.floats(0, 0.3)),
+    min_size=1,
+    max_size=5,
+)
+"""When, as a share of the run; who; and how long the next start of it lasts, as such a share, too."""
+
+
+def check_deaths(job: JobConfig, seed: int, deaths: list[tuple[float, str, float]]) -> list[str]:
+    """No sample knows of them. The roles that were started again."""
+    engines = int(job.schedule.split["rollout"]) if alone(job) else 0
+    there = {"host", *(f"rollout[{number}]" for number in range(engines))}
+    job = replace(job, restarts=RestartsConfig(limit=len(deaths)))
+    ends_at = end_of(job, seed)
+    planned = [Death(at * ends_at, name, start * ends_at) for at, name, start in deaths if name in there]
+    recorder = simulate_killed(job, seed, planned)
+    recorder.ledger.check()
+    run = Finished(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    check_every_sample_once(run)
+    check_dispatch(run)
+    check_times(run)
+    check_lags(run, newer=True)
+    assert len(recorder.restarts) <= len(planned) and not recorder.engines
+    return [name for restart in recorder.restarts for name in restart.roles]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_roles_that_die_are_started_again_and_no_sample_knows_of_it(schedule: str) -> None:
+    deaths = [(0.2, "host", 0.05), (0.3, "rollout[0]", 0.1), (0.32, "rollout[1]", 0.0), (0.5, "rollout[0]", 0.0)]
+    job = random_job(schedule, Random(3).choice)
+    restarted = check_deaths(replace(job, iterations=6), 0, deaths)
+    assert "reward[0]" in restarted and ("rollout[0]" in restarted) == alone(base(schedule))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_so_it_is_at_any_moment(schedule: str) -> None:
+    restarted: list[str] = []
+
+    @checked
+    @given(job=jobs(schedule), seed=st.integers(0, 3), deaths=DEATHS)
+    def holds(job: JobConfig, seed: int, deaths: list[tuple[float, str, float]]) -> None:
+        restarted.extend(check_deaths(job, seed, deaths))
+
+    holds()
+    assert "reward[0]" in restarted and ("rollout[0]" in restarted) == alone(base(schedule))
+
+
+def test_a_role_that_dies_more_often_than_the_settings_allow_ends_the_run() -> None:
+    job = replace(base("fully_async"), restarts=RestartsConfig(limit=2), iterations=6)
+    ends_at = end_of(job, 0)
+    deaths = [Death(share * ends_at, "host") for share in (0.2, 0.4, 0.6)]
+    with pytest.raises((WorkerDied, ExceptionGroup)) as ended:
+        simulate_killed(job, 0, deaths)
+    (given_up,) = {str(part) for part in parts_of(ended.value) if isinstance(part, GivenUp)}
+    assert "it was started again 2 times before (restarts.limit=2)" in given_up
+
+
+def test_a_limit_is_of_the_roles_that_die_together() -> None:
+    restarts = Restarts(1)
+    assert restarts.allow(["reward[0]", "advantages[0]"]) and restarts.allow(["rollout[0]"])
+    assert not restarts.allow(["advantages[0]", "reward[0]"])
+    assert not Restarts(0).allow(["rollout[0]"])
+
+
+def test_a_message_of_deaths_says_which_roles_died_and_not_where_their_output_is() -> None:
+    said = "actor[0] died during train: killed by signal 9 (Killed); its output is in /a/device[1].log; critic[0] died"
+    assert roles_in(said) == ["actor[0]", "critic[0]"]
+    assert how(said) == "actor[0] died during train: killed by signal 9 (Killed); critic[0] died"
+    assert roles_in("the queue died: its process has ended") == ["queue"]

@@ -1,0 +1,74 @@
+"""Workers that stop without dying: they are noticed, named and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from harness.runtime.heartbeats import Heartbeats
+from harness.runtime.local_runtime import LocalRuntime
+from harness.runtime.runtime import WorkerDied
+from harness.runtime.worker_client import RemoteRole
+from tests.support.worker_roles import EchoRole, build_echoes
+
+LIMIT_S = 1.0
+
+
+@pytest.fixture
+def runtime() -> Iterator[LocalRuntime]:
+    preload = ["tests.support.worker_roles"]
+    with LocalRuntime(gpu=False, start_timeout_s=120, call_timeout_s=60, logs=None, preload=preload) as running:
+        yield running
+
+
+def started(runtime: LocalRuntime, name: str, *numbers: int) -> list[RemoteRole[EchoRole]]:
+    return runtime.start_worker(name, (), {("echo", number): EchoRole for number in numbers}, build_echoes)
+
+
+async def test_a_process_that_is_stopped_counts_as_dead_and_every_call_of_it_ends_with_the_reason(
+    runtime: LocalRuntime,
+) -> None:
+    stopped, other = started(runtime, "one", 0, 1), started(runtime, "other", 2)
+    told: list[str] = []
+    beats = Heartbeats([*stopped, *other], LIMIT_S, told.append)
+    pid = await stopped[0].role.pid()
+    await other[0].role.pid()
+    async with asyncio.timeout(60):
+        watching = asyncio.create_task(beats.watch())
+        while any(state["heard_s_ago"] is None for state in beats.states()):
+            await asyncio.wait([watching], timeout=LIMIT_S / 10)
+        assert {state["state"] for state in beats.states()} <= {"answers", "computes"}
+        os.kill(pid, signal.SIGSTOP)
+        calls = [asyncio.ensure_future(role.role.echo(1)) for role in stopped]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        watching.cancel()
+    for number, answer in enumerate(answers):
+        assert isinstance(answer, WorkerDied)
+        assert str(answer).startswith(f"echo[{number}] died during echo: one did not answer for 1 s (cluster.heartbeat")
+        assert "waits for calls" in str(answer)
+    assert len(told) == 1
+    assert [state["state"].partition(":")[0] for state in beats.states()][:2] == ["ended", "ended"]
+    assert await other[0].role.echo(2) == [2], "it answers, and nothing happened to it"
+    assert await stopped[0].death() == told[0]
+
+
+async def test_a_pause_of_this_process_ends_nobody(runtime: LocalRuntime) -> None:
+    (role,) = started(runtime, "one", 0)
+    await role.role.pid()
+    asked = 0
+
+    def hours_later() -> float:
+        nonlocal asked
+        asked += 1
+        return 3600.0 * asked
+
+    beats = Heartbeats([role], LIMIT_S, now=hours_later)
+    watching = asyncio.create_task(beats.watch())
+    while beats.states()[0]["heard_s_ago"] is None:
+        await asyncio.wait([watching], timeout=LIMIT_S / 10)
+    watching.cancel()
+    assert await role.role.echo(3) == [3]

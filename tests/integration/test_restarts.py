@@ -1,0 +1,83 @@
+"""Real runs whose roles are killed, and that go on by themselves (docs/faults.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.comparison.promises import read_finished
+from harness.metrics.run_files import is_done, load_ledger, load_manifest
+from tests.support.invariants import check_run
+from tests.support.killed_workers import Kill, folder_of, run_killed
+from tests.support.real_runs import SMALL, bench, check_equal
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SETTINGS = (*SMALL.split(), "iterations=10")
+SAVED = ("checkpoint.every=2",)
+BACK = "all went back to version"
+CASES: dict[str, tuple[tuple[str, ...], list[Kill], list[tuple[str, str]]]] = {
+    "host": (
+        ("schedule=separated_sync", "cluster.devices=2"),
+        [("host", 2), ("host", 5)],
+        [("reward[0]", "started again"), ("reward[0]", "started again")],
+    ),
+    "engine": (
+        ("schedule=separated_sync", "cluster.devices=2"),
+        [("device[0]", 2), ("device[0]", 6)],
+        [("rollout[0]", "started again with version"), ("rollout[0]", "started again with version")],
+    ),
+    "host_with_a_filter": (
+        ("schedule=one_step_off", "cluster.devices=2", "algorithm.filter=tests.support.filters:even"),
+        [("host", 3)],
+        [("filter[0]", "started again")],
+    ),
+    "trainer_and_queue": (
+        ("schedule=separated_sync", "cluster.devices=2", *SAVED),
+        [("device[1]", 4), ("queue", 7)],
+        [("actor[0]", BACK), ("queue", BACK)],
+    ),
+    "all_roles_of_a_device": (
+        ("schedule=colocate_sync", "cluster.devices=1", "algorithm=ppo", *SAVED),
+        [("device[0]", 5)],
+        [("critic[0]", BACK)],
+    ),
+    "trainer_of_a_pipeline": (
+        ("schedule=one_step_off", "cluster.devices=2", *SAVED),
+        [("device[1]", 6)],
+        [("actor[0]", BACK)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_a_run_whose_roles_are_killed_ends_bit_for_bit_as_one_whose_roles_are_not(case: str, tmp_path: Path) -> None:
+    settings, kills, expected = CASES[case]
+    code, said = run_killed(tmp_path, "broken", (*SETTINGS, *settings), kills)
+    assert code == 0 and "Traceback" not in said, said
+    broken, whole = folder_of(tmp_path, "broken"), bench(tmp_path, "whole", *SETTINGS, *settings)
+    ledger = load_ledger(broken)
+    restarts = ledger["restarts"]
+    assert len(restarts) == len(expected)
+    for restart, (role, done) in zip(restarts, expected, strict=True):
+        assert role in restart["roles"] and restart["done"].startswith(done) and restart["took_s"] > 0
+        assert f"{restart['why']}; {restart['done']}, at work again after" in said
+    assert sum(BACK in done for _, done in expected) == len(load_manifest(broken).get("resumed", []))
+    check_run(read_finished(broken))
+    check_equal(broken, whole)
+
+
+def test_a_run_without_checkpoints_says_which_setting_would_have_saved_it(tmp_path: Path) -> None:
+    settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2")
+    code, said = run_killed(tmp_path, "broken", settings, [("device[1]", 2)])
+    assert code == 1 and "Traceback" not in said, said
+    assert "actor[0] died" in said and "nothing was saved: checkpoint.every=10 would have let the run go on" in said
+    assert not is_done(folder_of(tmp_path, "broken"))
+
+
+def test_what_dies_again_and_again_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2", "restarts.limit=1")
+    code, said = run_killed(tmp_path, "broken", settings, [("host", 2), ("host", 4)])
+    assert code == 1 and "Traceback" not in said, said
+    assert "it was started again 1 times before (restarts.limit=1)" in said

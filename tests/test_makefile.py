@@ -1,0 +1,47 @@
+"""The front of the commands: variables that a goal does not take are refused by name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.support.project import ROOT
+
+INTERNAL = {"STAMP", "PY", "VENV", "PYTEST", "BENCH", "VLLM", "SGLANG", "ORACLE", "PEER", "INSTALLED", "CUDA", "WHEELS"}
+EVERYWHERE = {"ARGS", "PYTHON", "CURDIR"}
+
+
+def make(*words: str) -> subprocess.CompletedProcess[str]:
+    """What it would do."""
+    own = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL")  # the tests may be run by make
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    return subprocess.run(
+        ["make", "-n", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [("bench", "SCHEDUL=half_step"), ("bench", "schedule=half_step"), ("bench", "SCHEDULES=all", "DRY=1")]
+)
+def test_a_variable_that_the_goal_does_not_take_is_named_and_nothing_runs(words: tuple[str, ...]) -> None:
+    done = make(*words)
+    unknown = words[1].partition("=")[0]
+    assert done.returncode == 2 and "harness" not in done.stdout
+    assert re.search(rf"make bench does not take .*\b{unknown}=.*; it takes SCHEDULE= .*ARGS=", done.stderr)
+
+
+def test_goals_take_every_variable_that_their_recipes_read() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    settings = re.search(r"^SETTINGS = (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+    job = re.search(r"^JOB := (.*)$", text, re.MULTILINE)
+    assert settings is not None and job is not None
+    assert set(re.findall(r"\(if \$\((\w+)\)", settings[1])) == set(job[1].split())
+    takes = {goal: set(names.split()) for goal, names in re.findall(r"^TAKES\.(\S+) := (.*)$", text, re.MULTILINE)}
+    for goals, recipe in re.findall(r"^([a-z][\w -]*):[^\n=]*\n((?:\t.*\n)+)", text, re.MULTILINE):
+        read = set(re.findall(r"\$\(([A-Z]+)\)", recipe)) - INTERNAL - EVERYWHERE
+        for goal in goals.split():
+            taken = takes.get(goal, set())
+            assert {"$(JOB)" if name == "SETTINGS" else name for name in read} <= taken, goal
