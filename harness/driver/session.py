@@ -18,9 +18,11 @@ from harness.config.placement import host_roles
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.checkpoint_files import Cut
-from harness.driver.recorder import Recorder, RunLengthDecoder, SampleDecoder, TokenDecoder, Work, worker_places
+from harness.driver.recorder import Recorder, Work
 from harness.driver.restarts import GivenUp, Restarts
 from harness.driver.resume import go_on_from
+from harness.driver.sample_decoders import RunLengthDecoder, SampleDecoder, TokenDecoder
+from harness.driver.worker_places import worker_places
 from harness.metrics.arrivals import FORMAT, RunOf
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock

@@ -87,10 +87,7 @@ class LocalRuntime:
 
     async def start_again(self, handle: Handle[Any]) -> None:
         """As `Runtime` says."""
-        assert isinstance(handle, RemoteRole), "it is of this runtime"
-        worker = handle.connection.worker
-        await self._workers.end(worker)
-        await self._workers.replace(worker, *self._launch(worker))
+        await self._workers.start_again(handle, self._launch)
 
     def _launch(self, name: str) -> tuple[_LocalProcess, bytes]:
         """Another process of this worker, and the token for it."""

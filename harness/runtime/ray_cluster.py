@@ -124,10 +124,7 @@ class RayCluster:
 
     async def start_again(self, handle: Handle[Any]) -> None:
         """As `Runtime` says: on the same bundle, wherever that is."""
-        assert isinstance(handle, RemoteRole), "it is of this runtime"
-        worker = handle.connection.worker
-        await self._workers.end(worker)
-        await self._workers.replace(worker, *self._launch(worker))
+        await self._workers.start_again(handle, self._launch)
 
     def _launch(self, name: str) -> tuple[_RayProcess, bytes]:
         """Another actor of this worker, and the token for it."""

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from harness.runtime import messages as m
-from harness.runtime.runtime import RoleName, WorkerDied, retrieved, role_name
+from harness.runtime.runtime import Handle, RoleName, WorkerDied, retrieved, role_name
 from harness.transfer_queue.remote.sockets import (
     Address,
     ClientSocket,
@@ -355,18 +355,18 @@ class ConnectedWorkers:
         self._handles[worker] = made
         return list(made)
 
-    async def end(self, worker: str) -> None:
-        """Whatever it is doing; returns when its process is gone."""
-        await self.connections[worker].kill(self.call_timeout_s)
-
-    async def replace(self, worker: str, process: WorkerProcess, token: bytes) -> None:
-        """After `end`: its handles are on the roles of this process from now on. Returns when those are there."""
+    async def start_again(self, handle: Handle[Any], launch: Callable[[str], tuple[WorkerProcess, bytes]]) -> None:
+        """As `harness.runtime.runtime.Runtime` says. launch: another process of the worker of this name, and the token
+        for it, which its handles are on from now on."""
+        assert isinstance(handle, RemoteRole), "it is of this runtime"
+        worker = handle.connection.worker
+        await handle.connection.kill(self.call_timeout_s)
         handles = self._handles[worker]
-        connection = self._connection(worker, process, token, [handle.name for handle in handles])
-        for handle in handles:
-            handle.connection = connection
-        for handle in handles:
-            await handle.role.waiting()
+        connection = self._connection(worker, *launch(worker), [one.name for one in handles])
+        for one in handles:
+            one.connection = connection
+        for one in handles:
+            await one.role.waiting()
         if self._origin is not None:
             await connection.start_clock(self._origin, here=self.here)
 

@@ -19,7 +19,9 @@ from harness.config.placement import Placement
 from harness.cost_model.shape import sample_flops
 from harness.driver.evaluation import Evaluated
 from harness.driver.progress import ProgressDisplay
-from harness.driver.recorder import Recorder, RunLengthDecoder, TokenDecoder, Work, worker_places
+from harness.driver.recorder import Recorder, Work
+from harness.driver.sample_decoders import RunLengthDecoder, TokenDecoder
+from harness.driver.worker_places import worker_places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, read_growing
