@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine
+from harness.workers.wrapped_engine import WrappedEngine
 
 if TYPE_CHECKING:
     import torch
@@ -36,25 +37,17 @@ class _Held:
     cut: set[int] = field(default_factory=set)
 
 
-class HeldEngine:
+class HeldEngine(WrappedEngine):
     """`harness.protocols.RolloutEngine` around another one. `hold`, any number of `generate`, `let_go`."""
 
     def __init__(self, engine: RolloutEngine) -> None:
-        self.engine, self.slots = engine, engine.slots
+        super().__init__(engine)
         self._requests: dict[int, Request] = {}  # of the role, not done
         self._done: list[Completion] = []
         self._paused = self._asleep = False
         self._held: _Held | None = None
         self._touching = asyncio.Lock()  # whoever changes what the engine does; while it is held, the holder
         self._taking = asyncio.Lock()  # whoever waits for finished samples, for all who do
-
-    @property
-    def version(self) -> int:
-        return self.engine.version
-
-    @property
-    def sampled(self) -> int:
-        return self.engine.sampled
 
     @property
     def running(self) -> int:
@@ -81,9 +74,6 @@ class HeldEngine:
             await self.engine.pause(mode)
             self._paused = True
 
-    def drop_cache(self) -> None:
-        self.engine.drop_cache()
-
     async def resume(self) -> None:
         async with self._touching:
             await self.engine.resume()
@@ -109,9 +99,6 @@ class HeldEngine:
         async with self._touching:
             await self.engine.wake()
             self._asleep = False
-
-    async def close(self) -> None:
-        await self.engine.close()
 
     async def hold(self) -> None:
         """Take everything out that it was doing; from now on nothing reaches it but what `generate` asks for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sam
 from harness.transfer_queue import Batch, TransferQueue
 from harness.workers.dealing import joined
 from harness.workers.readers import Deadlines
+from harness.workers.wrapped_engine import WrappedEngine
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,7 @@ class RecordedRollout:
     dropped: Sequence[int]
 
 
-class ReplayedEngine:
+class ReplayedEngine(WrappedEngine):
     """`harness.protocols.RolloutEngine` around another one that samples each recorded sample stretch by stretch, each
     by the version that did so in the recorded run. Of the others it knows nothing.
 
@@ -53,7 +54,8 @@ class ReplayedEngine:
         name: str,
     ) -> None:
         """sampling: of a sample without one of its own; tokens_of: what a completion holds; name: of the engine."""
-        self.engine, self.slots, self.name = engine, engine.slots, name
+        super().__init__(engine)
+        self.name = name
         self._sampling, self._tokens_of = sampling, tokens_of
         self._runs = {sample: deque(of_sample) for sample, of_sample in runs.items()}  # that are still to come
         self._left = Counter(
@@ -63,18 +65,6 @@ class ReplayedEngine:
         self._held: dict[int, Request] = {}  # until their next version is there
         self._done: list[Completion] = []
         self._changed = asyncio.Event()
-
-    @property
-    def version(self) -> int:
-        return self.engine.version
-
-    @property
-    def sampled(self) -> int:
-        return self.engine.sampled
-
-    @property
-    def running(self) -> int:
-        return self.engine.running
 
     @property
     def waiting(self) -> int:
@@ -102,27 +92,9 @@ class ReplayedEngine:
             await self._changed.wait()
         await self.engine.pause(mode)
 
-    def drop_cache(self) -> None:
-        self.engine.drop_cache()
-
-    async def resume(self) -> None:
-        await self.engine.resume()
-
-    async def cut(self, sample_ids: Collection[int]) -> None:
-        await self.engine.cut(sample_ids)
-
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         await self.engine.load_weights(version, weights)
         self._begin_due()
-
-    async def sleep(self, *, keep_weights: bool = True) -> None:
-        await self.engine.sleep(keep_weights=keep_weights)
-
-    async def wake(self) -> None:
-        await self.engine.wake()
-
-    async def close(self) -> None:
-        await self.engine.close()
 
     def _begin_due(self) -> None:
         """What waits for the version that is there."""

@@ -10,14 +10,16 @@ import numpy as np
 import torch
 
 from harness.config import ConfigError
-from harness.protocols import FINISH_REASONS, Clock, Completion, PauseMode, Request, RolloutEngine, Sampling, Span
+from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling, Span
 from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Problem
-from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
+from harness.transfer_queue import Batch, TransferQueue
 from harness.weight_sync.endpoints import EngineWorker
 from harness.workers.dataflow import Numbering, partition_name, samples_in, texts_of
 from harness.workers.episodes import Episodes
+from harness.workers.generating import GenerationSpans
 from harness.workers.held_engine import HeldEngine
+from harness.workers.open_rows import OpenRows
 from harness.workers.replaying import RecordedRollout
 from harness.workers.stragglers import SampleLimit
 from harness.workers.turns import NO_TURNS, HeldTurn, Turns
@@ -85,8 +87,7 @@ class RolloutRole(EngineWorker):
         self.episodes = episodes
         self.turns, self._device = turns, HeldTurn(turns, f"{self.consumer}.generate")
         self._whole_batch = False  # whether it holds the device to the end of a batch, idle or not
-        self._row_of: dict[int, tuple[str, int]] = {}  # of samples not back in the queue: partition and row
-        self._completed: list[Completion] = []
+        self._rows = OpenRows(queue, index, self.waits)
         self._playing: set[int] = set()  # samples that the engine has had, and that will have another turn or may
         self._settled = asyncio.Event()  # set when one of them is over
         self._requests: dict[int, Request] = {}  # what the engine has, or has done and `_drain` did not take
@@ -96,11 +97,8 @@ class RolloutRole(EngineWorker):
         self._again: set[int] = set()  # samples between two turns that are to begin again
         self._flowing = asyncio.Event()  # set unless the engine is being drained: then it gets no new samples
         self._flowing.set()
-        self._changed = asyncio.Event()  # set when a sample was completed, or came back in the queue
         self._room = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._spans: list[Span] = []
-        self._busy_since: float | None = None
+        self._spans = GenerationSpans(engine, clock, self.name)
         self._paused = False
         self._limit = None if sample_limit_s is None else SampleLimit(sample_limit_s, clock)
         self._going = asyncio.Event()  # set unless it is paused, or its samples are taken back
@@ -177,7 +175,7 @@ class RolloutRole(EngineWorker):
                 self._going.clear()
                 if self._aborting:
                     await self._begin_again()
-            self._close_span()
+            self._spans.close()
             await self._device.give_back()
 
     async def resume(self, below: int) -> None:
@@ -203,10 +201,7 @@ class RolloutRole(EngineWorker):
 
     async def take_spans(self) -> list[Span]:
         """Spans since the last call. One that is open is cut, so that nothing done before this call is missing."""
-        if self._busy_since is not None:
-            self._cut_span()
-        spans, self._spans = self._spans, []
-        return spans
+        return self._spans.take()
 
     async def waiting(self) -> list[str]:
         """What this worker's loops wait for, a line each."""
@@ -248,7 +243,7 @@ class RolloutRole(EngineWorker):
         assert isinstance(self.engine, HeldEngine)
         with self.waits("hold", "the engine to stop"):
             await self.engine.hold()
-        self._close_span()
+        self._spans.close()
 
     @open_ended
     async def evaluate(self, requests: list[Request], answers: list[str]) -> list[Completion]:
@@ -300,13 +295,13 @@ class RolloutRole(EngineWorker):
         async with self._exclusive:
             async with nullcontext() if self._device.held else self.turns.turn(f"{self.consumer}.load"):
                 start = self.clock.now()
-                self._close_span()
+                self._spans.close()
                 with self.waits("load", f"the weights of version {version}"):
                     await self.engine.load_weights(version, weights)
                 if not self.keep_cache:
                     self.engine.drop_cache()
                 end = self.clock.now()
-            self._spans.append(Span("rollout", self.name, "load_weights", start, end, version, version - 1))
+            self._spans.add(Span("rollout", self.name, "load_weights", start, end, version, version - 1))
         return await self.take_spans()
 
     async def _run(self, partitions: Sequence[str | None], most: int) -> None:
@@ -314,21 +309,18 @@ class RolloutRole(EngineWorker):
         try:
             async with asyncio.TaskGroup() as loops:
                 drain = loops.create_task(self._drain(loops), name=f"{self.waits.owner}.drain")
-                write = loops.create_task(self._write(), name=f"{self.waits.owner}.write")
+                write = loops.create_task(self._rows.write(), name=f"{self.waits.owner}.write")
                 ending = loops.create_task(self._end_stragglers(), name=f"{self.waits.owner}.limit")
                 if not self._retired:
                     self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
                     await asyncio.wait([self._feeding])
-                while self._row_of:
-                    self._empty.clear()
-                    with self.waits("empty", "its last samples"):
-                        await self._empty.wait()
+                await self._rows.all_written()
                 for loop in (drain, write, ending):
                     loop.cancel()
         finally:
             if not self._whole_batch:
                 await self._device.give_back()
-        self._close_span()
+        self._spans.close()
         self._idle.set()
 
     async def _feed(self, partitions: Sequence[str | None], most: int) -> None:
@@ -364,9 +356,7 @@ class RolloutRole(EngineWorker):
     async def _take_in(self, batch: Batch) -> None:
         """Into the engine, once it takes something."""
         samples, prompts = samples_in(batch).tolist(), batch.ragged("prompt").rows()
-        self._row_of |= {
-            sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
-        }
+        self._rows.take(batch)
         self._submitting += 1
         if self.episodes is not None:
             for sample, prompt, answer in zip(samples, prompts, texts_of(batch.ragged("answer")), strict=True):
@@ -419,20 +409,19 @@ class RolloutRole(EngineWorker):
         return min(self.engine.slots - busy, most - (busy if self.episodes is None else len(self._playing)))
 
     async def _drain(self, loops: asyncio.TaskGroup) -> None:
-        """Consumes finished samples as the engine streams them out; unblocks `_feed` (slots) and `_write` (rows), and
+        """Consumes finished samples as the engine streams them out; unblocks `_feed` (slots) and `OpenRows.write`, and
         starts a `_play` in `loops` for each that may have another turn."""
         while True:
             with self.waits("drain", "the engine to finish samples"):
                 finished = self._keep_aborted(await self.engine.finished())
-            if self.episodes is None:
-                self._complete(finished)
-            else:
+            if self.episodes is not None:
                 for turn in finished:
                     loops.create_task(self._play(self.episodes, turn), name=f"{self.waits.owner}.play")
             if not self.engine.running and not self.engine.waiting:
-                self._close_span()
+                self._spans.close()
             self._room.set()
-            self._changed.set()
+            if self.episodes is None:
+                self._complete(finished)
             self._taken.set()
             await self._give_back_if_idle()
 
@@ -462,13 +451,12 @@ class RolloutRole(EngineWorker):
             self._again.discard(turn.sample_id)
             self._complete([following])
             self._playing.remove(turn.sample_id)
-            self._changed.set()
             self._room.set()
             self._settled.set()
 
     def _complete(self, samples: Sequence[Completion]) -> None:
         """They are done, and go to the queue."""
-        self._completed += samples
+        self._rows.finish(samples)
         if self._limit is not None:
             for sample in samples:
                 self._limit.end(sample.sample_id)
@@ -484,57 +472,6 @@ class RolloutRole(EngineWorker):
             if self.episodes is not None:
                 self.episodes.cut(late)
 
-    async def _write(self) -> None:
-        """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""
-        while True:
-            with self.waits("write", "finished samples"):
-                await self._changed.wait()
-            self._changed.clear()
-            completed, self._completed = self._completed, []
-            by_partition: dict[str, list[Completion]] = {}
-            for completion in completed:
-                partition, _ = self._row_of[completion.sample_id]
-                by_partition.setdefault(partition, []).append(completion)
-            for partition, part in by_partition.items():
-                rows = [self._row_of[completion.sample_id][1] for completion in part]
-                await self.queue.put(partition, rows, rollout_columns(part, self.index))
-                for completion in part:
-                    del self._row_of[completion.sample_id]
-            if not self._row_of:
-                self._empty.set()
-
     def _open_span(self) -> None:
-        if self._busy_since is None and not self._paused and (self.engine.running or self.engine.waiting):
-            self._busy_since = self.clock.now()
-
-    def _close_span(self) -> None:
-        if self._busy_since is not None:
-            self._cut_span()
-            self._busy_since = None
-
-    def _cut_span(self) -> None:
-        assert self._busy_since is not None
-        start, version, self._busy_since = self._busy_since, self.engine.version, self.clock.now()
-        if start < self._busy_since:
-            self._spans.append(Span("rollout", self.name, "generate", start, self._busy_since, version, version))
-
-
-def rollout_columns(completed: Sequence[Completion], engine: int) -> dict[str, Column]:
-    """What rollout writes of samples that this engine finished."""
-    return {
-        "response": Ragged.from_rows([c.tokens for c in completed]),
-        "log_probs": Ragged.from_rows([c.log_probs for c in completed]),
-        "versions": Ragged.from_rows([c.versions for c in completed]),
-        "engine": np.full(len(completed), engine, np.int32),
-        "started_at": np.array([c.started_at for c in completed], np.float64),
-        "finished_at": np.array([c.finished_at for c in completed], np.float64),
-        "loss_mask": Ragged.from_rows([_mask(c) for c in completed]),
-        "finish_reason": np.array([FINISH_REASONS.index(c.finish_reason) for c in completed], np.int8),
-        "turns": np.array([c.turns for c in completed], np.int32),
-        "environment_reward": np.array([c.environment_reward for c in completed], np.float32),
-    }
-
-
-def _mask(completion: Completion) -> np.ndarray:
-    """bool [L]: True where the policy sampled."""
-    return np.ones(len(completion.tokens), np.bool_) if completion.mask is None else completion.mask
+        if not self._paused:
+            self._spans.open()

@@ -28,7 +28,7 @@ from harness.workers.dataflow import iteration_of, partition_name, text_column, 
 from harness.workers.dealing import DealtQueue
 from harness.workers.readers import RankQueue
 from harness.workers.reward_scorers import FailureLog, RewardScorer
-from harness.workers.rollout import rollout_columns
+from harness.workers.rollout_columns import rollout_columns
 from harness.workers.turns import NO_TURNS, Turns
 
 

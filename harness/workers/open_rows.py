@@ -1,0 +1,58 @@
+"""Rows that rollout took from the queue, until their samples are done and written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from harness.protocols import Completion
+from harness.runtime.runtime import Waits
+from harness.transfer_queue import Batch, TransferQueue
+from harness.workers.dataflow import samples_in
+from harness.workers.rollout_columns import rollout_columns
+
+
+class OpenRows:
+    """Of the engine of this number. `write` runs as long as there may be some; `finish` hands it what is done."""
+
+    def __init__(self, queue: TransferQueue, engine: int, waits: Waits) -> None:
+        self._queue, self._engine, self._waits = queue, engine, waits
+        self._row_of: dict[int, tuple[str, int]] = {}  # of samples: partition and row
+        self._finished: list[Completion] = []
+        self._changed = asyncio.Event()  # set when there are finished ones
+        self._empty = asyncio.Event()
+
+    def take(self, batch: Batch) -> None:
+        samples = samples_in(batch).tolist()
+        self._row_of |= {
+            sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
+        }
+
+    def finish(self, samples: Sequence[Completion]) -> None:
+        self._finished += samples
+        self._changed.set()
+
+    async def all_written(self) -> None:
+        while self._row_of:
+            self._empty.clear()
+            with self._waits("empty", "its last samples"):
+                await self._empty.wait()
+
+    async def write(self) -> None:
+        """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""
+        while True:
+            with self._waits("write", "finished samples"):
+                await self._changed.wait()
+            self._changed.clear()
+            finished, self._finished = self._finished, []
+            by_partition: dict[str, list[Completion]] = {}
+            for completion in finished:
+                partition, _ = self._row_of[completion.sample_id]
+                by_partition.setdefault(partition, []).append(completion)
+            for partition, part in by_partition.items():
+                rows = [self._row_of[completion.sample_id][1] for completion in part]
+                await self._queue.put(partition, rows, rollout_columns(part, self._engine))
+                for completion in part:
+                    del self._row_of[completion.sample_id]
+            if not self._row_of:
+                self._empty.set()
