@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, NoReturn, get_args
 
 import msgspec
 import numpy as np
@@ -250,15 +250,21 @@ class RefilledPrompts(PromptSource):
         self._refused[partition] += len(groups) + replaced
         places = self._places[partition]
         dealt = self._refused[partition] + places
-        deals = max((self._deals.get(group, 0) for group in groups), default=0)
-        if dealt > self._rounds * places or deals + 1 >= _MOST_DEALS:
-            who = " and ".join(reason.setting for reason in self._reasons)
-            fixes = ", or ".join(reason.fix for reason in self._reasons)
-            raise ConfigError(
-                f"{who} refused {self._refused[partition]} of {dealt} groups that were dealt "
-                f"for the {places} of batch {partition.removeprefix('train_')}, and "
-                f"algorithm.filter_rounds={self._rounds}; {fixes}, or raise algorithm.filter_rounds"
+        if dealt > self._rounds * places:
+            self._give_up(
+                f"refused {self._refused[partition]} of {dealt} groups that were dealt for the {places} of batch "
+                f"{partition.removeprefix('train_')}, and algorithm.filter_rounds={self._rounds}",
+                ", or raise algorithm.filter_rounds",
             )
+        if any(self._deals.get(group, 0) + 1 >= _MOST_DEALS for group in groups):
+            self._give_up(
+                f"refused {_MOST_DEALS} groups in a row for one place of batch {partition.removeprefix('train_')}, "
+                "as many as sample ids have room for"
+            )
+
+    def _give_up(self, what: str, further: str = "") -> NoReturn:
+        who = " and ".join(reason.setting for reason in self._reasons)
+        raise ConfigError(f"{who} {what}; {', or '.join(reason.fix for reason in self._reasons)}{further}")
 
 
 def _place_of(group: int) -> int:

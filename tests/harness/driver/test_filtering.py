@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from harness.cli.main import main
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
+from harness.driver import filtering
 from harness.driver.candidates import Candidates, Decision
 from harness.driver.session import simulate
 from harness.metrics.samples import DEALT_AGAIN
@@ -130,6 +131,16 @@ def test_a_batch_that_is_refused_again_and_again_ends_the_run_in_one_line() -> N
     (told,) = {str(part) for part in parts_of(failure.value) if isinstance(part, ConfigError)}
     assert told.startswith("algorithm.filter=zero_variance refused 73 of 81 groups that were dealt for the 8 of batch")
     assert "algorithm.filter_rounds=10" in told
+
+
+def test_where_ids_have_no_room_for_more_no_setting_is_advised_that_does_not_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filtering, "_MOST_DEALS", 4)
+    with pytest.raises(ExceptionGroup) as failure:
+        simulate(filtered("colocate_sync", 1.0), 0)
+    (told,) = {str(part) for part in parts_of(failure.value) if isinstance(part, ConfigError)}
+    assert "refused 4 groups in a row for one place of batch 0" in told and "filter_rounds" not in told
 
 
 def test_the_command_ends_with_that_line(
