@@ -25,7 +25,7 @@ def check_replay(config: JobConfig, schedule: Schedule, backend: Backend, gpu: b
     """Raises ConfigError for a job that cannot be a replay, and unless for every seed a finished run of this job is
     there."""
     told = f"replay={config.replay}"
-    if why := _not_replayed(config, schedule, backend, gpu):
+    if why := why_not_replayed(config, schedule, backend, gpu):
         raise ConfigError(f"{told}: {why}")
     for seed in config.seed_list:
         folder = run_to_replay(config, seed)
@@ -62,8 +62,8 @@ def _check_same(told: str, folder: Path, config: JobConfig, backend: Backend) ->
             raise ConfigError("{} has {}, and this job {}; make them agree, or leave it out".format(told, *of_both))
 
 
-def _not_replayed(config: JobConfig, schedule: Schedule, backend: Backend, gpu: bool) -> str | None:
-    """What of a job keeps it from being replayed, and the fix."""
+def why_not_replayed(config: JobConfig, schedule: Schedule, backend: Backend, gpu: bool) -> str | None:
+    """What of a job keeps it from being replayed, and the fix; None: nothing. gpu: it computes on some."""
     algorithm = config.algorithm
     real = backend == "real"
     refused = {

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.checks.job import plan_job
+from harness.config.checks.replay import why_not_replayed
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.driver.replay import Replay
@@ -56,6 +57,7 @@ def recorded(config: JobConfig, results: Path) -> tuple[Path, Replay]:
 
 
 def check_replayed(config: JobConfig, other: JobConfig) -> None:
+    assert why_not_replayed(config, make_schedule(config), "virtual", gpu=False) is None
     with TemporaryDirectory() as results:
         there, replay = recorded(config, Path(results) / "there")
         here = attempt(other, Path(results) / "here", None, [], replay=replay)
@@ -73,8 +75,10 @@ STREAMING = pytest.mark.parametrize("schedule", ["fully_async", "half_step"])
 
 
 def check_drawn(data: st.DataObject, schedule: str) -> None:
+    """Of a drawn job what can be replayed."""
     drawn = data.draw(jobs(schedule))
-    algorithm, cost = replace(drawn.algorithm, filter="none"), replace(drawn.cost, turns=None, filtered_share=None)
+    algorithm = replace(drawn.algorithm, filter="none", advantage="group")
+    cost = replace(drawn.cost, turns=None, filtered_share=None)
     config = without_limit(replace(drawn, algorithm=algorithm, cost=cost))
     check_replayed(config, elsewhere(config, data.draw(TIMES), data.draw(TIMES), data.draw(TIMES)))
 
