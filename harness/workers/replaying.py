@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.config import ConfigError
-from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
+from harness.protocols import Completion, Request, RolloutEngine, Sampling
 from harness.transfer_queue import Batch, TransferQueue
 from harness.workers.dealing import joined
 from harness.workers.readers import Deadlines
@@ -38,8 +38,8 @@ class ReplayedEngine(WrappedEngine):
     by the version that did so in the recorded run. Of the others it knows nothing.
 
     A stretch is a request of its own with a limit on its tokens, which goes on from the one before. What it has to wait
-    for the next version holds no slot, so whatever has one can be finished by the version that is there. A pause waits
-    until all that this version sampled in the recorded run is there: what it needs was there then, too.
+    for the next version holds no slot, so whatever has one can be finished by the version that is there. Before a pause
+    comes `caught_up`: what that needs was there in the recorded run, too.
 
     Raises ConfigError in `submit`, `finished` and `load_weights` where the record cannot be of this job.
     """
@@ -86,11 +86,12 @@ class ReplayedEngine(WrappedEngine):
         done, self._done = self._done, []
         return done
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def caught_up(self) -> None:
+        """Wait until all that this version sampled in the recorded run is there: before each pause. Unblocked by what
+        is submitted, so who pauses has to go on submitting meanwhile."""
         while self._left[self.version]:
             self._changed.clear()
             await self._changed.wait()
-        await self.engine.pause(mode)
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         await self.engine.load_weights(version, weights)

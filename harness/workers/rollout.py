@@ -20,7 +20,7 @@ from harness.workers.episodes import Episodes
 from harness.workers.generating import GenerationSpans
 from harness.workers.held_engine import HeldEngine
 from harness.workers.open_rows import OpenRows
-from harness.workers.replaying import RecordedRollout
+from harness.workers.replaying import RecordedRollout, ReplayedEngine
 from harness.workers.stragglers import SampleLimit
 from harness.workers.turns import NO_TURNS, HeldTurn, Turns
 
@@ -167,6 +167,8 @@ class RolloutRole(EngineWorker):
             with self.waits("pause", "running samples to end" if mode == "wait" else "the engine to stop"):
                 if mode == "wait":
                     await self._drained()
+                if isinstance(self.engine, ReplayedEngine):
+                    await self.engine.caught_up()
                 self._aborting = mode == "abort"
                 if mode != "wait":
                     self._going.clear()

@@ -104,7 +104,7 @@ LENGTHS = [*range(1, 13), 1000]
 """Tokens: few, but for a straggler now and then, which is overtaken by everything else."""
 
 
-def fixed() -> JobConfig:
+def fixed(*settings: str) -> JobConfig:
     return compose_job(
         [
             *("cost=tiny_cpu", "iterations=6", "cluster.devices=4", "backend=virtual", "warmup_iterations=0"),
@@ -112,6 +112,7 @@ def fixed() -> JobConfig:
             *("schedule=fully_async", "schedule.order=completion", "schedule.on_stale=drop"),
             *("schedule.max_staleness=1", "schedule.split.rollout=3", "cost.lengths.kind=trace"),
             *(f"cost.lengths.values={LENGTHS}", "cost.lengths.cap=1000"),
+            *settings,
         ]
     )
 
@@ -124,6 +125,12 @@ def test_without_the_record_another_machine_ends_otherwise_and_drops_are_among_w
     free = attempt(other, tmp_path / "free", None, [])
     assert free is not None and load_samples(free.path).select(DECIDED) != load_samples(there).select(DECIDED)
     check_replayed(config, other)
+
+
+def test_an_engine_that_is_to_give_up_its_samples_first_takes_and_finishes_all_that_it_had_by_then() -> None:
+    """It has room for one group, and is slower than in the recorded run."""
+    config = fixed("schedule.pause=abort", "engine.slots=2")
+    check_replayed(config, elsewhere(config, 20.0, 1.0, 1.0))
 
 
 def test_a_record_of_another_seed_is_refused_at_once_and_one_of_other_lengths_at_the_first_sample(
