@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sam
 from tests.contract import subject as contract_subject
 from tests.contract import test_in_flight, test_loading, test_pauses, test_samples, test_tokens
 from tests.contract.engine_under_test import EngineUnderTest, construct
+from tests.contract.reference import assert_greedy, logits_of, make_model
 from tests.contract.subject import Subject
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -203,3 +205,21 @@ async def test_a_wrong_draw_is_noticed(
 ) -> None:
     monkeypatch.setattr(torch_sampling, "draw", wrong)
     await noticed(test, TorchRollout, **({} if sampling is None else {"sampling": SAMPLING[sampling]}))
+
+
+def test_either_of_two_tokens_that_rounding_decides_between_is_greedy_and_no_other_is() -> None:
+    model, prompt = make_model(0, tied=False), np.array([1, 2, 3])
+
+    def answered(token: int) -> Completion:
+        one = np.ones(1, np.float32)
+        return Completion(0, np.array([token]), one, one.astype(np.int32), "length", 0.0, 1.0)
+
+    best, other, third = logits_of(model, prompt, answered(0).tokens)[0].topk(3).indices.tolist()
+    with pytest.raises(AssertionError, match=f"token 0 is {other}, .* says {best}; 1 of 1"):
+        assert_greedy(model, prompt, answered(other))
+    head = model.lm_head.weight.data
+    head[other] = (1 - 1e-6) * head[best]
+    for token in (best, other):
+        assert_greedy(model, prompt, answered(token))
+    with pytest.raises(AssertionError, match=f"token 0 is {third}"):
+        assert_greedy(model, prompt, answered(third))
