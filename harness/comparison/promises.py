@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from harness.config import JobConfig, job_config
 from harness.config.compose import make_schedule
-from harness.metrics.run_files import load_ledger, load_samples, load_timeline
+from harness.metrics.run_files import load_ledger, load_restarts, load_samples, load_timeline
 from harness.metrics.samples import DEALT_AGAIN, FATES, SampleRecord, record_of
 from harness.metrics.timeline import Timeline
 from harness.workers.dataflow import Numbering
@@ -22,12 +22,14 @@ from schedules.capacity import Capacity
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that came to its end: what was asked, and what was recorded. counts: samples by fate."""
+    """A run that came to its end: what was asked, and what was recorded. counts: samples by fate; restarted: roles that
+    were started again."""
 
     config: JobConfig
     samples: list[SampleRecord]
     counts: Mapping[str, int]
     timeline: Timeline
+    restarted: frozenset[str] = frozenset()
 
     @property
     def batch(self) -> int:
@@ -51,6 +53,7 @@ def read_finished(folder: Path) -> Finished:
         [record_of(row) for row in load_samples(folder).to_pylist()],
         {fate: ledger[fate] for fate in ("admitted", *FATES)},
         load_timeline(folder),
+        frozenset(role for restart in load_restarts(folder) for role in restart["roles"]),
     )
 
 
@@ -180,13 +183,16 @@ def time_problems(run: Finished) -> Iterator[str]:
 
 def lag_problems(run: Finished, *, newer: bool = False) -> Iterator[str]:
     """Every token's lag is within what the schedule says: the ends of each sample's range, which hold all between them.
-    newer: a sample may have newer versions than its schedule has for it."""
+    newer: a sample may have newer versions than its schedule has for it; so may, always, those of an engine that was
+    started again, which gets the weights that training has come to."""
     schedule = make_schedule(run.config)
     for sample in run.trained:
         iteration, first, last = sample.trained_iteration, sample.version_first, sample.version_last
         assert iteration is not None and first is not None and last is not None, "of a trained sample"
         least, worst = schedule.lag_bounds(iteration)
-        if not (0 if newer else least) <= iteration - last <= iteration - first <= worst:
+        if newer or f"rollout[{sample.engine}]" in run.restarted:
+            least = 0
+        if not least <= iteration - last <= iteration - first <= worst:
             yield (
                 f"sample {sample.sample_id}, trained in iteration {iteration}, is of versions {first} to {last}: a lag "
                 f"outside of {least} to {worst}"

@@ -41,6 +41,16 @@ def test_a_sample_that_breaks_one_is_found(finished: Finished, wrong: str) -> No
     assert any(said in line for line in broken), broken
 
 
+def test_what_an_engine_sampled_that_was_started_again_may_be_newer_and_no_older(finished: Finished) -> None:
+    *others, last = finished.samples
+    newer = replace(finished, samples=[*others, replace(last, version_first=2, version_last=2)])
+    assert ["a lag outside of 1 to 1" in line for line in broken_promises(newer)] == [True]
+    assert broken_promises(replace(newer, restarted=frozenset({f"rollout[{last.engine}]"}))) == []
+    older = replace(finished, samples=[*others, replace(last, version_first=0)])
+    restarted = replace(older, restarted=frozenset({f"rollout[{last.engine}]"}))
+    assert any("a lag outside of 0 to 1" in line for line in broken_promises(restarted))
+
+
 def test_a_ledger_that_does_not_close_is_found(finished: Finished) -> None:
     counts = {**finished.counts, "admitted": finished.counts["admitted"] + 1}
     assert any("the ledger admitted" in line for line in broken_promises(replace(finished, counts=counts)))
