@@ -116,6 +116,8 @@ class Coordinator:
             return await self._transport.publish(self.trainers, receivers, version)
 
         for _, error in await self._retrying.run(version, [engine], attempt):
+            if how := await engine.death():  # over a connection that broke for it, too
+                raise WorkerDied(f"{engine.name} died before it had version {version}: {how}") from error
             raise error
 
     async def _publish(self, version: int) -> None:

@@ -463,6 +463,14 @@ async def test_the_dead_are_not_asked_again() -> None:
     assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
 
 
+async def test_an_engine_that_dies_again_as_it_is_connected_is_dead_and_no_broken_link() -> None:
+    setting = Setting("collective")
+    await setting.coordinator.connect()
+    setting.engines[0].errors = {"join": [DIED]}
+    with pytest.raises(WorkerDied, match="it died"):
+        await setting.coordinator.bring(setting.engines[0])
+
+
 async def test_a_run_cannot_go_on_without_any_engine_nor_without_a_scorer() -> None:
     both = Setting("collective", "go_on", 1, engine0={"load": [BROKEN]}, engine1={"load": [BROKEN]})
     with pytest.raises(LostEngine, match="engine0 did not get version 1 .*; engine1 did not get version 1"):
