@@ -24,6 +24,7 @@ class KillableHandle:
         self.role: Any = Proxy(self._call)
         self.dead = False
         self._calls: set[asyncio.Task[Any]] = set()
+        self._killed: set[asyncio.Task[Any]] = set()  # of them; they end a moment later, when it may be alive again
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         if self.dead:
@@ -33,20 +34,24 @@ class KillableHandle:
         try:
             return await call
         except asyncio.CancelledError:
-            if not self.dead:
+            if call not in self._killed:
                 raise
             raise WorkerDied(f"{self.name} died during {method}") from None
         finally:
             self._calls.discard(call)
+            self._killed.discard(call)
 
     async def death(self, within_s: float = 5.0) -> str | None:
         return "it died" if self.dead else None
 
     async def end(self) -> None:
         self.die()
+        if self._killed:
+            await asyncio.wait(self._killed)
 
     def die(self) -> None:
         self.dead = True
+        self._killed |= self._calls
         for call in self._calls:
             call.cancel()
 

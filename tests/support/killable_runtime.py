@@ -39,7 +39,7 @@ class KillableRuntime(VirtualRuntime):
 
     async def start_again(self, handle: Handle[Any]) -> None:
         ((worker, handles),) = [item for item in self.killable.items() if handle in item[1]]
-        self.kill(worker)
+        await asyncio.gather(*(one.end() for one in handles))
         await asyncio.sleep(self.start_s.get(worker, 0.0))
         await super().start_again(handle)
         for one in handles:

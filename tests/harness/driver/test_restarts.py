@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from random import Random
 
@@ -14,12 +15,15 @@ from harness.config import JobConfig, RestartsConfig
 from harness.config.compose import make_schedule
 from harness.driver.restarts import GivenUp, Restarts, how, roles_in
 from harness.runtime.runtime import WorkerDied, parts_of
+from harness.runtime.virtual_runtime import LocalRole
 from harness.studies.chaos.jobs import base, random_job
 from schedules import SCHEDULES
+from tests.support.engine_events import KillableHandle
 from tests.support.examples import examples
 from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_times
 from tests.support.killable_runtime import Death, simulate_killed
 from tests.support.random_jobs import jobs, play
+from tests.support.role_setting import settle
 
 checked = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))
 
@@ -90,6 +94,20 @@ def test_a_role_that_dies_more_often_than_the_settings_allow_ends_the_run() -> N
         simulate_killed(job, 0, deaths)
     (given_up,) = {str(part) for part in parts_of(ended.value) if isinstance(part, GivenUp)}
     assert "it was started again 2 times before (restarts.limit=2)" in given_up
+
+
+async def test_a_call_of_a_killed_worker_ends_with_its_death_also_where_the_next_one_lives_already() -> None:
+    class Role:
+        async def work(self) -> None:
+            await asyncio.gather(asyncio.Event().wait())  # such calls are cancelled level by level
+
+    handle = KillableHandle(LocalRole("reward[0]", Role()))
+    call = asyncio.create_task(handle.role.work())
+    await settle()
+    handle.die()
+    handle.dead = False
+    with pytest.raises(WorkerDied, match="died during work"):
+        await call
 
 
 def test_a_limit_is_of_the_roles_that_die_together() -> None:
