@@ -274,11 +274,12 @@ class RolloutPool(Pool[RolloutRole]):
         return all(task.result() for task in asked)
 
     async def _ask_until_done(self, worker: Handle[RolloutRole], ask: Ask[RolloutRole]) -> bool:
-        """As `_ask`; one that died over it and is started again is asked once more."""
+        """As `_ask`; one that died over it and is started again is asked once more. False for one that left, too: it
+        has given back what the queue was just handing it."""
         while not await self._ask(worker, ask):
             if not await self.fleet.back(worker.name):
                 return False
-        return True
+        return worker.name in self.fleet.membership.working
 
     async def _ask(self, worker: Handle[RolloutRole], ask: Ask[RolloutRole]) -> bool:
         """Whether it did what it was asked; False where it died over it, and the run goes on. Then what it had can be

@@ -316,6 +316,8 @@ class RolloutRole(EngineWorker):
                 if not self._retired:
                     self._feeding = loops.create_task(self._feed(partitions, most), name=f"{self.waits.owner}.feed")
                     await asyncio.wait([self._feeding])
+                    if self._feeding.cancelled():
+                        await self.queue.waiting()  # once this is answered, what a get was given is back in the queue
                 await self._rows.all_written()
                 for loop in (drain, write, ending):
                     loop.cancel()

@@ -142,6 +142,19 @@ async def test_a_cohort_pauses_and_generates_alone() -> None:
     assert workers[1].asked == [("pause", "wait"), ("resume", 8)]
 
 
+async def test_what_an_engine_was_just_handed_as_it_left_is_asked_of_the_others() -> None:
+    workers = engines(2)
+    pool = pool_of(workers)
+    running = asyncio.create_task(pool.generate(3))
+    workers[0].end.set()
+    await settle()
+    pool.fleet.membership.request("1", "leave")
+    pool.fleet.membership.begin_transfer()
+    workers[1].end.set()
+    await running
+    assert [worker.asked for worker in workers] == [[("generate", 3, 1)] * 2, [("generate", 3, 1)]]
+
+
 async def test_spans_of_a_long_call_are_heard_whenever_asked_for_and_each_once() -> None:
     worker, heard = Worker("0"), Heard()
     pool = StagePool("reward", [worker], heard)  # type: ignore[arg-type,list-item]

@@ -14,9 +14,11 @@ import pytest
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.virtual_runtime import run_virtual
 from harness.studies.chaos.campaign import Campaign, page, run_campaign
-from harness.studies.chaos.processes import Process
+from harness.studies.chaos.processes import FaultyQueue, Process
 from harness.studies.chaos.simulated import Chaos, play
+from harness.transfer_queue import QueueSpec, TaskSpec
 from schedules import SCHEDULES
+from tests.support.local_queue import COLUMNS, ids, rewards, soon
 
 
 def test_a_seed_with_faults_keeps_its_promises_and_can_be_repeated(tmp_path: Path) -> None:
@@ -69,5 +71,24 @@ def test_a_process_that_stands_still_answers_when_it_goes_on_and_one_that_died_n
             await call
         with pytest.raises(WorkerDied, match=r"actor\[0\] died before train: killed by signal 9"):
             await process.carry_out("actor[0]", "train", lambda: asyncio.sleep(0))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_what_a_queue_hands_to_a_call_that_was_given_up_is_there_for_others(steps: int) -> None:
+    async def main() -> None:
+        spec = QueueSpec(COLUMNS, {"score": TaskSpec(("reward",))})
+        queue = FaultyQueue(spec, Process("queue", Random(0)), Process("driver", Random(0)))
+        await queue.create_partition("train_0", [0])
+        one, other = (queue.seen_from(Process(name, Random(0))) for name in ("one", "other"))
+        given_up = await soon(one.get("score", 1, consumer="one"))
+        await queue.put("train_0", [0], rewards([0]))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        given_up.cancel()
+        (found,) = await asyncio.gather(given_up, return_exceptions=True)
+        if isinstance(found, asyncio.CancelledError):
+            assert ids(await other.get("score", 1, consumer="other", timeout_s=10.0)) == [0]
 
     run_virtual(main())
