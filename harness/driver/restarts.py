@@ -108,6 +108,7 @@ class EngineRestarts:
         """See `harness.weight_sync.membership.Replace`."""
         began, death = self._clock.now(), why
         while self._restarts.allow([engine.name]):
+            await self._coordinator.ended()
             try:
                 await self._runtime.start_again(engine)
                 version = await self._coordinator.bring(engine)

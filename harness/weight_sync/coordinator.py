@@ -95,6 +95,12 @@ class Coordinator:
         async with self._one_at_a_time:
             await self._publish(version)
 
+    async def ended(self) -> None:
+        """Wait until no transfer is under way. Until then an engine that died over one must not be started again: it
+        would be asked for the rest, and knows nothing of what came before."""
+        async with self._one_at_a_time:
+            await self.finish()
+
     async def bring(self, engine: Handle[EngineWorker]) -> int:
         """The newest weights to this engine alone, which was started again and is idle; their version.
 

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from harness.comparison.promises import Finished
 from harness.config import JobConfig, RestartsConfig
 from harness.config.compose import make_schedule
-from harness.driver.restarts import GivenUp, Restarts, how, roles_in
-from harness.runtime.runtime import WorkerDied, parts_of
+from harness.driver.restarts import EngineRestarts, GivenUp, Restarts, how, roles_in
+from harness.metrics.restarts import Restart
+from harness.runtime.runtime import RealClock, WorkerDied, parts_of
 from harness.runtime.virtual_runtime import LocalRole
 from harness.studies.chaos.jobs import base, random_job
 from schedules import SCHEDULES
+from tests.harness.weight_sync.test_coordinator import Setting, Worker
 from tests.support.engine_events import KillableHandle
 from tests.support.examples import examples
 from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_times
@@ -94,6 +96,34 @@ def test_a_role_that_dies_more_often_than_the_settings_allow_ends_the_run() -> N
         simulate_killed(job, 0, deaths)
     (given_up,) = {str(part) for part in parts_of(ended.value) if isinstance(part, GivenUp)}
     assert "it was started again 2 times before (restarts.limit=2)" in given_up
+
+
+async def test_an_engine_that_died_over_a_transfer_is_started_again_when_that_has_ended() -> None:
+    setting = Setting("host_staged", on_lost="go_on")
+    engine, copied = setting.engines[0], setting.trainers[0].hold("publish")
+
+    class Starting:
+        async def start_again(self, engine: Worker) -> None:
+            setting.log.append(f"{engine.name} starts")
+            engine.dead = False
+
+    heard: list[Restart] = []
+    restarts = EngineRestarts(
+        setting.coordinator,
+        Restarts(1),
+        Starting(),  # type: ignore[arg-type]
+        RealClock.starting_now(),
+        heard.append,
+    )
+    transfer = asyncio.create_task(setting.coordinator.start_transfer(1))
+    await settle()
+    engine.dead = True  # while the trainer's copy is made, before it was asked for its part
+    replaced = asyncio.create_task(restarts.replace(engine, "killed"))
+    await settle()
+    copied.set()
+    await transfer
+    assert await replaced == 1 and heard
+    assert setting.log.index("engine0.stage") < setting.log.index("engine0 starts")
 
 
 async def test_a_call_of_a_killed_worker_ends_with_its_death_also_where_the_next_one_lives_already() -> None:

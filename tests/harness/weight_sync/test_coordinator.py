@@ -61,6 +61,8 @@ class Worker:
         match method:
             case "plan":
                 return PLAN
+            case "settled_version":
+                return 1
             case "open" if arguments[0] == "ipc":
                 self.offer = share_slots(PLAN, RENDEZVOUS)
                 return self.offer
