@@ -29,7 +29,7 @@ SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model="$(MODEL)"
 
 # What each goal takes, so that a misspelt variable runs no other experiment than was meant. ARGS=, WHEELS= and PYTHON= go anywhere.
 JOB := SCHEDULE MODEL ENGINE TASK BACKEND SEEDS ITERATIONS DEVICES COST DEVICE EXPERIMENT FORCE
-TAKES.bench := $(JOB)
+TAKES.bench := $(JOB) DRY
 TAKES.compare := $(JOB) SCHEDULES DRY
 TAKES.sweep := $(JOB) DRY
 TAKES.matrix := $(JOB) SCHEDULES STALENESS CORRECTIONS DRY
@@ -57,7 +57,7 @@ endif
 .PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
 
 help:
-	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 ARGS=\"setting=value\""
+	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 DRY=1 ARGS=\"setting=value\""
 	@echo "make compare schedules side by side, with a report: SCHEDULES=all|a,b SEEDS=3 DRY=1, and what bench takes (docs/comparison.md)"
 	@echo "make sweep   the same along settings with several values: ARGS=\"schedule.max_staleness=0,1,2\" DRY=1"
 	@echo "make report  one page of what an experiment found, for a browser, and in Markdown: EXPERIMENT= (docs/report.md)"
@@ -131,7 +131,7 @@ $(SGLANG)/$(INSTALLED): .ci/constraints-sglang$(CUDA).txt
 	@touch $@
 
 bench: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
-	@$(BENCH)/bin/python -m harness bench $(SETTINGS)
+	@$(BENCH)/bin/python -m harness bench $(if $(DRY),dry=true) $(SETTINGS)
 
 compare: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
 	@$(BENCH)/bin/python -m harness compare $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(DRY),dry=true) $(SETTINGS)

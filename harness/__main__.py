@@ -1,12 +1,18 @@
-"""`python -m harness <command> [settings]`; the Makefile is thin over this."""
+"""`python -m harness <command> [options] [settings]`, or `cadence <command> ...`; the Makefile is thin over this."""
 
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from harness.cli.main import main
 from harness.runtime.interrupts import spare_imports
 
-if __name__ == "__main__":
+
+def script() -> NoReturn:
     spare_imports()
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    script()

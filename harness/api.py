@@ -1,4 +1,4 @@
-"""Runs from Python: `harness.run` makes runs, `harness.load` reads finished ones; both give pandas tables.
+"""Runs from Python: `cadence.run` makes runs, `cadence.load` reads finished ones; both give pandas tables.
 
 A run is made by a process of its own, `python -m harness bench`: it does the same in a script and in a notebook cell,
 whose event loop and `__main__` it leaves alone, and its manifest has a command that makes it again.

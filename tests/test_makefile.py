@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from harness.cli.options import OPTIONS
 from tests.support.project import ROOT
 
 INTERNAL = {"STAMP", "PY", "VENV", "PYTEST", "BENCH", "VLLM", "SGLANG", "ORACLE", "PEER", "INSTALLED", "CUDA", "WHEELS"}
@@ -24,7 +25,7 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [("bench", "SCHEDUL=half_step"), ("bench", "schedule=half_step"), ("bench", "SCHEDULES=all", "DRY=1")]
+    "words", [("bench", "SCHEDUL=half_step"), ("bench", "schedule=half_step"), ("bench", "SCHEDULES=all", "SEEDS=1")]
 )
 def test_a_variable_that_the_goal_does_not_take_is_named_and_nothing_runs(words: tuple[str, ...]) -> None:
     done = make(*words)
@@ -45,3 +46,14 @@ def test_goals_take_every_variable_that_their_recipes_read() -> None:
         for goal in goals.split():
             taken = takes.get(goal, set())
             assert {"$(JOB)" if name == "SETTINGS" else name for name in read} <= taken, goal
+
+
+def test_commands_take_as_options_what_their_goals_take_as_variables() -> None:
+    named = {"dry-run": "DRY"}
+    for command, options in OPTIONS.items():
+        (taken,) = re.findall(r"; it takes (.*)$", make(command, "NOT_TAKEN=1").stderr, re.MULTILINE)
+        flags = {named.get(option.flag, option.flag.upper()) for option in options}
+        variables = {name.rstrip("=") for name in re.findall(r"[A-Z]+=", taken)} - EVERYWHERE
+        if "SCHEDULES" in flags:
+            variables -= {"SCHEDULE"}  # taken to be refused with a line of its own
+        assert variables == flags, command

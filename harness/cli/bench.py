@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omegaconf import OmegaConf
 from rich.console import Console
+
+from harness.cli.arguments import own_arguments
 
 if TYPE_CHECKING:
     from harness.runtime.fork_server import ForkServer
+    from harness.studies.planner.automatic import SettledJob
 
 
 def run(arguments: Sequence[str], results: Path, console: Console, server: ForkServer | None = None) -> int:
     """Run one configuration over its seeds, and say what came out. CADENCE_FOLDERS names a file that gets the folders
-    of the runs, a line each. server: forks the workers, by default one for all seeds."""
+    of the runs, a line each. server: forks the workers, by default one for all seeds. `dry=true`: say which runs these
+    would be, with every setting, and run none."""
     from harness.config.machine import this_machine
     from harness.metrics.run_files import run_directory
     from harness.metrics.run_inputs import refuse_changed_inputs
     from harness.runtime.runtime import cluster_address
     from harness.studies.planner.automatic import settled
 
-    job = settled(arguments, this_machine())
+    own, settings = own_arguments(arguments, "dry")
+    job = settled(settings, this_machine())
     config, plan = job.config, job.plan
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
     if not config.force:
         refuse_changed_inputs(config, [directory.path for directory in directories.values()])
     to_do = [seed for seed, directory in directories.items() if config.force or not directory.done]
+    if own["dry"][-1:] == ["true"]:
+        _say_what_would_run(
+            job, {str(directory.path): seed in to_do for seed, directory in directories.items()}, console
+        )
+        return 0
     with ExitStack() as stack:
         if server is None and to_do and plan.backend != "virtual" and cluster_address() is None:
             from harness.driver.preload import PRELOAD
@@ -53,3 +64,17 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     if "CADENCE_FOLDERS" in os.environ:
         Path(os.environ["CADENCE_FOLDERS"]).write_text("\n".join(map(str, folders)), encoding="utf-8")
     return 0
+
+
+def _say_what_would_run(job: SettledJob, runs: Mapping[str, bool], console: Console) -> None:
+    """runs: whether each would be, by folder."""
+    from harness.config.compose import plain
+    from harness.driver.progress import print_banner
+
+    if job.plan.backend != "real":
+        print_banner(job.plan, console)
+    for line in job.messages:
+        console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+    for folder, to_do in runs.items():
+        console.print(f"# {folder}: {'would be run' if to_do else 'is done already'}", highlight=False, soft_wrap=True)
+    console.print(OmegaConf.to_yaml(plain(job.config)).rstrip(), highlight=False, soft_wrap=True, markup=False)

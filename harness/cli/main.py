@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.front import front
+from harness.cli.options import settings_of
 from harness.config import ConfigError
 from harness.runtime.interrupts import Terminated
 
@@ -52,19 +54,24 @@ COMMANDS = {
 
 def main(arguments: Sequence[str]) -> int:
     console, errors = Console(), Console(stderr=True)
-    if not arguments or arguments[0] not in COMMANDS:
-        given = f"{arguments[0]} is no command; " if arguments else ""
-        lines = [f"{given}use python -m harness <command> [setting=value ...]"]
+    name = arguments[0] if arguments else ""
+    if name.startswith("-"):
+        return answered(lambda: front(arguments, COMMANDS), errors)
+    if name not in COMMANDS:
+        given = f"{name} is no command; " if name else ""
+        lines = [f"{given}use cadence <command> [options] [setting=value ...]"]
         lines += [f"  {name:<12}{what}" for name, what in COMMANDS.items()]
         errors.print("\n".join(lines), style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
-    return answered(lambda: command(arguments[0])(arguments[1:], RESULTS, console), errors)
+    return answered(lambda: command(name)(settings_of(name, COMMANDS[name], arguments[1:]), RESULTS, console), errors)
 
 
 def answered(work: Callable[[], int], errors: Console) -> int:
     """The exit code of a command, also where it cannot work or is interrupted."""
     try:
         return work()
+    except SystemExit as told:  # by --help and --version
+        return int(told.code or 0)
     except ConfigError as error:
         errors.print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2

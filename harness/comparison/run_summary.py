@@ -1,4 +1,4 @@
-"""What a comparison measures of one run: written when it ends, and read by the console, MLflow and `harness.load`."""
+"""What a comparison measures of one run: written when it ends, and read by the console, MLflow and `cadence.load`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`harness.run` and `harness.load`: from a notebook cell, from a script, and the tables that they give."""
+"""`cadence.run` and `cadence.load`: from a notebook cell, from a script, and the tables that they give."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import harness
+import cadence
 from harness.api import Results, _written
 from harness.config import ConfigError
 from harness.metrics.samples import FATES
@@ -33,7 +33,7 @@ def run_in_a_cell(*settings: str, **named: Any) -> Results:
     """As a notebook does: while an event loop is running in this thread."""
 
     async def cell() -> Results:
-        return harness.run(*settings, **named)
+        return cadence.run(*settings, **named)
 
     return asyncio.run(cell())
 
@@ -66,18 +66,18 @@ def test_runs_are_listed_with_their_settings(made: Results) -> None:
 
 def test_load_reads_a_run_a_cell_an_experiment_and_all_results(made: Results) -> None:
     first = made.paths[0]
-    assert harness.load(first).path == first and len(harness.load(str(first)).metrics) == 3
+    assert cadence.load(first).path == first and len(cadence.load(str(first)).metrics) == 3
     for folder in (first.parent, first.parents[1], first.parents[2]):
-        assert harness.load(folder).paths == made.paths
+        assert cadence.load(folder).paths == made.paths
     with pytest.raises(FileNotFoundError, match="holds no finished run"):
-        harness.load(first.parent / "seed=7")
+        cadence.load(first.parent / "seed=7")
 
 
 def test_a_script_without_a_main_guard_runs_and_leaves_what_is_done(made: Results, tmp_path: Path) -> None:
     results = made.paths[0].parents[2]
     script = tmp_path / "script.py"
-    call = f"harness.run('engine.slots=32', results={str(results)!r}, **{SETTINGS!r})"
-    script.write_text(f"import harness\nfound = {call}\nprint(*found.paths, sep='\\n')\n")
+    call = f"cadence.run('engine.slots=32', results={str(results)!r}, **{SETTINGS!r})"
+    script.write_text(f"import cadence\nfound = {call}\nprint(*found.paths, sep='\\n')\n")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(script)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
@@ -99,7 +99,7 @@ def test_what_fails_is_raised_with_its_last_words(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(error, match=message):
-        harness.run(schedule="nope", quiet=True)
+        cadence.run(schedule="nope", quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from rich.console import Console
 
+from cadence import __version__
 from harness.cli import main as cli
+from harness.cli.front import completion, whole_parser
+from harness.cli.options import settings_of
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
 from harness.driver.checkpointing import LeftAtCheckpoint
@@ -73,14 +77,72 @@ def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
     assert not out and not results.exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["benhc"], ["--help"]])
+@pytest.mark.parametrize("arguments", [[], ["benhc"]])
 def test_an_unknown_command_names_those_that_there_are(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith(f"{arguments[0]} is no command; use python" if arguments else "use python")
+    assert lines[0].startswith(f"{arguments[0]} is no command; use cadence" if arguments else "use cadence")
     assert [line.split()[0] for line in lines[1:]] == list(cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "--schedul", "half_step"], "cadence bench: unknown option --schedul; cadence bench --help lists"),
+        (["bench", "--schedule"], "cadence bench: argument --schedule: expected one argument; "),
+        (["list", "--seeds", "3"], "cadence list: unknown option --seeds; "),
+        (["--vresion"], "cadence: "),
+        (["bench", "--schedule", "nope"], "schedule=nope is unknown; choose one of "),
+    ],
+)
+def test_an_option_that_is_none_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(message) and err.count("\n") == 1 and not results.exists()
+
+
+def test_help_names_every_command_and_a_commands_help_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"\n    {name} " in told for name in cli.COMMANDS)
+    assert cli.main(["compare", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--schedules NAMES" in told and "--dry-run" in told and "--schedule NAME" not in told
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"cadence {__version__}\n"
+
+
+def test_options_and_settings_stand_beside_each_other_in_any_order() -> None:
+    given = ["iterations=3", "--seeds", "2", "--force", "schedule.max_staleness=1", "--devices=4"]
+    assert settings_of("bench", "run a job", given) == [
+        *("seeds=2", "cluster.devices=4", "force=true"),
+        *("iterations=3", "schedule.max_staleness=1"),
+    ]
+
+
+def test_a_dry_run_says_every_setting_and_leaves_nothing(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--schedule", "half_step", "--seeds", "2", "--dry-run", "backend=virtual", "iterations=7"]
+    assert cli.main(["bench", *arguments]) == 0
+    told = capsys.readouterr().out
+    assert told.count("would be run") == 2 and not results.exists()
+    settings = yaml.safe_load(told[told.index("\nexperiment:") :])
+    assert (settings["schedule"]["name"], settings["iterations"], settings["backend"]) == ("half_step", 7, "virtual")
+
+
+@pytest.mark.parametrize("word", ["--sch", "half", "comp"])
+def test_bash_completes_commands_options_and_choices(word: str, tmp_path: Path) -> None:
+    before = {"--sch": "cadence bench ", "half": "cadence bench --schedule ", "comp": "cadence "}[word]
+    script = tmp_path / "completion"
+    script.write_text(completion(whole_parser(cli.COMMANDS), "bash"))
+    words = (before + word).split()
+    ask = f"""source {script}; COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
+    $(complete -p cadence | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    assert {"--sch": "--schedule", "half": "half_step", "comp": "compare"}[word] in done.stdout.split()
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

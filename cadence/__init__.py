@@ -1,0 +1,23 @@
+"""From Python: `cadence.run` makes runs, `cadence.load` reads finished ones, as pandas tables (docs/results.md).
+
+Everything else is in the package `harness`, and on the command line: `cadence --help`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.api import Results, load, run
+
+__version__ = "0.1.0"
+__all__ = ["Results", "load", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public functions, loaded when they are first used: the version alone brings nothing along."""
+    if name not in __all__:
+        raise AttributeError(f"module 'cadence' has no attribute {name!r}")
+    from harness import api
+
+    return getattr(api, name)
