@@ -34,6 +34,7 @@ TAKES.compare := $(JOB) SCHEDULES DRY
 TAKES.sweep := $(JOB) DRY
 TAKES.matrix := $(JOB) SCHEDULES STALENESS CORRECTIONS DRY
 TAKES.report := EXPERIMENT
+TAKES.diff := BEFORE AFTER
 TAKES.mlflow-sync := EXPERIMENT
 TAKES.doctor := $(JOB)
 TAKES.plan := $(JOB)
@@ -54,13 +55,14 @@ ifneq ($(UNKNOWN),)
 $(error make $(GOALS) does not take $(patsubst %,%=,$(UNKNOWN)); it takes $(patsubst %,%=,$(foreach goal,$(GOALS),$(TAKES.$(goal))) ARGS))
 endif
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report diff list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 DRY=1 ARGS=\"setting=value\""
 	@echo "make compare schedules side by side, with a report: SCHEDULES=all|a,b SEEDS=3 DRY=1, and what bench takes (docs/comparison.md)"
 	@echo "make sweep   the same along settings with several values: ARGS=\"schedule.max_staleness=0,1,2\" DRY=1"
 	@echo "make report  one page of what an experiment found, for a browser, and in Markdown: EXPERIMENT= (docs/report.md)"
+	@echo "make diff    what changed from one experiment, or commit, to another, and how surely: BEFORE= AFTER= (docs/comparison.md)"
 	@echo "make matrix  staleness x correction x schedule, with a heat map: SEEDS=3 SCHEDULES= STALENESS=0,1,2,4 CORRECTIONS=clip,decoupled_4@2e-4 DRY=1"
 	@echo "make list    what can be chosen"
 	@echo "make table   every schedule under twelve conditions on the virtual clock, into docs/schedule_table.md"
@@ -145,6 +147,9 @@ matrix: $(STAMP)
 
 report: $(STAMP)
 	@$(PY) -m harness report $(if $(EXPERIMENT),experiment=$(EXPERIMENT))
+
+diff: $(STAMP)
+	@$(PY) -m harness diff $(BEFORE) $(AFTER)
 
 list: $(STAMP)
 	@$(PY) -m harness list

@@ -144,7 +144,7 @@ def _simulated(comparison: Comparison) -> str:
 
 def _against(comparison: Comparison, measure: Measure, cell: int) -> str:
     """A star marks what is called a difference."""
-    text = against(comparison, measure, cell)
+    text = against(measure, cell)
     return "-" if text is None else f"{text.value} {' ' if text.verdict == 'same' else '*'}\n{text.bounds}"
 
 

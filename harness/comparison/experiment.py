@@ -141,18 +141,24 @@ def comparison_in(folder: Path) -> Comparison:
     Raises ConfigError where no run is finished, for smoke runs, and for cells that must not be compared.
     """
     campaign = read_campaign(folder)
+    return compare(cells_in(folder)) if campaign is None else comparison_of(folder, campaign)
+
+
+def cells_in(folder: Path) -> list[Cell]:
+    """The cells of a comparison, or one per folder of runs. Raises ConfigError where no run is finished."""
+    campaign = read_campaign(folder)
     if campaign is not None:
-        return comparison_of(folder, campaign)
-    by_cell: dict[Path, list[Run]] = {}
-    for run in runs_in(folder):
-        by_cell.setdefault(run.path.parent, []).append(run)
-    if not by_cell:
+        return finished_cells(folder, campaign)[0]
+    if not (runs := runs_in(folder)):
         raise ConfigError(f"{folder} has no finished run: a run that is done has a file DONE")
-    return compare(_labelled(by_cell))
+    return labelled(runs)
 
 
-def _labelled(by_cell: dict[Path, list[Run]]) -> list[Cell]:
-    """By schedule; by the name of their folder where two have the same."""
+def labelled(runs: Sequence[Run]) -> list[Cell]:
+    """A cell per folder: by its schedule; by the name of the folder where two have the same."""
+    by_cell: dict[Path, list[Run]] = {}
+    for run in runs:
+        by_cell.setdefault(run.path.parent, []).append(run)
     schedules = [runs[0].identity.schedule for runs in by_cell.values()]
     return [
         Cell(

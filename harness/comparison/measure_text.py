@@ -70,10 +70,10 @@ def scale_of(measure: Measure) -> Scale:
     return Scale(factor, unit, "points" if share else measure.unit, digits)
 
 
-def against(comparison: Comparison, measure: Measure, cell: int) -> Against | None:
+def against(measure: Measure, cell: int) -> Against | None:
     """None for the baseline, and where one of the two has no mean."""
     difference = measure.against_baseline(cell)
-    if difference is None or cell == comparison.baseline:
+    if difference is None:
         return None
     scale, interval = scale_of(measure), difference.interval
     if measure.compared == "ratio":

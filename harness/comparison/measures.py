@@ -117,14 +117,30 @@ class Measure(Metric):
 def measures_of(cells: Sequence[Cell], baseline: int) -> tuple[Measure, ...]:
     """Every metric that all these runs give, against the cell of index `baseline`; what is called a difference is so
     after Holm's correction of its family."""
+    return tuple(_by_family(_uncorrected(cells, baseline)))
+
+
+def measures_of_pairs(pairs: Sequence[tuple[Cell, Cell]]) -> list[tuple[Measure, ...]]:
+    """Of each pair, every metric that its runs give, the second cell against the first. Families go over all pairs."""
+    each = [_uncorrected(pair, 0) for pair in pairs]
+    called = iter(_by_family([measure for measures in each for measure in measures]))
+    return [tuple(next(called) for _ in measures) for measures in each]
+
+
+def _uncorrected(cells: Sequence[Cell], baseline: int) -> list[Measure]:
     runs = [run for cell in cells for run in cell.runs]
-    measures = [_measure(metric, cells, baseline) for metric in metric_definitions(runs)]
-    headlines = [index for index, measure in enumerate(measures) if measure.key in HEADLINES]
-    rest = [index for index in range(len(measures)) if index not in headlines]
-    for family in [*([index] for index in headlines), rest]:
-        for index, measure in zip(family, _corrected([measures[index] for index in family]), strict=True):
-            measures[index] = measure
-    return tuple(measures)
+    return [_measure(metric, cells, baseline) for metric in metric_definitions(runs)]
+
+
+def _by_family(measures: Sequence[Measure]) -> list[Measure]:
+    """These, with what is left to be called after Holm's correction: of each headline, and of all others together."""
+    found = list(measures)
+    families = [[index for index, measure in enumerate(found) if measure.key == key] for key in HEADLINES]
+    families.append([index for index, measure in enumerate(found) if measure.key not in HEADLINES])
+    for family in families:
+        for index, measure in zip(family, _corrected([found[index] for index in family]), strict=True):
+            found[index] = measure
+    return found
 
 
 def _measure(metric: MetricDefinition, cells: Sequence[Cell], baseline: int) -> Measure:

@@ -71,7 +71,7 @@ def _headlines(comparison: Comparison) -> str:
     for index, cell in enumerate(comparison.cells):
         row = [cell.label, cell.runs[0].pools]
         for measure in measures:
-            measured, scale, text = measure.cells[index], scale_of(measure), against(comparison, measure, index)
+            measured, scale, text = measure.cells[index], scale_of(measure), against(measure, index)
             against_it = f", {text.value} ({_SIGNS[text.verdict]})" if text else ""
             row.append(f"{scale.value(measured.value)} {scale.bounds(measured.interval)}{against_it}")
         rows.append(row)
@@ -82,7 +82,7 @@ def _measure(comparison: Comparison, measure: Measure) -> str:
     scale = scale_of(measure)
     rows = []
     for index, (cell, values) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
-        text = against(comparison, measure, index)
+        text = against(measure, index)
         base = "baseline" if index == comparison.baseline else "–"
         rows.append(
             [

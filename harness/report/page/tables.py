@@ -68,7 +68,7 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
             iqm = f"{scale.value(values.iqm.value)} <small>{scale.bounds(values.iqm)}</small>" if values.iqm else "–"
             parts.append(f'<td class="number">{iqm}</td>')
         if several:
-            parts.append(f"<td>{_against(against(comparison, measure, index), index == comparison.baseline)}</td>")
+            parts.append(f"<td>{_against(against(measure, index), index == comparison.baseline)}</td>")
             better = (
                 f"{number(values.better.value, 2)} <small>{bounds(values.better, 2)}</small>" if values.better else "–"
             )
@@ -85,7 +85,7 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
 
 def _headline(comparison: Comparison, measure: Measure, index: int) -> str:
     cell, scale = measure.cells[index], scale_of(measure)
-    text = _against(against(comparison, measure, index), index == comparison.baseline, brief=True)
+    text = _against(against(measure, index), index == comparison.baseline, brief=True)
     return f"<td><b>{scale.value(cell.value)}</b><small>{scale.bounds(cell.interval)}</small>{text}</td>"
 
 

@@ -1,0 +1,84 @@
+"""`make diff`, `cadence diff A B`: what changed between two experiments, or two commits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from harness.config import ConfigError
+
+if TYPE_CHECKING:
+    from harness.comparison.changes import Changes
+    from harness.comparison.runs import Cell
+
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+
+
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Each an experiment in the results, a folder of runs, or the beginning of a commit, whose runs may be in any
+    experiment. Returns 1 where a result got worse, or a ledger does not close."""
+    from harness.comparison.changes import changes_between
+
+    if len(arguments) != 2:
+        raise ConfigError("diff takes two: cadence diff <before> <after>, experiments, folders, or commits")
+    before, after = (_cells(named, results) for named in arguments)
+    changes = changes_between(before, after)
+    _print(changes, console)
+    return 1 if changes.worse or not changes.conservation.passed else 0
+
+
+def _print(changes: Changes, console: Console) -> None:
+    """What is not the same, then of every cell its results, and of the rest what is called a difference."""
+    from harness.comparison.changes import RESULTS
+    from harness.comparison.measure_text import against, scale_of
+
+    for line in changes.unlike or ("the same settings, code, packages and machine",):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "measure", "before", "after", "after against before, 95 %"):
+        table.add_column(column, justify="left" if column in ("", "measure") else "right")
+    for cell in changes.cells:
+        for measure in cell.measures:
+            text, scale = against(measure, 1), scale_of(measure)
+            called = text is not None and text.verdict != "same"
+            if called or measure.key in RESULTS:
+                values = [f"{scale.value(each.value)} {scale.unit}".strip() for each in measure.cells]
+                change = "-" if text is None else f"{text.value} {text.bounds}{' *' if called else ''}"
+                table.add_row(cell.label, measure.title, *values, change)
+    console.print(table)
+    console.print(
+        "* called a difference: so is it after Holm's correction for several cells", style="dim", highlight=False
+    )
+    for line in changes.unmatched:
+        console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+    kept = changes.conservation
+    for line in (kept.summary(), *kept.problems):
+        console.print(line, style="" if kept.passed else "bold red", highlight=False, soft_wrap=True, markup=False)
+    for line in changes.worse:
+        console.print(f"worse: {line}", style="bold red", highlight=False, soft_wrap=True, markup=False)
+    if not changes.worse:
+        console.print("no result is called worse", style="bold", highlight=False)
+
+
+def _cells(named: str, results: Path) -> list[Cell]:
+    from harness.comparison.experiment import cells_in, labelled
+    from harness.comparison.runs import runs_in
+
+    for folder in (results / named, Path(named)):
+        if folder.is_dir():
+            return cells_in(folder.resolve())
+    if _COMMIT.fullmatch(named):
+        of_commit = [run for run in runs_in(results) if _commit(run.manifest.get("git")).startswith(named)]
+        if of_commit:
+            return labelled(of_commit)
+    raise ConfigError(f"{named} is no experiment in {results}, no folder, and no commit that a run there was made with")
+
+
+def _commit(git: dict[str, str] | None) -> str:
+    return git["commit"] if git else ""

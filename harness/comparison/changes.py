@@ -1,0 +1,120 @@
+"""What changed from one experiment to another, cell by cell, and how surely: the code, the machine or a setting may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.comparison.conservation import Conservation, check_conservation
+from harness.comparison.fairness import refuse_unfair, run_key, setting_text
+from harness.comparison.measure_text import against
+from harness.comparison.measures import EXACT_MATCH, HELD_OUT, SPEED, Measure, measures_of_pairs
+from harness.comparison.runs import Cell
+from harness.config import ConfigError
+
+RESULTS = (SPEED, EXACT_MATCH, *HELD_OUT)
+"""What a run is made for: where one of these got worse, so did the code, or whatever else is not the same."""
+
+_OF_MACHINE = ("cpu", "cores", "gpus")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cell that both have. measures: of the one before and the one after, the latter against the former."""
+
+    label: str
+    measures: tuple[Measure, ...]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """unlike: what is not the same, besides what was measured; unmatched: cells that only one has. A line each."""
+
+    cells: tuple[Change, ...]
+    unlike: tuple[str, ...]
+    unmatched: tuple[str, ...]
+    conservation: Conservation
+
+    @property
+    def worse(self) -> list[str]:
+        """Results that are called worse."""
+        found = [(cell.label, measure, against(measure, 1)) for cell in self.cells for measure in cell.measures]
+        return [
+            f"{label}: {measure.title} {text.value} {text.bounds}"
+            for label, measure, text in found
+            if measure.key in RESULTS and text is not None and text.verdict == "worse"
+        ]
+
+
+def changes_between(before: Sequence[Cell], after: Sequence[Cell]) -> Changes:
+    """Cells of the same label, over the seeds that both have, or over all where they share none.
+
+    Raises ConfigError where no label is in both, where one of the two was measured and the other was not, and for runs
+    that are no results.
+    """
+    old, new = _by_label(before), _by_label(after)
+    shared = [label for label in old if label in new]
+    if not shared:
+        raise ConfigError(f"they have no cell in common: {', '.join(old)} before, {', '.join(new)} after")
+    pairs = [_same_seeds(old[label], new[label]) for label in shared]
+    for label, (one, other) in zip(shared, pairs, strict=True):
+        backends = [cell.runs[0].identity.backend for cell in (one, other)]
+        if backends[0] != backends[1]:
+            raise ConfigError(
+                f"{label} has backend={backends[0]} before and {backends[1]} after: their times are unlike"
+            )
+    return Changes(
+        tuple(map(Change, shared, measures_of_pairs(pairs))),
+        tuple(_unlike(shared, pairs)),
+        (
+            *(f"{label} is only in the first" for label in old if label not in new),
+            *(f"{label} is only in the second" for label in new if label not in old),
+        ),
+        check_conservation(run for pair in pairs for cell in pair for run in cell.runs),
+    )
+
+
+def _by_label(cells: Sequence[Cell]) -> dict[str, Cell]:
+    """Raises ConfigError for two of one name, for smoke runs, and for runs of a cell that are not alike."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.label in found:
+            folders = " and ".join(str(each.runs[0].path.parent) for each in (found[cell.label], cell))
+            raise ConfigError(f"{cell.label} is in {folders}; name one of the experiments")
+        refuse_unfair({cell.label: cell.runs})
+        found[cell.label] = cell
+    return found
+
+
+def _same_seeds(one: Cell, other: Cell) -> tuple[Cell, Cell]:
+    shared = set(one.seeds) & set(other.seeds) or {*one.seeds, *other.seeds}
+    first, second = (
+        replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in shared)) for cell in (one, other)
+    )
+    return first, second
+
+
+def _unlike(labels: Sequence[str], pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:
+    """A line for each, with both values; of a setting that is the same in all cells' lines, one for all."""
+    lines: dict[str, list[str]] = {}
+    for label, (one, other) in zip(labels, pairs, strict=True):
+        here, there = (_told_of(cell) for cell in (one, other))
+        for name in sorted({*here, *there}):
+            if here.get(name) != there.get(name):
+                values = f"{setting_text(here.get(name))} before, {setting_text(there.get(name))} after"
+                lines.setdefault(f"{name}: {values}", []).append(label)
+    return [line if len(of) == len(labels) else f"{line} ({', '.join(of)})" for line, of in lines.items()]
+
+
+def _told_of(cell: Cell) -> Mapping[str, Any]:
+    """What may explain a change: settings, code, packages, machine."""
+    manifest = cell.runs[0].manifest
+    git = manifest.get("git") or {}
+    return {
+        **run_key(cell.runs[0], cell.seeds),
+        "code": f"commit {git['commit'][:12]}{' with changes' if git['dirty'] else ''}" if git else "of no commit",
+        "python": manifest["python"],
+        **{f"package {name}": version for name, version in manifest["packages"].items()},
+        **{f"machine's {name}": manifest["hardware"].get(name) for name in _OF_MACHINE},
+    }

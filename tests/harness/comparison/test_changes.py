@@ -1,0 +1,80 @@
+"""What changed between two experiments of made-up runs whose truth is known, and what the command says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main as cli
+from harness.comparison.changes import Changes, changes_between
+from harness.comparison.measures import SPEED
+from harness.config import ConfigError
+from tests.support.fabricated_cells import Made, make_cell, make_run
+
+BEFORE = Made("fully_async")
+SLOWER = replace(BEFORE, step_s=1.3, draw=1)
+
+
+def changes(tmp_path: Path, before: Made, after: Made) -> Changes:
+    return changes_between([make_cell(tmp_path / "a", "cell", before)], [make_cell(tmp_path / "b", "cell", after)])
+
+
+def test_a_job_that_became_slower_is_called_worse_and_what_is_unlike_is_named(tmp_path: Path) -> None:
+    found = changes(tmp_path, replace(BEFORE, settings=("engine.slots=32",)), SLOWER)
+    assert found.worse == [line for line in found.worse if line.startswith("cell: samples per second 0.7")] != []
+    assert [line for line in found.unlike if line.startswith("engine")] == ["engine.slots: 32 before, 128 after"]
+
+
+def test_noise_alone_is_no_change_and_faster_is_not_worse(tmp_path: Path) -> None:
+    same = changes(tmp_path / "same", BEFORE, replace(BEFORE, draw=1))
+    assert same.worse == [] and same.unlike == ()
+    assert changes(tmp_path / "faster", SLOWER, BEFORE).worse == []
+
+
+def test_the_more_cells_the_more_it_takes_to_call_one_of_them(tmp_path: Path) -> None:
+    """One that is alone called worse; beside 40 that are the same it is not."""
+    slightly = replace(BEFORE, step_s=1.03, draw=1)
+    pairs = [(BEFORE, slightly), *((replace(BEFORE, draw=2 + n), replace(BEFORE, draw=50 + n)) for n in range(40))]
+    cells = [
+        [make_cell(tmp_path / side, f"c{n}", pair[k], range(4)) for n, pair in enumerate(pairs)]
+        for k, side in enumerate("ab")
+    ]
+    assert changes_between(cells[0][:1], cells[1][:1]).worse and not changes_between(*cells).worse
+
+
+def test_seeds_that_only_one_has_are_left_out_and_cells_are_named(tmp_path: Path) -> None:
+    before = [make_cell(tmp_path / "a", "x", BEFORE, range(3)), make_cell(tmp_path / "a", "old", BEFORE, range(3))]
+    found = changes_between(before, [make_cell(tmp_path / "b", "x", BEFORE, range(1, 5))])
+    (speed,) = [measure for measure in found.cells[0].measures if measure.key == SPEED]
+    assert [sorted(cell.per_seed) for cell in speed.cells] == [[1, 2]] * 2
+    assert found.unmatched == ("old is only in the first",)
+
+
+def test_what_is_unlike_in_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cell has backend=real before and virtual after"):
+        changes(tmp_path, BEFORE, replace(BEFORE, backend="virtual"))
+    with pytest.raises(ConfigError, match="no cell in common: a before, b after"):
+        changes_between([make_cell(tmp_path, "a", BEFORE)], [make_cell(tmp_path, "b", BEFORE)])
+
+
+def test_the_command_takes_experiments_and_commits_and_fails_where_a_result_got_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "RESULTS", tmp_path)
+    for seed in range(4):
+        make_run(tmp_path, "cell", BEFORE, seed)
+    (tmp_path / "made_up").rename(tmp_path / "before")
+    for seed in range(4):
+        make_run(tmp_path, "cell", SLOWER, seed, manifest={"git": {"commit": "b" * 40, "dirty": True}})
+    (tmp_path / "made_up").rename(tmp_path / "after")
+    assert cli.main(["diff", "before", "after"]) == 1
+    told = capsys.readouterr().out
+    assert "code: commit aaaaaaaaaaaa before, commit bbbbbbbbbbbb with changes after" in told and "worse: " in told
+    assert cli.main(["diff", "b" * 9, "aaaaaaa"]) == 0
+    assert "no result is called worse" in capsys.readouterr().out
+    assert cli.main(["diff", "before", "nope"]) == 2
+    assert capsys.readouterr().err.startswith("nope is no experiment in ")
+    assert cli.main(["diff", "before"]) == 2
+    assert capsys.readouterr().err.startswith("diff takes two: ")
