@@ -12,12 +12,15 @@ from pydantic import TypeAdapter
 
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.equivalence import GATE_RUNS, read_gate
+from harness.comparison.fairness import first_difference, run_key
 from harness.comparison.runs import Cell, Run, read_run, runs_in
 from harness.config import ConfigError
 from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import is_done
 
 CAMPAIGN = "campaign.json"
+_AXES = ("schedule",)
+"""What differs on purpose where nobody asked for a comparison."""
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,39 @@ def folder_of(named: str | None, results: Path) -> Path:
 
 
 def comparison_in(folder: Path) -> Comparison:
-    """The comparison in the folder of an experiment: what `make compare` or `make sweep` was asked for, else a cell
-    per folder of runs, compared by schedule.
+    """The comparison in the folder of an experiment: what `make compare` or `make sweep` was asked for; else of what
+    may be compared with the run that finished last, a cell per folder of runs.
 
-    Raises ConfigError where no run is finished, for smoke runs, and for cells that must not be compared.
+    Raises ConfigError where no run is finished, and for smoke runs.
     """
     campaign = read_campaign(folder)
-    return compare(cells_in(folder)) if campaign is None else comparison_of(folder, campaign)
+    if campaign is not None:
+        return comparison_of(folder, campaign)
+    cells, left_out = comparable(cells_in(folder))
+    comparison = compare(cells)
+    return replace(comparison, warnings=(*left_out, *comparison.warnings))
+
+
+def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
+    """Those that may be held against the one that finished last, over the seeds that they share; and why others are
+    left out."""
+    newest = max(cells, key=lambda cell: max((run.path / "DONE").stat().st_mtime for run in cell.runs))
+    key, seeds = run_key(newest.runs[0], (), _AXES), set(newest.seeds)
+    kept, left_out = [], []
+    for cell in cells:
+        unlike = first_difference(run_key(cell.runs[0], (), _AXES), key)
+        if unlike is not None:
+            why = "it has {}={}, not {}".format(*unlike)
+        elif not seeds & set(cell.seeds):
+            why = f"it has none of the seeds {', '.join(map(str, sorted(seeds)))}"
+        else:
+            seeds &= set(cell.seeds)
+            kept.append(cell)
+            continue
+        left_out.append(f"{cell.label} is left out: {why} as {newest.label}, which finished last")
+    return [
+        replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in seeds)) for cell in kept
+    ], left_out
 
 
 def cells_in(folder: Path) -> list[Cell]:
