@@ -14,12 +14,11 @@ from harness.config import ConfigError
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Write one page of what the runs of an experiment say of each other, and the same in Markdown."""
     from harness.comparison.experiment import comparison_in, folder_of
-    from harness.report.page.document import write_report
+    from harness.report.page.document import print_written, write_report
 
     own, others = own_arguments(arguments, "experiment")
     if others:
         raise ConfigError(f"{others[0]} changes nothing in a report; choose runs with EXPERIMENT=<name>, or a folder")
     folder = folder_of(own["experiment"][-1] if own["experiment"] else None, results)
-    for path in write_report(comparison_in(folder), folder):
-        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+    print_written(write_report(comparison_in(folder), folder), console)
     return 0

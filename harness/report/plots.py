@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +168,18 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
 
 def save_figure(path: Path, title: str, draw: Callable[[Figure], None]) -> Path:
     """Draw in the style of all pictures here, with a title above, into a PNG at `path`; returns `path`."""
+    (made,) = save_figures([path], title, draw)
+    return made
+
+
+def save_figures(paths: Sequence[Path], title: str, draw: Callable[[Figure], None]) -> list[Path]:
+    """The same in several formats, by the ends of their names: png, svg, pdf."""
     with rc_context(_STYLE):
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
         draw(figure)
         figure.suptitle(title, fontweight="bold")
-        with replacing(path) as temporary:
-            figure.savefig(temporary, format="png", dpi=_DPI)
-    return path
+        for path in paths:
+            with replacing(path) as temporary:
+                figure.savefig(temporary, format=path.suffix[1:], dpi=_DPI)
+    return list(paths)

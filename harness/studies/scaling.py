@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.config.compose import DOCS
 from harness.metrics.atomic_files import write_text
-from harness.report.palette import COLORBLIND
+from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
 from harness.studies.planner.explore import Effort
 from harness.studies.planner.plan import Plan, explore_all, origin, plan_jobs
@@ -174,7 +174,7 @@ def _draw(figure: Figure, study: ScalingStudy) -> None:
     figure.set_size_inches(6.2 * len(study.models), 8.2)
     panels = figure.subplots(2, len(study.models), squeeze=False, sharex=True)
     names = sorted({point.schedule for point in study.points})
-    colors = dict(zip(names, COLORBLIND, strict=False))
+    colors = of_schedules(names)
     sizes = sorted({point.devices for point in study.points})
     for column, model in enumerate(study.models):
         rate, share = panels[0][column], panels[1][column]

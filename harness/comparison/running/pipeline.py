@@ -28,7 +28,7 @@ from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.config.machine import Machine
 from harness.metrics.run_inputs import refuse_changed_inputs
-from harness.report.page.document import write_report
+from harness.report.page.document import print_written, write_report
 
 _OF_RUNS = ("seeds", "force")
 """Settings that say which runs of a cell are to be made, not what a cell is."""
@@ -111,8 +111,7 @@ def conclude(folder: Path, campaign: Campaign, console: Console) -> bool:
     """Compare what is finished, print it, write its report. Returns whether the gate has run and there is a verdict."""
     comparison = comparison_of(folder, campaign)
     print_comparison(comparison, console)
-    for path in write_report(comparison, folder):
-        console.print(f"{path}", soft_wrap=True, highlight=False, markup=False)
+    print_written(write_report(comparison, folder), console)
     return comparison.gate is not None and not comparison.faults
 
 

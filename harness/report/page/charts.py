@@ -14,7 +14,7 @@ from harness.comparison.measures import CellMeasure
 from harness.comparison.runs import Cell
 from harness.metrics.formatting import percent
 from harness.report.page.text import histogram_text, lag_text, profile_text, share_label
-from harness.report.palette import of_cell
+from harness.report.palette import of_cells
 
 _STRIP, _STRIP_HEIGHT, _EDGE = 220, 26, 8
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _HEAD, _FOOT = 260, 164, 42, 16, 8, 36
@@ -25,8 +25,8 @@ def staleness_cards(comparison: Comparison) -> str:
     """All on one scale, so that they can be compared."""
     highest = max(float(np.max(lags.shares)) for lags in comparison.staleness)
     return "".join(
-        _card(number, cell.label, histogram(lags, highest, of_cell(number), histogram_text(lags)), lag_text(cell))
-        for number, (cell, lags) in enumerate(zip(comparison.cells, comparison.staleness, strict=True))
+        _card(colour, cell.label, histogram(lags, highest, colour, histogram_text(lags)), lag_text(cell))
+        for cell, lags, colour in zip(comparison.cells, comparison.staleness, of_cells(comparison.cells), strict=True)
     )
 
 
@@ -34,19 +34,22 @@ def profile_cards(comparison: Comparison) -> str:
     """Likewise: one axis of scores for all."""
     scores, base = score_range(comparison.profiles), comparison.profiles[comparison.baseline]
     cards = []
-    for number, (cell, profile) in enumerate(zip(comparison.cells, comparison.profiles, strict=True)):
+    for cell, profile, colour in zip(comparison.cells, comparison.profiles, of_cells(comparison.cells), strict=True):
         label = f"{cell.label}: {profile_text(profile)}"
-        cards.append(_card(number, cell.label, profile_chart(profile, base, scores, of_cell(number), label)))
+        cards.append(_card(colour, cell.label, profile_chart(profile, base, scores, colour, label)))
     return "".join(cards)
 
 
 def device_cards(comparison: Comparison) -> str:
-    return "".join(_card(number, cell.label, _idle(cell)) for number, cell in enumerate(comparison.cells))
+    colours = of_cells(comparison.cells)
+    return "".join(
+        _card(colour, cell.label, _idle(cell)) for cell, colour in zip(comparison.cells, colours, strict=True)
+    )
 
 
-def _card(number: int, label: str, body: str, foot: str = "") -> str:
+def _card(colour: str, label: str, body: str, foot: str = "") -> str:
     text = f"<p>{escape(foot)}</p>" if foot else ""
-    name = f'<i class="dot" style="background:{of_cell(number)}"></i>{escape(label)}'
+    name = f'<i class="dot" style="background:{colour}"></i>{escape(label)}'
     return f'<div class="card"><h3>{name}</h3>{body}{text}</div>'
 
 

@@ -13,7 +13,7 @@ from harness.comparison.measures import HELD_OUT
 from harness.metrics.manifest import run_title
 from harness.metrics.timeline import TRAINING_ROLE, Interval, Timeline, lanes
 from harness.protocols import Span
-from harness.report.palette import DASHES, KINDS, VERSIONS, of_cell
+from harness.report.palette import DASHES, KINDS, VERSIONS, of_cells
 
 AXES = {"samples": "samples trained", "tokens": "tokens trained (prompt and response)", "seconds": "time (s)"}
 TITLES = {
@@ -51,8 +51,8 @@ def curves_data(comparison: Comparison) -> dict[str, Any]:
         "axes": [[axis, title] for axis, title in axes.items() if any(c.axis == axis for c in comparison.curves)],
         "keys": [[key, TITLES.get(key, key)] for key in keys],
         "cells": [
-            {"label": cell.label, "colour": of_cell(number), "dash": DASHES[number % len(DASHES)]}
-            for number, cell in enumerate(comparison.cells)
+            {"label": cell.label, "colour": colour, "dash": DASHES[number % len(DASHES)]}
+            for number, (cell, colour) in enumerate(zip(comparison.cells, of_cells(comparison.cells), strict=True))
         ],
         "curves": [
             {

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from rich.console import Console
+
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import has_matrix, matrix_of
 from harness.metrics.atomic_files import write_text
 from harness.report.page.charts import device_cards, profile_cards, staleness_cards
 from harness.report.page.data import curves_data, timelines_data
+from harness.report.page.exports import measures_csv, table_tex
 from harness.report.page.markdown import markdown
 from harness.report.page.pictures import draw_comparison
 from harness.report.page.tables import (
@@ -40,16 +43,31 @@ _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
 
 
 def write_report(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write report.html, which needs nothing else, and report.md with PNG pictures beside it; returns their paths.
+    """Write report.html, which needs nothing else, report.md with PNG pictures beside it, and for papers the pictures
+    as SVG and PDF, measures.csv and table.tex; returns their paths.
 
     An earlier report in this folder is replaced, file by file.
     """
-    page, text = folder / "report.html", folder / "report.md"
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(page, document(comparison))
     pictures = draw_comparison(comparison, folder)
-    write_text(text, markdown(comparison, [picture.name for picture in pictures]))
-    return [page, text, *pictures]
+    texts = {
+        "report.html": document(comparison),
+        "report.md": markdown(comparison, [picture.name for picture in pictures if picture.suffix == ".png"]),
+        "measures.csv": measures_csv(comparison),
+        "table.tex": table_tex(comparison),
+    }
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    return [*(folder / name for name in texts), *pictures]
+
+
+def print_written(paths: Sequence[Path], console: Console) -> None:
+    """The pages, a line each; pictures by name."""
+    pictures = sorted({path.stem for path in paths if path.suffix == ".png"})
+    for path in paths:
+        if path.stem not in pictures:
+            console.print(f"{path}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"beside them, as PNG, SVG and PDF: {', '.join(pictures)}", soft_wrap=True, highlight=False)
 
 
 def document(comparison: Comparison) -> str:

@@ -16,25 +16,30 @@ from harness.comparison.curves import REWARDS, role_times
 from harness.report.page.charts import score_range
 from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings
-from harness.report.palette import DASHES, of_cell
-from harness.report.plots import save_figure
+from harness.report.palette import DASHES, of_cells
+from harness.report.plots import save_figures
 
 _PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
 _BAND_FROM = 3  # seeds
+_FORMATS = ("png", "svg", "pdf")
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """curves.png, staleness.png, idle.png and, where something was rewarded, profiles.png in `folder`."""
+    """curves, staleness, idle and, where something was rewarded, profiles in `folder`, each as PNG, SVG and PDF."""
     headings = Headings(comparison)
     title = f"{headings.curves_title} · {headings.on} · {headings.how_word}"
     drawings = {
-        "curves.png": (title, draw_curves),
-        "staleness.png": (f"Staleness · {headings.on} · {headings.how_word}", draw_staleness),
-        "idle.png": (f"Idle time · {headings.on} · {headings.how_word}", draw_idle),
+        "curves": (title, draw_curves),
+        "staleness": (f"Staleness · {headings.on} · {headings.how_word}", draw_staleness),
+        "idle": (f"Idle time · {headings.on} · {headings.how_word}", draw_idle),
     }
     if comparison.profiles:
-        drawings["profiles.png"] = (f"Performance profiles · {headings.on} · {headings.how_word}", draw_profiles)
-    return [save_figure(folder / name, title, partial(draw, comparison)) for name, (title, draw) in drawings.items()]
+        drawings["profiles"] = (f"Performance profiles · {headings.on} · {headings.how_word}", draw_profiles)
+    return [
+        path
+        for name, (title, draw) in drawings.items()
+        for path in save_figures([folder / f"{name}.{end}" for end in _FORMATS], title, partial(draw, comparison))
+    ]
 
 
 def draw_curves(comparison: Comparison, figure: Figure) -> None:
@@ -42,12 +47,12 @@ def draw_curves(comparison: Comparison, figure: Figure) -> None:
     present = [curve.key for curve in comparison.curves]
     key = next((key for key in REWARDS if key in present), present[0])
     figure.set_size_inches(13, 4.4)
-    panels = figure.subplots(1, len(AXES), sharey=True)
+    panels, colors = figure.subplots(1, len(AXES), sharey=True), of_cells(comparison.cells)
     for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
         for curve in comparison.curves:
             if (curve.key, curve.axis) != (key, axis):
                 continue
-            color = of_cell(curve.cell)
+            color = colors[curve.cell]
             if len(curve.per_seed) >= _BAND_FROM:
                 panel.fill_between(curve.grid, curve.low, curve.high, color=color, alpha=0.12, linewidth=0)
             for values in curve.per_seed.values():
@@ -67,10 +72,10 @@ def draw_curves(comparison: Comparison, figure: Figure) -> None:
 
 def draw_staleness(comparison: Comparison, figure: Figure) -> None:
     """A histogram of worst lags per cell, all on one scale."""
-    panels = _panel_each(figure, len(comparison.cells), 2.6)
+    panels, colors = _panel_each(figure, len(comparison.cells), 2.6), of_cells(comparison.cells)
     for index, (panel, cell, lags) in enumerate(zip(panels, comparison.cells, comparison.staleness, strict=True)):
         shares, names = lags.grouped()
-        bars = panel.bar(names, shares, width=0.8, color=of_cell(index))
+        bars = panel.bar(names, shares, width=0.8, color=colors[index])
         panel.bar_label(bars, [f"{share:.0%}" if share else "" for share in shares], padding=2, fontsize="small")
         panel.set(title=cell.label, xlabel="worst lag (iterations)", ylim=(0, 1.12))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -90,14 +95,14 @@ def _panel_each(figure: Figure, count: int, height: float) -> list[Axes]:
 
 def draw_profiles(comparison: Comparison, figure: Figure) -> None:
     """Of every cell the share of its seeds that end above each exact match, its interval, and the baseline in grey."""
-    panels = _panel_each(figure, len(comparison.cells), 2.4)
+    panels, colors = _panel_each(figure, len(comparison.cells), 2.4), of_cells(comparison.cells)
     base, scores = comparison.profiles[comparison.baseline], score_range(comparison.profiles)
     for index, (panel, cell, profile) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=True)):
         panel.fill_between(
-            profile.taus, profile.low, profile.high, step="post", color=of_cell(index), alpha=0.13, linewidth=0
+            profile.taus, profile.low, profile.high, step="post", color=colors[index], alpha=0.13, linewidth=0
         )
         panel.step(base.taus, base.shares, where="post", color="#7c8793", linewidth=1.0)
-        panel.step(profile.taus, profile.shares, where="post", color=of_cell(index), linewidth=2.2)
+        panel.step(profile.taus, profile.shares, where="post", color=colors[index], linewidth=2.2)
         panel.set(title=cell.label, xlabel="exact match at the end", xlim=scores)
         panel.set_ylim(0, 1.04)
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

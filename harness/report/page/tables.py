@@ -18,7 +18,7 @@ from harness.metrics.formatting import number
 from harness.report.correction_matrix import COLORS
 from harness.report.page.charts import span_of, strip
 from harness.report.page.text import checks, commands
-from harness.report.palette import of_cell
+from harness.report.palette import of_cells
 
 _SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "not told apart"}
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table
@@ -31,12 +31,12 @@ def headline_table(comparison: Comparison) -> str:
     heads = "".join(
         f'<th scope="col">{escape(m.title)}<small>{escape(_unit(comparison, m))}</small></th>' for m in measures
     )
-    rows = []
+    rows, colours = [], of_cells(comparison.cells)
     for index, cell in enumerate(comparison.cells):
         cells = "".join(_headline(comparison, measure, index) for measure in measures)
         base = ' <span class="tag">baseline</span>' if index == comparison.baseline else ""
         devices = f"<small>{escape(cell.runs[0].pools)}</small>"
-        rows.append(f'<tr><th scope="row">{_name(index, cell.label)}{base}{devices}</th>{cells}</tr>')
+        rows.append(f'<tr><th scope="row">{_name(colours[index], cell.label)}{base}{devices}</th>{cells}</tr>')
     return (
         f'<table class="headlines"><thead><tr><th scope="col">cell<small>devices</small></th>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"
@@ -49,7 +49,7 @@ def measure_tables(comparison: Comparison) -> str:
 
 
 def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
-    scale, axis = scale_of(measure), span_of(measure.cells)
+    scale, axis, colours = scale_of(measure), span_of(measure.cells), of_cells(comparison.cells)
     seeds = list(dict.fromkeys(seed for cell in measure.cells for seed in cell.per_seed))
     several = len(comparison.cells) > 1
     heads = ["cell", "seeds and interval", "mean", "95 % interval"]
@@ -59,8 +59,8 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
     rows = []
     for index, (cell, values) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
         parts = [
-            f'<th scope="row">{_name(index, cell.label)}</th>',
-            f"<td>{strip(values, axis, of_cell(index))}</td>",
+            f'<th scope="row">{_name(colours[index], cell.label)}</th>',
+            f"<td>{strip(values, axis, colours[index])}</td>",
             f'<td class="number"><b>{scale.value(values.value)}</b></td>',
             f'<td class="number">{scale.bounds(values.interval)}</td>',
         ]
@@ -108,10 +108,10 @@ def _unit(comparison: Comparison, measure: Measure) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _name(index: int, label: str) -> str:
+def _name(colour: str, label: str) -> str:
     """With its colour; a long one may break where a setting's name has its joints."""
     broken = re.sub(r"(=|\.(?!\d))", r"\1<wbr>", escape(label))
-    return f'<i class="dot" style="background:{of_cell(index)}"></i>{broken}'
+    return f'<i class="dot" style="background:{colour}"></i>{broken}'
 
 
 def matrix_table(matrix: CorrectionMatrix) -> str:

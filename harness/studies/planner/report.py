@@ -15,7 +15,7 @@ from rich.table import Table
 
 from harness.config.checks.layout import device_roles
 from harness.config.compose import plain
-from harness.report.palette import COLORBLIND
+from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
 from harness.studies.planner.plan import WORTH, Choice, Plan, bench_command, layout, origin, why_none
 
@@ -213,7 +213,7 @@ def _draw(figure: Figure, plan: Plan) -> None:
     figure.set_size_inches(12.5, 1.8 + 0.45 * max(6, len(plan.best_of_each)))
     points, bars = figure.subplots(1, 2, width_ratios=(1.25, 1))
     names = sorted({choice.schedule for choice in plan.choices})
-    colors = dict(zip(names, COLORBLIND, strict=False))
+    colors = of_schedules(names)
     _draw_front(points, plan, colors)
     _draw_bars(bars, plan, colors)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from harness.comparison.comparison import Comparison, compare
@@ -25,7 +27,8 @@ from harness.report.page.data import MOST_ENGINES, timeline_data
 from harness.report.page.document import as_script, document, write_report
 from harness.report.page.markdown import markdown
 from harness.report.page.text import profile_text
-from harness.report.palette import KINDS
+from harness.report.palette import KINDS, of_cells, of_schedules
+from schedules import SCHEDULES
 from tests.support.fabricated_cells import Made, make_cell, make_run
 
 VOID = {"wbr", "meta", "link", "br", "input", "line", "rect", "circle", "polyline", "polygon"}
@@ -159,9 +162,9 @@ def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison
     assert keys[:2] == ["throughput/samples_per_s", "reward/exact_match"]
     assert len(keys) <= 6 and sum(key.startswith("reach/seconds/") for key in keys) == 1
     speed = comparison.measures[0]
-    text = against(comparison, speed, 1)
+    text = against(speed, 1)
     assert text is not None and text.verdict == "better" and re.fullmatch(r"[12]\.\d\dx", text.value)
-    assert against(comparison, speed, 0) is None
+    assert against(speed, 0) is None
 
 
 def test_profiles_show_where_the_seeds_of_every_cell_end(comparison: Comparison, simulated: Comparison) -> None:
@@ -200,9 +203,11 @@ def test_schedules_crossed_with_corrections_stand_as_a_heat_map(comparison: Comp
 
 def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparison, tmp_path: Path) -> None:
     written = write_report(comparison, tmp_path / "made_up")
-    pictures = ["curves.png", "staleness.png", "idle.png", "profiles.png"]
-    assert [path.name for path in written] == ["report.html", "report.md", *pictures]
-    assert all(path.stat().st_size > 1000 for path in written)
+    pictures = [
+        f"{name}.{end}" for name in ("curves", "staleness", "idle", "profiles") for end in ("png", "svg", "pdf")
+    ]
+    assert [path.name for path in written] == ["report.html", "report.md", "measures.csv", "table.tex", *pictures]
+    assert all(path.stat().st_size > 500 for path in written)
     text = written[1].read_text(encoding="utf-8")
     assert comparison.verdict.replace("[", r"\[").replace("*", r"\*") in text
     for measure in comparison.measures:
@@ -211,6 +216,50 @@ def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparis
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
         widths = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
         assert len(widths) == 1
+
+
+def test_the_csv_has_every_measure_of_every_cell_as_numbers(comparison: Comparison, tmp_path: Path) -> None:
+    write_report(comparison, tmp_path / "made_up")
+    table = pd.read_csv(tmp_path / "made_up" / "measures.csv")
+    assert len(table) == len(comparison.measures) * len(comparison.cells)
+    for measure in comparison.measures:
+        for index, cell in enumerate(comparison.cells):
+            ((_, row),) = table[(table.measure == measure.key) & (table.cell == cell.label)].iterrows()
+            values, found = measure.cells[index], measure.against_baseline(index)
+            seeds = dict(one.split(":") for one in row.seeds.split())
+            assert {int(seed): float(value) for seed, value in seeds.items()} == pytest.approx(dict(values.per_seed))
+            assert math.isnan(row["mean"]) if values.interval is None else row["mean"] == pytest.approx(values.value)
+            assert (
+                math.isnan(row.p)
+                if found is None
+                else (row.p, bool(row.called))
+                == (
+                    pytest.approx(found.p),
+                    found.distinguishable,
+                )
+            )
+
+
+def test_the_latex_table_has_a_row_per_cell_and_escapes_what_latex_would_read(
+    comparison: Comparison, tmp_path: Path
+) -> None:
+    write_report(comparison, tmp_path / "made_up")
+    text = (tmp_path / "made_up" / "table.tex").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert [row.split(" & ")[0] for row in rows] == ["cell", *(cell.label for cell in comparison.cells)]
+    assert len({row.count(" & ") for row in rows}) == 1 and not re.search(r"(?<!\\)[%_]", text)
+
+
+def test_a_schedule_has_its_colour_whatever_it_stands_beside_and_cells_of_one_schedule_have_different_ones(
+    tmp_path: Path,
+) -> None:
+    short = Made(iterations=4)
+    cells = [make_cell(tmp_path, name, replace(short, schedule=name), (0,)) for name in SCHEDULES]
+    assert dict(zip(SCHEDULES, of_cells(cells), strict=True)) == of_schedules(list(SCHEDULES))
+    assert of_cells(cells[3:5]) == of_cells(cells)[3:5] and len(set(of_cells(cells))) == len(cells)
+    twice = [make_cell(tmp_path, f"fully_async {n}", short, (0,)) for n in range(3)]
+    assert len(set(of_cells(twice))) == 3
+    assert len(set(of_schedules(["fully_async", "my_lab.schedules:Mine", "my_lab.schedules:Other"]).values())) == 3
 
 
 def test_smoke_runs_are_refused_by_name(tmp_path: Path) -> None:
