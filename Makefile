@@ -91,11 +91,18 @@ help:
 
 setup: $(STAMP)
 
+# Before anything is installed: torch alone takes minutes.
+define supported
+	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))" || { \
+		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), and Cadence needs Python 3.11 or 3.12: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+endef
+
 # Other indexes than PyPI may have torch for CPUs under the same version, and pip prefers it.
 for_cuda = $(if $(CUDA),@$(1)/bin/python -c "import torch; raise SystemExit(0 if torch.version.cuda else 'torch ' + torch.__version__ + ' in $(1) \
 	is a build for CPUs: make clean, and make again where pip finds none (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), or WHEELS=cpu')")
 
 $(STAMP): pyproject.toml .ci/constraints.txt .ci/constraints$(CUDA).txt
+	$(supported)
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV), for $(WHEELS) (about three minutes the first time)"
 	@PIP_CONSTRAINT=.ci/constraints$(CUDA).txt $(PY) -m pip install --quiet --disable-pip-version-check torch
@@ -111,6 +118,7 @@ setup-vllm: $(VLLM)/$(INSTALLED)
 
 $(VLLM)/$(INSTALLED): pyproject.toml .ci/constraints-vllm$(CUDA).txt
 	$(call without_spaces,vLLM)
+	$(supported)
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@echo "installing into $(VLLM), for $(WHEELS) (about five minutes the first time)"
 	@PIP_CONSTRAINT=.ci/constraints-vllm$(CUDA).txt $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch
@@ -124,6 +132,7 @@ setup-sglang: $(SGLANG)/$(INSTALLED)
 
 $(SGLANG)/$(INSTALLED): .ci/constraints-sglang$(CUDA).txt
 	$(call without_spaces,SGLang)
+	$(supported)
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	@echo "installing into $(SGLANG), for $(WHEELS) (about five minutes the first time)"
 	@PIP_CONSTRAINT=.ci/constraints-sglang$(CUDA).txt $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check torch

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -15,20 +17,17 @@ INTERNAL = {"STAMP", "PY", "VENV", "PYTEST", "BENCH", "VLLM", "SGLANG", "ORACLE"
 EVERYWHERE = {"ARGS", "PYTHON", "CURDIR"}
 
 
-def make(*words: str) -> subprocess.CompletedProcess[str]:
-    """What it would do."""
+def make(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     own = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL")  # the tests may be run by make
     environment = {name: value for name, value in os.environ.items() if name not in own}
-    return subprocess.run(
-        ["make", "-n", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(["make", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
     "words", [("bench", "SCHEDUL=half_step"), ("bench", "schedule=half_step"), ("bench", "SCHEDULES=all", "SEEDS=1")]
 )
 def test_a_variable_that_the_goal_does_not_take_is_named_and_nothing_runs(words: tuple[str, ...]) -> None:
-    done = make(*words)
+    done = make("-n", *words)
     unknown = words[1].partition("=")[0]
     assert done.returncode == 2 and "harness" not in done.stdout
     assert re.search(rf"make bench does not take .*\b{unknown}=.*; it takes SCHEDULE= .*ARGS=", done.stderr)
@@ -51,9 +50,21 @@ def test_goals_take_every_variable_that_their_recipes_read() -> None:
 def test_commands_take_as_options_what_their_goals_take_as_variables() -> None:
     named = {"dry-run": "DRY"}
     for command, options in OPTIONS.items():
-        (taken,) = re.findall(r"; it takes (.*)$", make(command, "NOT_TAKEN=1").stderr, re.MULTILINE)
+        (taken,) = re.findall(r"; it takes (.*)$", make("-n", command, "NOT_TAKEN=1").stderr, re.MULTILINE)
         flags = {named.get(option.flag, option.flag.upper()) for option in options}
         variables = {name.rstrip("=") for name in re.findall(r"[A-Z]+=", taken)} - EVERYWHERE
         if "SCHEDULES" in flags:
             variables -= {"SCHEDULE"}  # taken to be refused with a line of its own
         assert variables == flags, command
+
+
+def test_a_python_that_is_not_supported_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "python3.13"
+    python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.13.1\nexit 1\n')
+    python.chmod(0o755)
+    done = make("bench", f"PYTHON={python}", folder=tmp_path)
+    assert done.returncode == 2 and "is Python 3.13.1, and Cadence needs Python 3.11 or 3.12" in done.stdout
+    assert not (tmp_path / ".venv").exists()
