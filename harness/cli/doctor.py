@@ -150,7 +150,7 @@ def _gpus() -> Finding:
         meaning = "instances of divided GPUs (MIG): no job spans two of them" if machine.divided else ""
         return Finding("ok", "GPUs", f"{machine.gpus} with {machine.gpu_bytes / _GIB:.0f} GiB", meaning)
     return Finding(
-        "note", "GPUs", "none", "MODEL=tiny runs on cores; larger models need GPUs (or, later, the simulator)"
+        "note", "GPUs", "none", "MODEL=tiny runs on cores; larger models need GPUs, and are simulated without"
     )
 
 

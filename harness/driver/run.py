@@ -236,7 +236,7 @@ def _initial_model(config: JobConfig, plan: JobPlan, results: Path, console: Con
     task = make_task(config)
     if summary := getattr(task, "summary", None):  # what was read, and what was left out
         console.print(summary, highlight=False, soft_wrap=True)
-    doing = "making the warm start (once per model and task, about 20 s)"
+    doing = "making the warm start (once per model and task, half a minute on two free cores)"
     if config.model.checkpoint is not None:
         doing = f"looking for {config.model.checkpoint}"
     with console.status(doing):
