@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,6 +42,7 @@ RUNS = {
 }
 """On a training world of one, or of two, where sums over ranks round in another order, and where scoring and training
 stream side by side over the same shards."""
+STREAMED = [name for name in RUNS if name != "separated"]
 
 
 STEPS = "algorithm.micro_batch_groups=2 algorithm.mini_batches=4 algorithm.epochs=2"
@@ -128,17 +130,22 @@ def test_several_optimizer_steps_a_batch_change_nothing_of_that(
         invariants.check_run(read_finished(run))
 
 
+def equal_runs(folder: Path, settings: str, names: Iterable[str]) -> list[Path]:
+    """Of these of `RUNS`; all keep what is promised, and equal the first of as many ranks bit for bit."""
+    runs = bench_all(folder, {name: f"{settings} {RUNS[name]}" for name in names})
+    for name, run in runs.items():
+        assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
+        invariants.check_run(read_finished(run))
+    return list(runs.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("over_sampling", [1.0, 1.5])
 def test_a_filter_changes_nothing_of_that(results: Path, over_sampling: float) -> None:
     """Which groups are trained, and what places of refused ones are dealt instead, does not depend on who is faster."""
     filtered = f"algorithm.filter=tests.support.filters:even algorithm.over_sampling={over_sampling}"
     settings = f"{SMALL} iterations=4 {filtered}"
-    names = ("colocated", "separated", "separated_streaming", "async_0", "colocated_2_ranks", "async_0_2_ranks")
-    runs = bench_all(results / f"filtered_{over_sampling}", {name: f"{settings} {RUNS[name]}" for name in names})
-    for name, run in runs.items():
-        assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
-        invariants.check_run(read_finished(run))
+    for run in equal_runs(results / f"filtered_{over_sampling}", settings, RUNS):
         counts = load_ledger(run)
         assert counts["trained"] == 4 * 128 and counts["dropped_filtered"] > 100
         assert max(row["filter/rounds"] for row in load_metrics(run)) > 1
@@ -149,24 +156,16 @@ def test_a_filter_changes_nothing_of_that(results: Path, over_sampling: float) -
 def test_a_baseline_for_each_token_changes_nothing_of_that(results: Path, task: str) -> None:
     """Made group by group of what actor_fwd computes micro-batch by micro-batch; also where an environment writes."""
     own = "algorithm.advantage=optimal_token_baseline algorithm.recompute_log_probs=true"
-    names = ("colocated", "separated_streaming", "async_0", "colocated_2_ranks", "async_0_2_ranks")
     settings = f"{SMALL} iterations=3 task={task} {own}"
-    runs = bench_all(results / f"baseline_{task[:6]}", {name: f"{settings} {RUNS[name]}" for name in names})
-    for name, run in runs.items():
-        assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
-        invariants.check_run(read_finished(run))
+    for run in equal_runs(results / f"baseline_{task[:6]}", settings, STREAMED):
         assert any(row["train/grad_norm"] > 0 for row in load_metrics(run))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["reverse", "lookup task.reward=tests.support.rewards:letters"])
 def test_a_greedy_response_to_compare_with_changes_nothing_of_that(results: Path, task: str) -> None:
-    names = ("colocated", "separated_streaming", "async_0", "colocated_2_ranks", "async_0_2_ranks")
     settings = f"{SMALL} iterations=3 task={task} algorithm.advantage=remax"
-    runs = bench_all(results / f"remax_{task[:6]}", {name: f"{settings} {RUNS[name]}" for name in names})
-    for name, run in runs.items():
-        assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
-        invariants.check_run(read_finished(run))
+    for run in equal_runs(results / f"remax_{task[:6]}", settings, STREAMED):
         metrics = load_metrics(run)
         assert any(row["train/grad_norm"] > 0 and row["reward/baseline"] != row["reward/mean"] for row in metrics)
         assert metrics[-1]["ledger/dropped_baseline"] == 3 * 16
