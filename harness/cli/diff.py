@@ -41,16 +41,18 @@ def _print(changes: Changes, console: Console) -> None:
     for line in changes.unlike or ("the same settings, code, packages and machine",):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "measure", "before", "after", "after against before, 95 %"):
-        table.add_column(column, justify="left" if column in ("", "measure") else "right")
+    for column in ("", "measure"):
+        table.add_column(column)
+    for column in ("before", "after", "change, 95 %"):
+        table.add_column(column, justify="right", no_wrap=True)
     for cell in changes.cells:
         for measure in cell.measures:
             text, scale = against(measure, 1), scale_of(measure)
             called = text is not None and text.verdict != "same"
             if called or measure.key in RESULTS:
-                values = [f"{scale.value(each.value)} {scale.unit}".strip() for each in measure.cells]
-                change = "-" if text is None else f"{text.value} {text.bounds}{' *' if called else ''}"
-                table.add_row(cell.label, measure.title, *values, change)
+                title = f"{measure.title} (%)" if scale.unit == "%" else measure.title
+                change = "-" if text is None else f"{text.value.split()[0]} {text.bounds} {'*' if called else ' '}"
+                table.add_row(cell.label, title, *(scale.value(each.value) for each in measure.cells), change)
     console.print(table)
     console.print(
         "* called a difference: so is it after Holm's correction for several cells", style="dim", highlight=False

@@ -138,8 +138,8 @@ def folder_of(named: str | None, results: Path) -> Path:
 
 
 def comparison_in(folder: Path) -> Comparison:
-    """The comparison in the folder of an experiment: what `make compare` or `make sweep` was asked for; else of what
-    may be compared with the run that finished last, a cell per folder of runs.
+    """The comparison in the folder of an experiment: what `make compare` or `make sweep` was asked for; else of the
+    most that may be compared, a cell per folder of runs.
 
     Raises ConfigError where no run is finished, and for smoke runs.
     """
@@ -152,25 +152,37 @@ def comparison_in(folder: Path) -> Comparison:
 
 
 def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
-    """Those that may be held against the one that finished last, over the seeds that they share; and why others are
-    left out."""
-    newest = max(cells, key=lambda cell: max((run.path / "DONE").stat().st_mtime for run in cell.runs))
-    key, seeds = run_key(newest.runs[0], (), _AXES), set(newest.seeds)
-    kept, left_out = [], []
+    """The most that may be held against each other, over the seeds that they share; of equally many, those with the
+    run that finished last. And why others are left out."""
+    groups: list[list[Cell]] = []
     for cell in cells:
-        unlike = first_difference(run_key(cell.runs[0], (), _AXES), key)
-        if unlike is not None:
-            why = "it has {}={}, not {}".format(*unlike)
-        elif not seeds & set(cell.seeds):
-            why = f"it has none of the seeds {', '.join(map(str, sorted(seeds)))}"
-        else:
+        like = (group for group in groups if _unlike(cell, group[0]) is None)
+        if (group := next(like, None)) is None:
+            groups.append(group := [])
+        group.append(cell)
+    kept = max(groups, key=lambda group: (len(group), max(map(_finished_at, group))))
+    seeds, shared, left_out = set(kept[0].seeds), list[Cell](), list[str]()
+    for cell in cells:
+        if cell not in kept:
+            unlike = "{}={}, not {}".format(*(_unlike(cell, kept[0]) or ()))
+            left_out.append(f"{cell.label} is left out: it has {unlike} as {kept[0].label}")
+        elif seeds & set(cell.seeds):
             seeds &= set(cell.seeds)
-            kept.append(cell)
-            continue
-        left_out.append(f"{cell.label} is left out: {why} as {newest.label}, which finished last")
+            shared.append(cell)
+        else:
+            left_out.append(f"{cell.label} is left out: it has none of the seeds {', '.join(map(str, sorted(seeds)))}")
     return [
-        replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in seeds)) for cell in kept
+        replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in seeds)) for cell in shared
     ], left_out
+
+
+def _unlike(one: Cell, other: Cell) -> tuple[str, str, str] | None:
+    """A setting that forbids to compare them, and its values; seeds aside."""
+    return first_difference(*(run_key(cell.runs[0], (), _AXES) for cell in (one, other)))
+
+
+def _finished_at(cell: Cell) -> float:
+    return max((run.path / "DONE").stat().st_mtime for run in cell.runs)
 
 
 def cells_in(folder: Path) -> list[Cell]:
