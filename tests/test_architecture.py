@@ -16,7 +16,7 @@ from harness.tasks import TASKS
 from schedules import SCHEDULES
 from tests.support.project import ROOT
 
-PACKAGES = ("harness", "schedules", "engines")
+PACKAGES = ("cadence", "harness", "schedules", "engines")
 FILES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
 LAYERS = re.findall(r"^\| `([\w/.]+?)/?` \|", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
 """Folders from top to bottom, as documented."""

@@ -6,24 +6,18 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from schedules import SCHEDULES
+
 if TYPE_CHECKING:
     from harness.comparison.runs import Cell
-
-SCHEDULES = {
-    "colocate_sync": "#4D4D4D",
-    "separated_sync": "#8C6BB1",
-    "one_step_off": "#E69F00",
-    "k_step_off": "#D55E00",
-    "delayed_update": "#009E73",
-    "half_step": "#CC79A7",
-    "fully_async": "#0072B2",
-}
-"""A schedule has one colour on every page and in every picture; those of the user's get what is left."""
-_OTHERS = ("#56B4E9", "#882255", "#999933", "#332288")
 
 CELLS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D", "#8C6BB1")
 """Of cells that are not a schedule each, in their order, again from the first where there are more. Okabe and Ito
 (2008), without the yellow that vanishes on white; the last two are of equal distance to the others."""
+
+OWN = dict(zip(SCHEDULES, CELLS, strict=False))
+"""A built-in schedule has one colour on every page and in every picture; those of the user's get what is left."""
+_OTHERS = (*CELLS[len(OWN) :], "#882255", "#999933", "#332288")
 
 DASHES = ("", "7 3", "2 3", "10 3 2 3")
 """Of lines, likewise: they can be told apart in grey, too."""
@@ -57,7 +51,7 @@ COLORBLIND = (
 def of_schedules(names: Sequence[str]) -> dict[str, str]:
     """By name."""
     others = cycle(_OTHERS)
-    return {name: SCHEDULES[name] if name in SCHEDULES else next(others) for name in names}
+    return {name: OWN[name] if name in OWN else next(others) for name in names}
 
 
 def of_cells(cells: Sequence[Cell]) -> list[str]:

@@ -19,7 +19,7 @@ from harness.runtime.runtime import RealClock, WorkerDied, parts_of
 from harness.runtime.virtual_runtime import LocalRole
 from harness.studies.chaos.jobs import base, random_job
 from schedules import SCHEDULES
-from tests.harness.weight_sync.test_coordinator import Setting, Worker
+from tests.support.coordinated_workers import Setting, Worker
 from tests.support.engine_events import KillableHandle
 from tests.support.examples import examples
 from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_times

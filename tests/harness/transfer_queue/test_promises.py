@@ -238,10 +238,11 @@ def test_no_module_of_the_queue_imports_what_unpickles(file: Path) -> None:
 def test_installing_the_project_adds_its_own_packages_only() -> None:
     """The wheel of TransferQueue 0.1.11 brought top-level packages `tests` and `scripts`."""
     settings_of = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    assert set(settings_of) == {"packages", "package-data"} and set(settings_of["packages"]) == {"find"}
+    assert set(settings_of) == {"packages", "package-data", "dynamic"} and set(settings_of["packages"]) == {"find"}
     found = setuptools.find_namespace_packages(str(ROOT), **settings_of["packages"]["find"])
     assert set(settings_of["package-data"]) - {"*"} <= set(found)
     assert Counter(name.partition(".")[0] for name in found).keys() == {
+        "cadence",
         "harness",
         "schedules",
         "engines",

@@ -1,140 +1,27 @@
 """Which calls are made in which order, what waits for what, and what becomes of a transfer that fails."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from harness.protocols import Span
 from harness.runtime.runtime import WorkerDied
-from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.coordinator import Coordinator, RetryPolicy
-from harness.weight_sync.ipc import SharedOffer, share_slots
-from harness.weight_sync.membership import Fleet, LostEngine, OnLost
-from harness.weight_sync.plan import TransferError, plan_transfer
-from harness.weight_sync.process_group import Rendezvous
-from harness.weight_sync.transports import GroupTransport, stage_then_swap, write_then_read
+from harness.weight_sync.membership import LostEngine
+from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.transports import stage_then_swap, write_then_read
 from schedules.base import Transport
-from tests.support.proxies import Proxy
+from tests.support.coordinated_workers import (
+    BROKEN,
+    DIED,
+    OFFER,
+    PLAN,
+    WRONG,
+    Setting,
+    Worker,
+)
 from tests.support.role_setting import settle
-
-PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
-RENDEZVOUS = Rendezvous("127.0.0.1", 1, 4, 5.0)
-OFFER = CollectiveOffer(PLAN, RENDEZVOUS)
-KINDS = {"publish": "publish_weights", "load": "load_weights", "stage": "stage_weights", "swap": "load_weights"}
-BROKEN, DIED, WRONG = TransferError("the link broke"), WorkerDied("it died"), ValueError("the weights do not fit")
-Errors = dict[str, list[Exception]]
-"""By method: what its calls raise, one after the other, before they succeed."""
-
-
-class Worker:
-    """Logs its calls, in a log that all workers share; always fails at `fails`, as often as they last with `errors`,
-    and waits for `gates`. Once it raised WorkerDied it is dead."""
-
-    def __init__(self, name: str, log: list[str], fails: str = "", errors: Errors | None = None) -> None:
-        self.name, self.log, self.fails, self.errors = name, log, fails, errors or {}
-        self.arguments: dict[str, tuple[Any, ...]] = {}
-        self.gates: dict[str, asyncio.Event] = {}
-        self.offer: SharedOffer | None = None
-        self.dead = False
-
-    @property
-    def role(self) -> Any:
-        return Proxy(self._call)
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        self.log.append(f"{self.name}.{method}")
-        self.arguments[method] = arguments
-        if self.dead:
-            raise DIED
-        if method in self.gates:
-            await self.gates[method].wait()
-        if method == self.fails:
-            raise RuntimeError(f"{self.name} fails to {method}")
-        if self.errors.get(method):
-            error = self.errors[method].pop(0)
-            self.dead = isinstance(error, WorkerDied)
-            raise error
-        match method:
-            case "plan":
-                return PLAN
-            case "settled_version":
-                return 1
-            case "open" if arguments[0] == "ipc":
-                self.offer = share_slots(PLAN, RENDEZVOUS)
-                return self.offer
-            case "open":
-                return OFFER
-            case "publish" | "load" | "stage" | "swap":
-                return [Span("role", self.name, KINDS[method], 0.0, 1.0, arguments[0], arguments[0] - 1)]
-        return None
-
-    async def death(self, within_s: float = 5.0) -> str | None:
-        return "it died" if self.dead else None
-
-    async def end(self) -> None:
-        self.dead = True
-
-    def hold(self, method: str) -> asyncio.Event:
-        """From now on this call waits for the event."""
-        return self.gates.setdefault(method, asyncio.Event())
-
-
-class Setting:
-    """Two training ranks, two engines, a scorer. fails: by worker, the method at which it always fails."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        on_lost: OnLost = "end",
-        attempts: int = 3,
-        *,
-        fails: dict[str, str] | None = None,
-        **errors: Errors,
-    ) -> None:
-        self.log: list[str] = []
-        self.lost: list[str] = []
-        self.spans: list[Span] = []
-
-        def workers(*names: str) -> list[Worker]:
-            return [Worker(name, self.log, (fails or {}).get(name, ""), errors.get(name)) for name in names]
-
-        self.trainers, self.engines = workers("trainer0", "trainer1"), workers("engine0", "engine1")
-        (self.scorer,) = self.scorers = workers("scorer")
-        self.fleet = Fleet(self.engines, on_lost=on_lost, notify=self.engine_event)
-        self.coordinator = Coordinator(
-            self.trainers,
-            fleet=self.fleet,
-            scorers=self.scorers,
-            transport=GroupTransport(transport, "127.0.0.1", 5.0),
-            bucket_bytes=1 << 20,
-            observe=self.observe,
-            retry=RetryPolicy(attempts),
-        )
-
-    def observe(self, spans: Iterable[Span]) -> None:
-        self.spans += spans
-
-    def engine_event(self, engine: str, what: str, why: str) -> None:
-        if what == "lost":
-            self.lost.append(f"{engine}: {why}")
-
-    def calls(self) -> list[str]:
-        """Since the last look."""
-        calls, self.log[:] = list(self.log), []
-        return calls
-
-    def count(self, call: str) -> int:
-        return self.log.count(call)
-
-    @property
-    def shared_path(self) -> Path:
-        assert self.trainers[0].offer is not None
-        return self.trainers[0].offer.path
-
 
 RECEIVERS = ("engine0", "engine1", "scorer")
 
@@ -180,7 +67,7 @@ async def test_every_training_rank_sends_where_there_are_buckets_for_all(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = plan_transfer({"one": torch.zeros(3), "other": torch.zeros(3)}.items(), 16)
-    monkeypatch.setattr("tests.harness.weight_sync.test_coordinator.PLAN", two)
+    monkeypatch.setattr("tests.support.coordinated_workers.PLAN", two)
     setting = Setting(transport)
     await setting.coordinator.connect()
     assert setting.trainers[0].arguments["open"] == (transport, two, "127.0.0.1", 3, 5.0, 2)
@@ -190,7 +77,7 @@ async def test_every_training_rank_sends_where_there_are_buckets_for_all(
 
 async def test_what_did_not_arrive_is_sent_again_by_every_rank_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     two = plan_transfer({"one": torch.zeros(3), "other": torch.zeros(3)}.items(), 16)
-    monkeypatch.setattr("tests.harness.weight_sync.test_coordinator.PLAN", two)
+    monkeypatch.setattr("tests.support.coordinated_workers.PLAN", two)
     setting = Setting("host_staged", trainer1={"wait_arrived": [BROKEN]}, engine0={"stage": [BROKEN]})
     await setting.coordinator.connect()
     await setting.coordinator.start_transfer(1)
