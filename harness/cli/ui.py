@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,14 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     port = arguments[0].removeprefix("port=") if arguments else "5000"
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(f"port={port} is no port; use a number such as PORT=5001")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", int(port)))
+        except OSError as error:
+            raise ConfigError(
+                f"port={port} cannot be had ({error.strerror}); use another, such as PORT=5001"
+            ) from error
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)")
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]
     os.execv(sys.executable, [*command, "--backend-store-uri", f"sqlite:///{database}"])

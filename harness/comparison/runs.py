@@ -109,5 +109,6 @@ _SETTINGS = (
 
 
 def runs_in(folder: Path) -> list[Run]:
-    """Every finished run below `folder`: an experiment's, a cell's, or several experiments'. By path."""
-    return [read_run(path) for path in finished_runs(folder)]
+    """Every finished run below `folder`: an experiment's, a cell's, or several experiments'; or the one whose folder it
+    is. By path."""
+    return [read_run(path) for path in ([folder] if is_done(folder) else finished_runs(folder))]

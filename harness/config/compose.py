@@ -262,6 +262,8 @@ def _check_override(override: str) -> None:
         raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(choices(setting))}{folder}")
     if setting in GROUPS and override != f"{setting}={value}":
         raise ConfigError(f"{override} cannot be read; a group has one choice: {setting}={value}")
+    if setting == "experiment" and not value.isascii():
+        raise ConfigError(f"{override} cannot name a folder; use letters a to z, digits, `_`, `-` and inner dots")
     if setting.startswith("hydra."):
         raise ConfigError(f"{override} is no setting of a job; `make list` shows the files that name them all")
 

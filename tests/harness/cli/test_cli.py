@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from io import StringIO
@@ -66,6 +67,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "model=qwen7b needs 142.4 GiB for its training state",
         ),
         (["experiment=a/b"], "experiment=a/b cannot name a folder"),
+        (["experiment=prüfung"], "experiment=prüfung cannot name a folder; use letters a to z"),
     ],
 )
 def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
@@ -207,6 +209,17 @@ def test_a_folder_that_another_process_writes_is_one_line(
     failing_bench(monkeypatch, BlockingIOError("seed=0: this cell and seed is being run by another process"))
     assert cli.main(["bench"]) == 1
     assert capsys.readouterr().err == "seed=0: this cell and seed is being run by another process\n"
+
+
+def test_a_port_that_is_taken_is_said_before_mlflow_is_started(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results.mkdir()
+    (results / "mlflow.db").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["ui", "--port", str(port)]) == 2
+    assert capsys.readouterr().err.startswith(f"port={port} cannot be had (Address already in use); use another")
 
 
 @pytest.mark.parametrize("port", ["port=http", "port=0", "port=65536", "port="])

@@ -299,7 +299,8 @@ def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path:
     make_run(tmp_path, "cell", made, 0)
     folder = tmp_path / "made_up"
     assert folder_of(None, tmp_path) == folder_of("made_up", tmp_path) == folder_of(str(folder), tmp_path) == folder
-    assert comparison_in(folder / "cell").cells[0].label == "colocate_sync"
+    for runs in (folder / "cell", folder / "cell" / "seed=0"):
+        assert comparison_in(runs).cells[0].label == "colocate_sync"
     with pytest.raises(ConfigError, match=r"EXPERIMENT=other is neither .* has made_up"):
         folder_of("other", tmp_path)
     (tmp_path / "empty").mkdir()
