@@ -7,17 +7,16 @@ writer died, is left out. When the run is over they become samples.parquet, resp
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
+from harness.metrics.growing_file import GrowingFile
 from harness.metrics.samples import CUSTOM, RESPONSES_SCHEMA, SCHEMA, SampleRecord
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
@@ -44,37 +43,17 @@ _ITERATION_END = "iteration_end"
 
 
 class GrowingTable:
-    """A file to which batches are appended, each in the hands of the system when `append` returns."""
+    """A `GrowingFile` of batches."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.schema = schema
-        self._digest = hashlib.sha256(path.read_bytes() if path.exists() else b"")
-        self._file: BinaryIO = path.open("ab")
-        if self._file.tell() == 0:
-            self._write(schema.serialize())
-
-    @property
-    def size(self) -> int:
-        """Bytes so far: the file cut there holds what it holds now."""
-        return self._file.tell()
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of these bytes."""
-        return self._digest.hexdigest()
+        self.schema, self.file = schema, GrowingFile(path)
+        if not self.file.size:
+            self.file.append(schema.serialize())
 
     def append(self, columns: Mapping[str, Sequence[object]]) -> None:
         table = pa.table(dict(columns), schema=self.schema)
         for batch in table.to_batches():
-            self._write(batch.serialize())
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, buffer: pa.Buffer) -> None:
-        self._file.write(buffer)
-        self._file.flush()
-        self._digest.update(buffer)
+            self.file.append(batch.serialize())
 
 
 def read_growing(path: Path) -> pa.Table:
@@ -117,14 +96,9 @@ class Parts:
         self._extra_names = list(extra_names)
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file so far."""
-        return {name: table.size for name, table in self._tables.items()}
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of each file so far."""
-        return {name: table.digest for name, table in self._tables.items()}
+    def files(self) -> dict[str, GrowingFile]:
+        """By name."""
+        return {name: table.file for name, table in self._tables.items()}
 
     def samples(self, records: Sequence[SampleRecord]) -> None:
         columns: dict[str, list[object]] = {name: [getattr(r, name) for r in records] for name in SCHEMA.names}
@@ -147,8 +121,8 @@ class Parts:
 
     def close(self) -> None:
         with ExitStack() as closing:
-            for table in self._tables.values():
-                closing.callback(table.close)
+            for file in self.files.values():
+                closing.callback(file.close)
 
     def remove(self) -> None:
         """All of it is in other files."""

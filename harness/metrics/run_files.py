@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 import msgspec
 import pyarrow as pa
@@ -20,6 +20,7 @@ from harness.config import JobConfig
 from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import Lock, write_text
 from harness.metrics.damaged import reading
+from harness.metrics.growing_file import GrowingFile
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
 from harness.metrics.parts import (
@@ -77,9 +78,9 @@ class RunDirectory:
         self.path = Path(root) / experiment / cell / f"seed={seed}"
         self._kept = kept
         self._lock: Lock | None = None
-        self._metrics: TextIO | None = None
+        self._metrics: GrowingFile | None = None
         self._system: TextIO | None = None
-        self._arrivals: BinaryIO | None = None
+        self._arrivals: GrowingFile | None = None
         self._parts: Parts | None = None
 
     @property
@@ -102,8 +103,7 @@ class RunDirectory:
                 shutil.rmtree(left)
             else:
                 left.unlink()
-        self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
-        self._metrics_digest = hashlib.sha256((self.path / "metrics.jsonl").read_bytes())
+        self._metrics = GrowingFile(self.path / "metrics.jsonl")
         self._system = (self.path / "system.jsonl").open("a", encoding="utf-8")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -126,27 +126,18 @@ class RunDirectory:
         if self._metrics is None:
             raise RuntimeError(f"{self.path}: metrics before start()")
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        line = json.dumps(finite) + "\n"
-        self._metrics.write(line)
-        self._metrics.flush()
-        self._metrics_digest.update(line.encode())
+        self._metrics.append(f"{json.dumps(finite)}\n".encode())
 
     def begin_arrivals(self, run: RunOf) -> None:
         """The first line of arrivals.jsonl, unless it has one."""
-        self._arrivals = (self.path / ARRIVALS).open("ab")
-        self._arrivals_digest = hashlib.sha256((self.path / ARRIVALS).read_bytes())
-        if not self._arrivals.tell():
-            self._append_arrivals(line_of(run))
+        self._arrivals = GrowingFile(self.path / ARRIVALS)
+        if not self._arrivals.size:
+            self._arrivals.append(line_of(run))
 
     def append_arrivals(self, told: Arrivals) -> None:
         """Add what of an iteration depended on timing to arrivals.jsonl, and flush it."""
-        self._append_arrivals(line_of(told))
-
-    def _append_arrivals(self, line: bytes) -> None:
         assert self._arrivals is not None, "begin_arrivals comes first"
-        self._arrivals.write(line)
-        self._arrivals.flush()
-        self._arrivals_digest.update(line)
+        self._arrivals.append(line_of(told))
 
     def append_evaluation(self, found: Mapping[str, Any]) -> None:
         """Add what was found of one version to eval.jsonl."""
@@ -169,24 +160,24 @@ class RunDirectory:
 
     def file_sizes(self) -> dict[str, int]:
         """Bytes of the files that grow iteration by iteration."""
-        assert self._metrics is not None, "start comes first"
-        sizes = {"metrics.jsonl": self._metrics.tell()}
-        if self._arrivals is not None:
-            sizes[ARRIVALS] = self._arrivals.tell()
+        sizes = {name: file.size for name, file in self._growing().items()}
         if (self.path / EVALUATIONS).exists():
             sizes[EVALUATIONS] = (self.path / EVALUATIONS).stat().st_size
-        parts = {} if self._parts is None else self._parts.sizes
-        return sizes | {f"{PARTS}/{name}": size for name, size in parts.items()}
+        return sizes
 
     def file_digests(self) -> dict[str, str]:
         """SHA-256 of the same files."""
-        digests = {"metrics.jsonl": self._metrics_digest.hexdigest()}
+        digests = {name: file.digest for name, file in self._growing().items()}
         if (self.path / EVALUATIONS).exists():
             digests[EVALUATIONS] = hashlib.sha256((self.path / EVALUATIONS).read_bytes()).hexdigest()
-        if self._arrivals is not None:
-            digests[ARRIVALS] = self._arrivals_digest.hexdigest()
-        parts = {} if self._parts is None else self._parts.digests
-        return digests | {f"{PARTS}/{name}": digest for name, digest in parts.items()}
+        return digests
+
+    def _growing(self) -> dict[str, GrowingFile]:
+        """Those that are open, by their paths in the folder."""
+        assert self._metrics is not None, "start comes first"
+        parts = {} if self._parts is None else self._parts.files
+        arrivals = {} if self._arrivals is None else {ARRIVALS: self._arrivals}
+        return {"metrics.jsonl": self._metrics} | arrivals | {f"{PARTS}/{name}": file for name, file in parts.items()}
 
     def open_parts(self, timeline: Timeline, extra_names: Sequence[str]) -> Parts:
         """Where samples, responses and the spans of this timeline go while the run lasts."""
