@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import Backend, ConfigError, JobConfig, job_config
+from harness.config.checks.earlier_run import refuse_missing, refuse_other, run_of_seed
 from harness.config.job import flatten
 
 SAME = ("iterations", "model", "task", "algorithm", "max_tokens", "schedule")
@@ -15,8 +16,7 @@ SAME = ("iterations", "model", "task", "algorithm", "max_tokens", "schedule")
 
 def run_to_begin_with(config: JobConfig, seed: int) -> Path | None:
     """The folder of the run of this seed; None where the job begins by itself."""
-    cell = config.checkpoint.begin_with
-    return None if cell is None else Path(cell) / f"seed={seed}"
+    return run_of_seed(config.checkpoint.begin_with, seed)
 
 
 def check_begin_with(config: JobConfig, backend: Backend) -> None:
@@ -27,22 +27,15 @@ def check_begin_with(config: JobConfig, backend: Backend) -> None:
     for seed in config.seed_list:
         folder = run_to_begin_with(config, seed)
         assert folder is not None, "asked where there is one"
-        if not all((folder / name).is_file() for name in ("config.yaml", "manifest.json")):
-            fix = "name the folder of a cell, as results/bench/<cell>"
-            if (folder.parent / "config.yaml").is_file():
-                fix = f"it is the folder of one seed: name {folder.parent.parent}"
-            raise ConfigError(f"{cell} has no run of seed {seed} that made checkpoints; {fix}, or change seeds")
+        lacks = f"{cell} has no run of seed {seed} that made checkpoints"
+        refuse_missing(folder, ("config.yaml", "manifest.json"), lacks)
         if (folder / "DONE").exists():
             raise ConfigError(f"{cell}: seed {seed} is done there, and nothing is left to go on with; leave it out")
         if not any((folder / "checkpoints").glob("version-*")):
             raise ConfigError(f"{cell}: seed {seed} has no checkpoint; leave it out")
         there, here = (_same(plain(one)) for one in (job_config(read_settings(folder / "config.yaml")), config))
-        for name in sorted(there.keys() | here.keys()):
-            if there.get(name) != here.get(name):
-                raise ConfigError(
-                    f"{cell} has {_told(name, there)}, and this job {_told(name, here)}: it goes on with the same "
-                    "model, task, algorithm, schedule and iterations; make them agree, or leave it out"
-                )
+        why = ": it goes on with the same model, task, algorithm, schedule and iterations"
+        refuse_other(cell, there, here, why)
         made = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("backend")
         if made != backend:
             raise ConfigError(
@@ -53,7 +46,3 @@ def check_begin_with(config: JobConfig, backend: Backend) -> None:
 def _same(tree: dict[str, Any]) -> dict[str, Any]:
     flat = flatten({name: tree[name] for name in SAME if name in tree})
     return {name: value for name, value in flat.items() if not name.startswith("schedule.split")}
-
-
-def _told(name: str, settings: dict[str, Any]) -> str:
-    return f"{name}={settings[name]}" if name in settings else f"no {name}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import Backend, ConfigError, JobConfig, job_config
+from harness.config.checks.earlier_run import refuse_missing, refuse_other, run_of_seed
 from harness.config.job import flatten
 from schedules import Schedule
 
@@ -18,7 +19,7 @@ _BESIDE = ("replay", "cluster.on_lost_engine", "cluster.serve_membership", "clus
 
 def run_to_replay(config: JobConfig, seed: int) -> Path | None:
     """The folder of the recorded run of this seed; None where the job is no replay."""
-    return None if config.replay is None else Path(config.replay) / f"seed={seed}"
+    return run_of_seed(config.replay, seed)
 
 
 def check_replay(config: JobConfig, schedule: Schedule, backend: Backend, gpu: bool) -> None:
@@ -30,11 +31,7 @@ def check_replay(config: JobConfig, schedule: Schedule, backend: Backend, gpu: b
     for seed in config.seed_list:
         folder = run_to_replay(config, seed)
         assert folder is not None, "asked where there is one"
-        if not all((folder / name).is_file() for name in ("config.yaml", "manifest.json", "DONE")):
-            fix = "name the folder of a cell, as results/bench/<cell>"
-            if (folder.parent / "config.yaml").is_file():
-                fix = f"it is the folder of one seed: name {folder.parent.parent}"
-            raise ConfigError(f"{told} has no finished run of seed {seed}; {fix}, or change seeds")
+        refuse_missing(folder, ("config.yaml", "manifest.json", "DONE"), f"{told} has no finished run of seed {seed}")
         _check_same(told, folder, config, backend)
 
 
@@ -56,10 +53,7 @@ def _check_same(told: str, folder: Path, config: JobConfig, backend: Backend) ->
     if "begun_with" in manifest:
         raise ConfigError(f"{told} began with a checkpoint of other devices, whose engines are not there; leave it out")
     there, here = (same(one) for one in (job_config(read_settings(folder / "config.yaml")), config))
-    for name in sorted(there.keys() | here.keys()):
-        if there.get(name) != here.get(name):
-            of_both = (f"{name}={tree[name]}" if name in tree else f"no {name}" for tree in (there, here))
-            raise ConfigError("{} has {}, and this job {}; make them agree, or leave it out".format(told, *of_both))
+    refuse_other(told, there, here)
 
 
 def why_not_replayed(config: JobConfig, schedule: Schedule, backend: Backend, gpu: bool) -> str | None:

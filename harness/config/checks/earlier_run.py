@@ -1,0 +1,33 @@
+"""A run that a job builds on, named by `checkpoint.begin_with` or `replay`: that it is there, and of the same job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.config import ConfigError
+
+
+def run_of_seed(cell: str | None, seed: int) -> Path | None:
+    """Its folder in that of a cell; None where none is named."""
+    return None if cell is None else Path(cell) / f"seed={seed}"
+
+
+def refuse_missing(folder: Path, files: Iterable[str], lacks: str) -> None:
+    """Raises ConfigError, which begins with `lacks`, unless these files are in the run's folder."""
+    if all((folder / name).is_file() for name in files):
+        return
+    fix = "name the folder of a cell, as results/bench/<cell>"
+    if (folder.parent / "config.yaml").is_file():
+        fix = f"it is the folder of one seed: name {folder.parent.parent}"
+    raise ConfigError(f"{lacks}; {fix}, or change seeds")
+
+
+def refuse_other(told: str, there: Mapping[str, Any], here: Mapping[str, Any], why: str = "") -> None:
+    """Raises ConfigError, which begins with `told`, where a setting of the two, by its path, is not the same. why: it
+    has to be."""
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            one, other = (f"{name}={tree[name]}" if name in tree else f"no {name}" for tree in (there, here))
+            raise ConfigError(f"{told} has {one}, and this job {other}{why}; make them agree, or leave it out")
