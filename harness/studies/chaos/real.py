@@ -20,13 +20,12 @@ from typing import Literal
 import psutil
 
 from harness.comparison.conservation import check_conservation
-from harness.comparison.promises import broken_promises, read_finished
 from harness.comparison.running.process import RunProcess
 from harness.comparison.runs import read_run
-from harness.config.compose import make_schedule
 from harness.driver.checkpoint_files import last_checkpoint
 from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import is_done, load_metrics
+from harness.studies.chaos.afterwards import finished_with
 from harness.studies.chaos.damage import Damaged, damage, whole_checkpoints
 from harness.studies.chaos.disk import Disk, small_disk
 from harness.studies.chaos.faults import DAMAGES, Damage
@@ -251,12 +250,8 @@ def _last_words(said: str) -> str:
 
 def after(run: Path) -> list[str]:
     """What is wrong with a run that came to its end."""
-    finished = read_finished(run)
-    newer = make_schedule(finished.config).transport == "host_staged"
-    problems = broken_promises(finished, newer=newer)
+    _, problems = finished_with(run)
     problems += check_conservation([read_run(run)]).problems
-    if (found := [line["iteration"] for line in load_metrics(run)]) != list(range(finished.config.iterations)):
-        problems.append(f"metrics.jsonl has iterations {found}")
     problems += [f"{left.name} was left behind" for left in run.glob(".*.tmp")]
     return problems
 

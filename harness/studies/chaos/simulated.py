@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow.compute as pc
 from rich.console import Console
 
-from harness.comparison.promises import broken_promises, read_finished
 from harness.config import CheckpointConfig, CostConfig, JobConfig, RestartsConfig
 from harness.config.checks.job import plan_job
 from harness.config.compose import make_schedule, plain
@@ -35,6 +34,7 @@ from harness.metrics.run_files import RunDirectory, load_metrics, load_samples
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import parts_of
 from harness.runtime.virtual_runtime import Deadlock, VirtualLoop
+from harness.studies.chaos.afterwards import finished_with
 from harness.studies.chaos.damage import damage, damaged_checkpoints, version_of, whole_checkpoints
 from harness.studies.chaos.faults import AttemptFaults, Fault, draw_faults
 from harness.studies.chaos.jobs import random_job
@@ -320,12 +320,8 @@ def _damage(run: Path, drawn: AttemptFaults, chaos: Chaos, random: Random, damag
 
 def _after(broken: Path, whole: Path) -> list[str]:
     """What is wrong with a run that was broken and came to its end, beside one that was not."""
-    run = read_finished(broken)
-    schedule, config = make_schedule(run.config), run.config
-    problems = broken_promises(run, newer=schedule.transport == "host_staged")
-    lines = load_metrics(broken)
-    if [line["iteration"] for line in lines] != list(range(config.iterations)):
-        problems.append(f"metrics.jsonl has iterations {[line['iteration'] for line in lines]}")
+    run, problems = finished_with(broken)
+    schedule, config, lines = make_schedule(run.config), run.config, load_metrics(broken)
     times = [line["seconds"] for line in lines]
     if times != sorted(times):
         problems.append(f"the time axis goes back: {times}")
