@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from harness.runtime.runtime import Waits, open_ended
+from harness.runtime.runtime import Waits, open_ended, retrieved
 from harness.workers.turns import Turns
 
 
@@ -60,4 +60,4 @@ def abandon(fetch: asyncio.Task[Any]) -> None:
     """Of something that was asked ahead, whose asker failed: nobody waits for it any more, and its own end, which may
     be how it met the same death, is no news."""
     fetch.cancel()
-    fetch.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    fetch.add_done_callback(retrieved)

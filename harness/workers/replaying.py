@@ -141,6 +141,17 @@ class ReplayedEngine(WrappedEngine):
             self._done.append(completion)
 
 
+def rows_of(group: int, group_size: int) -> tuple[int, ...]:
+    return tuple(range(group * group_size, (group + 1) * group_size))
+
+
+def admitted(group: int, batch: Batch | None) -> Batch:
+    """What the queue gave of this group. Raises ConfigError where it will never have it."""
+    if batch is None:
+        raise ConfigError(f"replay: group {group} of the recorded run was never admitted; it is of another job")
+    return batch
+
+
 class RecordedReader:
     """A `MicroBatchReader` of all that the world trains: the micro-batches of a recorded run, by iteration, each of
     whole groups by their numbers. What `first` asks for was kept there."""
@@ -154,7 +165,4 @@ class RecordedReader:
 
     async def _group(self, group: int) -> Batch:
         n = self._group_size
-        batch = await self._queue.get("actor", n, only=tuple(range(group * n, (group + 1) * n)))
-        if batch is None:
-            raise ConfigError(f"replay: group {group} of the recorded run was never admitted; it is of another job")
-        return batch
+        return admitted(group, await self._queue.get("actor", n, only=rows_of(group, n)))

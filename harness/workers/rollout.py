@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, nullcontext
 import numpy as np
 import torch
 
-from harness.config import ConfigError
 from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling, Span
 from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Problem
@@ -20,7 +19,7 @@ from harness.workers.episodes import Episodes
 from harness.workers.generating import GenerationSpans
 from harness.workers.held_engine import HeldEngine
 from harness.workers.open_rows import OpenRows
-from harness.workers.replaying import RecordedRollout, ReplayedEngine
+from harness.workers.replaying import RecordedRollout, ReplayedEngine, admitted, rows_of
 from harness.workers.stragglers import SampleLimit
 from harness.workers.turns import NO_TURNS, HeldTurn, Turns
 
@@ -351,11 +350,8 @@ class RolloutRole(EngineWorker):
     async def _feed_recorded(self, groups: Iterable[int], most: int) -> None:
         """As `_feed_from`, of these groups, one after the other. Raises ConfigError where one does not come."""
         for group in groups:
-            first = group * self.group_size
-            batch = await self._next(None, most, self.group_size, tuple(range(first, first + self.group_size)))
-            if batch is None:
-                raise ConfigError(f"replay: group {group} of the recorded run was never admitted; it is of another job")
-            await self._take_in(batch)
+            batch = await self._next(None, most, self.group_size, rows_of(group, self.group_size))
+            await self._take_in(admitted(group, batch))
 
     async def _take_in(self, batch: Batch) -> None:
         """Into the engine, once it takes something."""
