@@ -58,6 +58,17 @@ def bounds(interval: Interval | None, digits: int, factor: float = 1.0) -> str:
     return f"[{number(factor * interval.low, digits)}, {number(factor * interval.high, digits)}]"
 
 
+def unit_of(measure: Measure) -> str:
+    """Of its values, where its title does not say it already."""
+    return "" if "per second" in measure.title else scale_of(measure).unit
+
+
+def titled(measure: Measure) -> str:
+    """Its title, with the unit."""
+    unit = unit_of(measure)
+    return f"{measure.title} ({unit})" if unit else measure.title
+
+
 def scale_of(measure: Measure) -> Scale:
     """By what the measure is, and how large its values are."""
     share = measure.key.startswith(_SHARES)

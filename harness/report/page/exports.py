@@ -6,7 +6,7 @@ import csv
 import io
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.measure_text import against, headlines, scale_of
+from harness.comparison.measure_text import against, headlines, scale_of, titled
 from harness.comparison.measures import Measure
 from harness.comparison.statistics.estimates import Interval
 
@@ -39,7 +39,7 @@ def table_tex(comparison: Comparison) -> str:
     import pandas as pd
 
     measures = headlines(comparison)
-    heads = ["cell, simulated" if comparison.simulated else "cell", *map(_title, measures)]
+    heads = ["cell, simulated" if comparison.simulated else "cell", *map(titled, measures)]
     rows = [
         [cell.label, *(_in_words(measure, index) for measure in measures)]
         for index, cell in enumerate(comparison.cells)
@@ -57,11 +57,6 @@ def _three(interval: Interval | None) -> list[str]:
 
 def _number(value: float) -> str:
     return f"{value:.12g}"
-
-
-def _title(measure: Measure) -> str:
-    unit = scale_of(measure).unit
-    return measure.title if not unit or "per second" in measure.title else f"{measure.title} ({unit})"
 
 
 def _in_words(measure: Measure, index: int) -> str:

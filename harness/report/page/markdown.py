@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import as_markdown, has_matrix, matrix_of
 from harness.comparison.curves import role_times
-from harness.comparison.measure_text import against, headlines, scale_of
+from harness.comparison.measure_text import against, headlines, scale_of, titled
 from harness.comparison.measures import Measure
 from harness.metrics.formatting import escaped, markdown_table, number, percent
 from harness.report.page.text import (
@@ -60,7 +60,7 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     ]
     parts += [f"## Every measure, every seed{mark}", measures_caption(comparison)]
     for measure in comparison.measures:
-        parts += [f"### {escaped(measure.title)}{_unit(measure)}{mark}", _measure(comparison, measure)]
+        parts += [f"### {escaped(titled(measure))}{mark}", _measure(comparison, measure)]
     parts += ["## Accounts", *_accounts(comparison)]
     return "\n\n".join(parts) + "\n"
 
@@ -75,7 +75,7 @@ def _headlines(comparison: Comparison) -> str:
             against_it = f", {text.value} ({_SIGNS[text.verdict]})" if text else ""
             row.append(f"{scale.value(measured.value)} {scale.bounds(measured.interval)}{against_it}")
         rows.append(row)
-    return markdown_table(["cell", "devices", *(f"{m.title}{_unit(m)}" for m in measures)], rows)
+    return markdown_table(["cell", "devices", *map(titled, measures)], rows)
 
 
 def _measure(comparison: Comparison, measure: Measure) -> str:
@@ -110,8 +110,3 @@ def _accounts(comparison: Comparison) -> list[str]:
     ]
     made = ", ".join(f"{name} {' / '.join(values)}" for name, values in made_with(comparison).items())
     return [*parts, markdown_table(heads, rows), f"Made with {made}."]
-
-
-def _unit(measure: Measure) -> str:
-    unit = "" if "per second" in measure.title else scale_of(measure).unit
-    return f" ({unit})" if unit else ""

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags
-from harness.comparison.measure_text import Against, against, bounds, headlines, scale_of
+from harness.comparison.measure_text import Against, against, bounds, headlines, scale_of, unit_of
 from harness.comparison.measures import Measure
 from harness.metrics.formatting import number
 from harness.report.correction_matrix import COLORS
@@ -100,7 +100,7 @@ def _against(text: Against | None, is_baseline: bool, brief: bool = False) -> st
 
 
 def _unit(comparison: Comparison, measure: Measure) -> str:
-    parts = [] if "per second" in measure.title else [scale_of(measure).unit]
+    parts = [unit_of(measure)]
     if measure.better:
         parts.append(f"{measure.better} is better")
     if comparison.simulated:
