@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from harness.cli.arguments import own_arguments
@@ -68,6 +67,8 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
 
 def _say_what_would_run(job: SettledJob, runs: Mapping[str, bool], console: Console) -> None:
     """runs: whether each would be, by folder."""
+    from omegaconf import OmegaConf
+
     from harness.config.compose import plain
     from harness.driver.progress import print_banner
 

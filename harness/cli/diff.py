@@ -69,12 +69,11 @@ def _print(changes: Changes, console: Console) -> None:
 
 
 def _cells(named: str, results: Path) -> list[Cell]:
-    from harness.comparison.experiment import cells_in, labelled
+    from harness.comparison.experiment import cells_in, labelled, named_folder
     from harness.comparison.runs import runs_in
 
-    for folder in (results / named, Path(named)):
-        if folder.is_dir():
-            return cells_in(folder.resolve())
+    if (folder := named_folder(named, results)) is not None:
+        return cells_in(folder)
     if _COMMIT.fullmatch(named):
         of_commit = [run for run in runs_in(results) if _commit(run.manifest.get("git")).startswith(named)]
         if of_commit:

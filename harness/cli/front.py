@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cadence import __version__
-from harness.cli.options import OPTIONS, Parser, add_options
+from harness.cli.options import Parser, add_options
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 
@@ -17,11 +16,11 @@ def front(arguments: Sequence[str], commands: Mapping[str, str]) -> int:
     shell = parser.parse_args(arguments).print_completion
     if shell is None:
         parser.error("which command?")
-    print(completion(parser, shell))
+    print(completion(commands, shell))
     return 0
 
 
-def whole_parser(commands: Mapping[str, str]) -> Parser:
+def whole_parser(commands: Mapping[str, str], complete: Callable[[str], object] | None = None) -> Parser:
     parser = Parser(
         prog="cadence",
         usage="cadence <command> [options] [setting=value ...]",
@@ -35,31 +34,16 @@ def whole_parser(commands: Mapping[str, str]) -> Parser:
     )
     of_commands = parser.add_subparsers(title="commands", metavar="<command>", required=False)
     for name, what in commands.items():
-        add_options(of_commands.add_parser(name, help=what), name)
+        add_options(of_commands.add_parser(name, help=what), name, complete)
     return parser
 
 
-def completion(parser: argparse.ArgumentParser, shell: str) -> str:
+def completion(commands: Mapping[str, str], shell: str) -> str:
     """A script that completes commands, options, and the choices that have files."""
     import shtab
 
     from harness.config.compose import choices
 
-    groups = {option.flag: option.group for options in OPTIONS.values() for option in options if option.group}
-    names = {flag: shtab.cmd(f"echo {' '.join(choices(group))}") for flag, group in groups.items()}
-    for action in _actions(parser):
-        for flag in action.option_strings:
-            if flag.removeprefix("--") in names:
-                action.complete = names[flag.removeprefix("--")]  # type: ignore[attr-defined]
+    parser = whole_parser(commands, lambda group: shtab.cmd(f"echo {' '.join(choices(group))}"))
     script: str = shtab.complete(parser, shell)
     return script
-
-
-def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Those of its commands, too."""
-    found = []
-    for action in parser._actions:
-        found.append(action)
-        if isinstance(action, argparse._SubParsersAction):
-            found += [inner for each in action.choices.values() for inner in _actions(each)]
-    return found

@@ -71,8 +71,10 @@ def answered(work: Callable[[], int], errors: Console) -> int:
     """The exit code of a command, also where it cannot work or is interrupted."""
     try:
         return work()
-    except SystemExit as told:  # by --help and --version
-        return int(told.code or 0)
+    except SystemExit as told:
+        if told.code:
+            raise
+        return 0  # --help and --version
     except ConfigError as error:
         errors.print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2

@@ -6,7 +6,7 @@ Both become settings: an option is a short name for one, listed by `--help` and 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -26,23 +26,28 @@ class Option:
     """The group of settings of which it is a choice."""
 
 
+def _plain(setting: str, help: str, value: str) -> Option:
+    """A setting by its own name."""
+    return Option(setting, setting, help, value)
+
+
 def _choice(group: str, help: str) -> Option:
     return Option(group, group, f"of experiments/{group}/, {help}", "NAME", group)
 
 
 _FORCE = Option("force", "force=true", "also what is done already")
 _DRY = Option("dry-run", "dry=true", "say what would be run, and run nothing")
-_EXPERIMENT = Option("experiment", "experiment", "a folder in the results", "NAME")
-_SEEDS = Option("seeds", "seeds", "seeds, from 0 on", "N")
+_EXPERIMENT = _plain("experiment", "a folder in the results", "NAME")
+_SEEDS = _plain("seeds", "seeds, from 0 on", "N")
 _DEVICE = _choice("device", "instead of this machine's")
 _SCHEDULE = _choice("schedule", "or an import path of your own, my_lab.schedules:Mine")
 _OF_A_JOB = (
     _choice("model", "or a folder, or hf:<org>/<name>"),
     _choice("engine", "or an import path of your own"),
     _choice("task", "or an import path of your own"),
-    Option("backend", "backend", "real, virtual or paced; by default what this machine can do", "NAME"),
+    _plain("backend", "real, virtual or paced; by default what this machine can do", "NAME"),
     _SEEDS,
-    Option("iterations", "iterations", "batches to train", "N"),
+    _plain("iterations", "batches to train", "N"),
     Option("devices", "cluster.devices", "of all roles together", "N"),
     _choice("cost", "or a file: what simulated work costs"),
     _DEVICE,
@@ -50,7 +55,8 @@ _OF_A_JOB = (
     _FORCE,
 )
 _JOB = (_SCHEDULE, *_OF_A_JOB)
-_SCHEDULES = Option("schedules", "schedules", "all, or names with commas", "NAMES")
+_COSTS = _plain("name", "of the costs", "NAME")
+_SCHEDULES = _plain("schedules", "all, or names with commas", "NAMES")
 
 OPTIONS: dict[str, tuple[Option, ...]] = {
     "bench": (*_JOB, _DRY),
@@ -59,44 +65,44 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "matrix": (
         *_OF_A_JOB,
         _SCHEDULES,
-        Option("staleness", "staleness", "numbers with commas", "NUMBERS"),
-        Option("corrections", "corrections", "names with commas, each at a rate behind @ if you like", "NAMES"),
+        _plain("staleness", "numbers with commas", "NUMBERS"),
+        _plain("corrections", "names with commas, each at a rate behind @ if you like", "NAMES"),
         _DRY,
     ),
-    "paper": (Option("paper", "paper", "a name, or all", "NAME"),),
+    "paper": (_plain("paper", "a name, or all", "NAME"),),
     "report": (_EXPERIMENT,),
     "mlflow-sync": (_EXPERIMENT,),
     "doctor": _JOB,
     "plan": _JOB,
     "predict": (
         *_JOB,
-        Option("table", "table", "a published table", "CSV"),
-        Option("given", "given", "train, or sync: what may be read of it", "ROWS"),
+        _plain("table", "a published table", "CSV"),
+        _plain("given", "train, or sync: what may be read of it", "ROWS"),
     ),
     "calibrate": (
         *_JOB,
-        Option("run", "run", "the folder of a finished run; may be given several times", "FOLDER"),
-        Option("name", "name", "of the costs", "NAME"),
+        _plain("run", "the folder of a finished run; may be given several times", "FOLDER"),
+        _COSTS,
     ),
     "profile": (
         *_JOB,
-        Option("name", "name", "of the costs", "NAME"),
-        Option("profile", "profile", "times that were measured before", "JSON"),
+        _COSTS,
+        _plain("profile", "times that were measured before", "JSON"),
     ),
     "gate-gpu": (
-        Option("device", "device", "cpu or gpu", "NAME"),
-        Option("parts", "parts", "names with commas", "NAMES"),
+        _plain("device", "cpu or gpu", "NAME"),
+        _plain("parts", "names with commas", "NAMES"),
         _FORCE,
-        Option("minutes", "minutes", "that each part may take", "N"),
+        _plain("minutes", "that each part may take", "N"),
     ),
     "chaos": (
-        Option("first", "first", "the first seed", "N"),
+        _plain("first", "the first seed", "N"),
         _SEEDS,
-        Option("limit", "limit", "seconds", "S"),
-        Option("real", "real", "faults of real runs", "N"),
+        _plain("limit", "seconds", "S"),
+        _plain("real", "faults of real runs", "N"),
     ),
-    "sample": (Option("folder", "folder", "where to", "FOLDER"),),
-    "ui": (Option("port", "port", "on loopback", "N"),),
+    "sample": (_plain("folder", "where to", "FOLDER"),),
+    "ui": (_plain("port", "on loopback", "N"),),
 }
 """By command; of the others none."""
 
@@ -108,12 +114,15 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}; {self.prog} --help lists what it takes")
 
 
-def add_options(parser: argparse.ArgumentParser, command: str) -> None:
+def add_options(parser: argparse.ArgumentParser, command: str, complete: Callable[[str], object] | None = None) -> None:
+    """complete: how a shell completes the choices of a group, as shtab has it."""
     for option in OPTIONS.get(command, ()):
         if option.value is None:
             parser.add_argument(f"--{option.flag}", action="store_true", help=option.help)
-        else:
-            parser.add_argument(f"--{option.flag}", action="append", metavar=option.value, help=option.help)
+            continue
+        action = parser.add_argument(f"--{option.flag}", action="append", metavar=option.value, help=option.help)
+        if complete is not None and option.group is not None:
+            action.complete = complete(option.group)  # type: ignore[attr-defined]
 
 
 def settings_of(command: str, what: str, arguments: Sequence[str]) -> list[str]:

@@ -118,6 +118,11 @@ def comparison_of(folder: Path, campaign: Campaign) -> Comparison:
     )
 
 
+def named_folder(named: str, results: Path) -> Path | None:
+    """Of an experiment in `results`, or a path; None where there is none."""
+    return next((folder.resolve() for folder in (results / named, Path(named)) if folder.is_dir()), None)
+
+
 def folder_of(named: str | None, results: Path) -> Path:
     """The folder of an experiment in `results`, or a path; None: the experiment of which a run finished last.
 
@@ -128,9 +133,8 @@ def folder_of(named: str | None, results: Path) -> Path:
     last = {folder: max(path.stat().st_mtime for path in done) for folder, done in finished.items() if done}
     if named is None and last:
         return max(last, key=lambda folder: last[folder]).resolve()
-    for folder in () if named is None else (results / named, Path(named)):
-        if folder.is_dir():
-            return folder.resolve()
+    if named is not None and (folder := named_folder(named, results)) is not None:
+        return folder
     found = f"{results} has {', '.join(folder.name for folder in last) if last else 'no finished run yet'}"
     if named is None:
         raise ConfigError(f"{found}; make one with `make compare`")

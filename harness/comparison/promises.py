@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from harness.config import JobConfig, job_config
 from harness.config.compose import make_schedule
-from harness.metrics.run_files import load_ledger, load_restarts, load_samples, load_timeline
+from harness.metrics.run_files import load_config, load_ledger, load_restarts, load_samples, load_timeline
 from harness.metrics.samples import DEALT_AGAIN, FATES, SampleRecord, record_of
 from harness.metrics.timeline import Timeline
 from harness.workers.dataflow import Numbering
@@ -46,10 +43,9 @@ class Finished:
 
 def read_finished(folder: Path) -> Finished:
     """From the files of a run."""
-    tree: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     ledger = load_ledger(folder)
     return Finished(
-        job_config(tree),
+        job_config(load_config(folder)),
         [record_of(row) for row in load_samples(folder).to_pylist()],
         {fate: ledger[fate] for fate in ("admitted", *FATES)},
         load_timeline(folder),

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cadence import __version__
 from harness.cli import main as cli
-from harness.cli.front import completion, whole_parser
+from harness.cli.front import completion
 from harness.cli.options import settings_of
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
@@ -139,7 +139,7 @@ def test_a_dry_run_says_every_setting_and_leaves_nothing(results: Path, capsys: 
 def test_bash_completes_commands_options_and_choices(word: str, tmp_path: Path) -> None:
     before = {"--sch": "cadence bench ", "half": "cadence bench --schedule ", "comp": "cadence "}[word]
     script = tmp_path / "completion"
-    script.write_text(completion(whole_parser(cli.COMMANDS), "bash"))
+    script.write_text(completion(cli.COMMANDS, "bash"))
     words = (before + word).split()
     ask = f"""source {script}; COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
     $(complete -p cadence | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo "${{COMPREPLY[@]}}" """
