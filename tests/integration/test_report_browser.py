@@ -131,7 +131,7 @@ def tooltip(page: Page) -> dict[str, str]:
     return dict(zip(names, values, strict=True))
 
 
-@pytest.mark.parametrize("width", [800, 1280, 1600])
+@pytest.mark.parametrize("width", [390, 800, 1280, 1440])
 def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_function(f"document.querySelector('.spans').clientWidth < {width}")
@@ -139,7 +139,7 @@ def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
     clipped = page.evaluate(
         "[...document.querySelectorAll('.wide')].filter((n) => n.scrollWidth > n.clientWidth).length"
     )
-    assert clipped == 0
+    assert clipped == 0 or width == 390, "only on a telephone do tables scroll, each by itself"
 
 
 def test_what_is_under_the_pointer_is_told(page: Page) -> None:

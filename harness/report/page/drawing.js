@@ -1,6 +1,6 @@
 // Drawing of a run's timeline onto a canvas. Nothing here keeps state; times are microseconds on the run's clock.
 
-const GUTTER = 132; // for the names of engines, left of the spans
+const BESIDE = 10; // pixels between the names of engines and the spans
 const HEAD = 22; // for the names of iterations, above
 const FOOT = 24; // for the axis, below
 const OVERVIEW = 34; // how high the strip below is
@@ -60,9 +60,15 @@ function luminance(hex) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
+// How wide the names of engines are, left of the spans.
+function gutterOf(context, run) {
+  const names = [...run.rows.map((row) => row.name), "whole run"];
+  return Math.ceil(Math.max(...names.map((name) => context.measureText(name).width))) + 2 * BESIDE;
+}
+
 function drawRails(context, view, run) {
   context.fillStyle = "#eef1f4";
-  for (const row of run.rows) context.fillRect(GUTTER, row.top + row.height + GAP / 2, view.width - GUTTER, 1);
+  for (const row of run.rows) context.fillRect(view.gutter, row.top + row.height + GAP / 2, view.width - view.gutter, 1);
 }
 
 function drawLanes(context, view, data, paint) {
@@ -72,7 +78,7 @@ function drawLanes(context, view, data, paint) {
     for (let number = firstEndingAfter(lane, view.from); number < count; number += 1) {
       const start = lane.spans[number * FIELDS];
       if (start >= view.to) break;
-      const left = Math.max(view.x(start), GUTTER);
+      const left = Math.max(view.x(start), view.gutter);
       const right = Math.min(view.x(start + lane.spans[number * FIELDS + 1]), view.width);
       if (right <= painted) continue;
       const kind = lane.spans[number * FIELDS + 2];
@@ -104,12 +110,12 @@ function label(context, kind, version, left, width, lane, ink) {
 // All of the run: a thin line per lane.
 function drawSketch(context, view, paint) {
   const { start, end } = view.run;
-  const per = (view.width - GUTTER) / (end - start);
+  const per = (view.width - view.gutter) / (end - start);
   const each = (OVERVIEW - 6) / Math.max(1, view.layout.lanes.length);
   view.layout.lanes.forEach((lane, number) => {
     let painted = -1;
     for (let at = 0; at < lane.spans.length; at += FIELDS) {
-      const left = GUTTER + (lane.spans[at] - start) * per;
+      const left = view.gutter + (lane.spans[at] - start) * per;
       const width = Math.max(lane.spans[at + 1] * per, 0.6);
       if (left + width < painted + 0.5 || lane.spans[at + 2] === paint.wait) continue;
       context.fillStyle = paint.fill(lane.spans[at + 2], lane.spans[at + 3]);
@@ -121,7 +127,7 @@ function drawSketch(context, view, paint) {
   context.font = `12px ${FONT}`;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  context.fillText("whole run", GUTTER - 10, OVERVIEW / 2);
+  context.fillText("whole run", view.gutter - BESIDE, OVERVIEW / 2);
 }
 
 // Weight transfers; none, and false, where there are so many versions that nobody could follow them.
@@ -130,14 +136,14 @@ function drawArrows(context, view, run, chosen) {
   for (const [, , sent, loaded, version] of run.arrows) {
     if (loaded >= view.from && sent <= view.to) seen.add(version);
   }
-  if (seen.size * APART > view.width - GUTTER) return false;
+  if (seen.size * APART > view.width - view.gutter) return false;
   for (const [from, to, sent, loaded, version] of run.arrows) {
     if (loaded < view.from || sent > view.to) continue;
     const [source, target] = [run.rows[from], run.rows[to]];
     const down = target.top > source.top;
     const [x0, x1] = [view.x(sent), view.x(loaded)];
     const [y0, y1] = [source.top + source.height / 2, down ? target.top : target.top + target.height];
-    if (x1 < GUTTER || x0 > view.width) continue;
+    if (x1 < view.gutter || x0 > view.width) continue;
     const strong = chosen && chosen.version === version && /weights/.test(chosen.kindName);
     context.strokeStyle = context.fillStyle = strong ? "#000000" : "rgba(27, 36, 48, 0.62)";
     context.lineWidth = strong ? 2.4 : 1.1;
@@ -166,18 +172,18 @@ function drawIterations(context, view, run) {
   context.lineWidth = 1;
   context.setLineDash([4, 3]);
   let before = run.start;
-  let free = GUTTER;
+  let free = view.gutter;
   for (const [iteration, end] of run.ends) {
     const [left, right] = [view.x(before), view.x(end)];
     before = end;
-    if (right < GUTTER || left > view.width) continue;
+    if (right < view.gutter || left > view.width) continue;
     if (right - left > APART && right <= view.width) {
       context.beginPath();
       context.moveTo(Math.round(right) + 0.5, HEAD - 5);
       context.lineTo(Math.round(right) + 0.5, view.layout.bottom);
       context.stroke();
     }
-    const middle = (Math.max(left, GUTTER) + Math.min(right, view.width)) / 2;
+    const middle = (Math.max(left, view.gutter) + Math.min(right, view.width)) / 2;
     const words = [`iteration ${iteration}${iteration < run.warmup ? " (warm-up)" : ""}`, `${iteration}`];
     const text = words.find((word) => context.measureText(word).width + 8 < right - left || word === words[1]);
     const half = context.measureText(text).width / 2 + 3;
@@ -190,11 +196,11 @@ function drawIterations(context, view, run) {
 
 function drawNames(context, view, run) {
   context.fillStyle = "#ffffff";
-  context.fillRect(0, 0, GUTTER, view.layout.height);
+  context.fillRect(0, 0, view.gutter, view.layout.height);
   context.textAlign = "right";
   for (const row of run.rows) {
     context.fillStyle = INK;
-    context.fillText(row.name, GUTTER - 10, row.top + row.height / 2);
+    context.fillText(row.name, view.gutter - BESIDE, row.top + row.height / 2);
   }
 }
 
@@ -203,18 +209,18 @@ function drawAxis(context, view) {
   context.strokeStyle = "#9aa5b1";
   context.lineWidth = 1;
   context.beginPath();
-  context.moveTo(GUTTER, bottom + 0.5);
+  context.moveTo(view.gutter, bottom + 0.5);
   context.lineTo(view.width, bottom + 0.5);
   context.textAlign = "center";
   context.fillStyle = MUTED;
-  const step = niceStep((view.to - view.from) / 1e6 / Math.max(2, (view.width - GUTTER) / 110));
+  const step = niceStep((view.to - view.from) / 1e6 / Math.max(2, (view.width - view.gutter) / 110));
   for (let tick = Math.ceil(view.from / 1e6 / step); tick * step <= view.to / 1e6; tick += 1) {
     const x = view.x(tick * step * 1e6);
     context.moveTo(x, bottom);
     context.lineTo(x, bottom + 4);
     const text = `${seconds(tick * step, step)} s`;
     const half = context.measureText(text).width / 2;
-    if (x - half > GUTTER - 20 && x + half < view.width) context.fillText(text, x, bottom + 14);
+    if (x - half > view.gutter - 20 && x + half < view.width) context.fillText(text, x, bottom + 14);
   }
   context.stroke();
 }

@@ -42,7 +42,7 @@ class Timeline {
     this.draw();
   }
 
-  zoom(factor, x = (GUTTER + this.width) / 2) {
+  zoom(factor, x = (this.gutter + this.width) / 2) {
     const fixed = this.time(x);
     this.look(fixed - (fixed - this.from) * factor, fixed + (this.to - fixed) * factor);
   }
@@ -59,11 +59,11 @@ class Timeline {
   }
 
   x(time) {
-    return GUTTER + ((time - this.from) / (this.to - this.from)) * (this.width - GUTTER);
+    return this.gutter + ((time - this.from) / (this.to - this.from)) * (this.width - this.gutter);
   }
 
   time(x) {
-    return this.from + ((x - GUTTER) / (this.width - GUTTER)) * (this.to - this.from);
+    return this.from + ((x - this.gutter) / (this.width - this.gutter)) * (this.to - this.from);
   }
 
   draw() {
@@ -81,6 +81,7 @@ class Timeline {
     const context = scaled(this.canvas, this.width, this.layout.height);
     context.font = `12px ${FONT}`;
     context.textBaseline = "middle";
+    this.gutter = gutterOf(context, this.run);
     const paint = painter(this.data, this.colourBy);
     drawRails(context, this, this.run);
     drawLanes(context, this, this.data, paint);
@@ -96,7 +97,7 @@ class Timeline {
   }
 
   outline(context, span) {
-    const left = Math.max(this.x(span.start), GUTTER);
+    const left = Math.max(this.x(span.start), this.gutter);
     context.strokeStyle = "#000000";
     context.lineWidth = 2;
     context.strokeRect(left, span.lane.top, Math.max(this.x(span.end) - left, 2), span.lane.height - 0.7);
@@ -118,9 +119,9 @@ class Timeline {
     }
     context.drawImage(this.sketch, 0, 0, this.width, OVERVIEW);
     const { start, end } = this.run;
-    const [left, right] = [this.from, this.to].map((time) => GUTTER + ((time - start) / (end - start)) * (this.width - GUTTER));
+    const [left, right] = [this.from, this.to].map((time) => this.gutter + ((time - start) / (end - start)) * (this.width - this.gutter));
     context.fillStyle = "rgba(255, 255, 255, 0.72)";
-    context.fillRect(GUTTER, 0, left - GUTTER, OVERVIEW);
+    context.fillRect(this.gutter, 0, left - this.gutter, OVERVIEW);
     context.fillRect(right, 0, this.width - right, OVERVIEW);
     context.strokeStyle = INK;
     context.lineWidth = 1.5;
@@ -182,7 +183,7 @@ class Timeline {
 
   placeTooltip() {
     const { lane } = this.chosen;
-    const [left, right] = [Math.max(this.x(this.chosen.start), GUTTER), Math.min(this.x(this.chosen.end), this.width)];
+    const [left, right] = [Math.max(this.x(this.chosen.start), this.gutter), Math.min(this.x(this.chosen.end), this.width)];
     const middle = this.pointed ?? (left + right) / 2;
     const [width, height] = [this.tooltip.offsetWidth, this.tooltip.offsetHeight];
     const below = lane.top + lane.height + 8;
@@ -193,10 +194,10 @@ class Timeline {
 
   // The span under a point of the canvas, or none: a thin one counts as four pixels wide.
   under(x, y) {
-    if (x < GUTTER || x > this.width) return null;
+    if (x < this.gutter || x > this.width) return null;
     const lane = this.layout.lanes.find(({ top, height }) => y >= top && y < top + height);
     if (!lane) return null;
-    const slack = ((this.to - this.from) / (this.width - GUTTER)) * 2;
+    const slack = ((this.to - this.from) / (this.width - this.gutter)) * 2;
     const time = this.time(x);
     const count = lane.spans.length / FIELDS;
     for (const [at, leeway] of [[time, 0], [time - slack, slack]]) {
@@ -235,7 +236,7 @@ class Timeline {
     this.canvas.addEventListener("keydown", (event) => this.onKey(event));
     const centre = (event) => {
       const { start, end } = this.run;
-      const time = start + ((event.offsetX - GUTTER) / (this.width - GUTTER)) * (end - start);
+      const time = start + ((event.offsetX - this.gutter) / (this.width - this.gutter)) * (end - start);
       this.look(time - (this.to - this.from) / 2, time + (this.to - this.from) / 2);
     };
     this.overview.addEventListener("pointerdown", (event) => {
@@ -254,17 +255,17 @@ class Timeline {
   }
 
   onDown(event) {
-    if (event.button !== 0 || event.offsetX < GUTTER) return;
+    if (event.button !== 0 || event.offsetX < this.gutter) return;
     this.canvas.setPointerCapture(event.pointerId);
     this.dragged = [event.offsetX, event.offsetX];
     this.moves = event.shiftKey;
   }
 
   onMove(event) {
-    const x = Math.min(Math.max(event.offsetX, GUTTER), this.width);
+    const x = Math.min(Math.max(event.offsetX, this.gutter), this.width);
     if (!this.dragged) return this.point(this.under(x, event.offsetY), x);
     if (this.moves) {
-      this.pan((this.dragged[1] - x) / (this.width - GUTTER));
+      this.pan((this.dragged[1] - x) / (this.width - this.gutter));
       this.dragged = [x, x];
     } else {
       this.dragged[1] = x;
