@@ -25,6 +25,9 @@ DASHES = ("", "7 3", "2 3", "10 3 2 3")
 VERSIONS = ("#46237A", "#3B528B", "#23808D", "#27AD81", "#84D44B", "#F6E620")
 """Of policy versions 0, 1, ...: six steps of viridis, then again from the first; bars carry the number besides."""
 
+ON_DARK_VERSIONS = ("#A184D6", "#6A8BD0", "#2FA0B0", "#27B884", "#84D44B", "#F6E620")
+"""The same on a dark page, where the first three would vanish."""
+
 KINDS = {
     "generate": "#0173B2",
     "load_weights": "#D55E00",
@@ -46,6 +49,44 @@ COLORBLIND = (
     *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
 )
 """Ten colours that everyone can tell apart (seaborn's palette of this name)."""
+
+
+DARK = "#12181F"
+"""The ground of a dark page."""
+_CONTRAST = 4.5
+_WAITS_ON_DARK = "#29333D"
+_STEPS = 50  # from a colour to white
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, 1 to 21, as the Web Content Accessibility Guidelines define it."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = (part / 255 for part in _parts(colour))
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _parts(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5))
+
+
+def on_dark(colour: str) -> str:
+    """As much nearer to white as it takes to be seen on a dark page."""
+    for step in range(_STEPS):
+        lighter = "#" + "".join(f"{round(part + (255 - part) * step / _STEPS):02X}" for part in _parts(colour))
+        if contrast(lighter, DARK) >= _CONTRAST:
+            return lighter
+    return "#FFFFFF"
+
+
+ON_DARK_KINDS = {
+    kind: _WAITS_ON_DARK if kind == "wait_for_samples" else on_dark(colour) for kind, colour in KINDS.items()
+}
+"""Of kinds of work, on a dark page."""
 
 
 def of_schedules(names: Sequence[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -140,6 +140,51 @@ def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
         "[...document.querySelectorAll('.wide')].filter((n) => n.scrollWidth > n.clientWidth).length"
     )
     assert clipped == 0 or width == 390, "only on a telephone do tables scroll, each by itself"
+
+
+FAINT = """() => {
+    const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (rgb) => {
+        const [r, g, b] = rgb.map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = (node) => {
+        const [r, g, b, alpha = 1] = parts(getComputedStyle(node).backgroundColor);
+        return alpha > 0.9 ? [r, g, b] : node.parentElement ? ground(node.parentElement) : [255, 0, 255];
+    };
+    const words = (node) => [...node.childNodes].some((own) => own.nodeType === 3 && own.textContent.trim());
+    const contrast = (node) => {
+        const style = getComputedStyle(node);
+        const ink = parts(node instanceof SVGElement ? style.fill : style.color).slice(0, 3);
+        const [low, high] = [light(ink), light(ground(node))].sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    };
+    return [...document.body.querySelectorAll("*")]
+        .filter((node) => node.checkVisibility() && words(node) && !["SCRIPT", "OPTION"].includes(node.tagName))
+        .map((node) => [contrast(node), node.tagName, node.className, node.textContent])
+        .filter(([ratio]) => ratio < 4.5)
+        .map((found) => found.join(" "));
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_word_can_be_read_on_its_ground(page: Page, scheme: Literal["light", "dark"]) -> None:
+    """4.5 is what the Web Content Accessibility Guidelines ask of text."""
+    page.emulate_media(color_scheme=scheme)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 24, 31)"}[scheme]
+    page.get_by_role("button", name="unfold all").click()
+    assert page.evaluate(FAINT) == []
+
+
+def test_the_timeline_follows_the_colour_scheme(page: Page) -> None:
+    """Left of the first span the canvas has its ground, behind the names."""
+    page.get_by_role("button", name="whole run").click()
+    before, drawn = colour(page, 0, -0.02), colour(page, 0, 3.4)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("document.querySelector('#timeline').dataset.scheme === 'dark'")
+    assert before == [255, 255, 255] and colour(page, 0, -0.02) == [18, 24, 31]
+    assert colour(page, 0, 3.4) != drawn
 
 
 def test_what_is_under_the_pointer_is_told(page: Page) -> None:

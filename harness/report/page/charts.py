@@ -13,8 +13,8 @@ from harness.comparison.curves import PerformanceProfile, RoleTime, StalenessHis
 from harness.comparison.measures import CellMeasure
 from harness.comparison.runs import Cell
 from harness.metrics.formatting import percent
+from harness.report.page.colours import names_of
 from harness.report.page.text import histogram_text, lag_text, profile_text, share_label
-from harness.report.palette import of_cells
 
 _STRIP, _STRIP_HEIGHT, _EDGE = 220, 26, 8
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _HEAD, _FOOT = 260, 164, 42, 16, 8, 36
@@ -26,7 +26,7 @@ def staleness_cards(comparison: Comparison) -> str:
     highest = max(float(np.max(lags.shares)) for lags in comparison.staleness)
     return "".join(
         _card(colour, cell.label, histogram(lags, highest, colour, histogram_text(lags)), lag_text(cell))
-        for cell, lags, colour in zip(comparison.cells, comparison.staleness, of_cells(comparison.cells), strict=True)
+        for cell, lags, colour in zip(comparison.cells, comparison.staleness, names_of(comparison.cells), strict=True)
     )
 
 
@@ -34,14 +34,14 @@ def profile_cards(comparison: Comparison) -> str:
     """Likewise: one axis of scores for all."""
     scores, base = score_range(comparison.profiles), comparison.profiles[comparison.baseline]
     cards = []
-    for cell, profile, colour in zip(comparison.cells, comparison.profiles, of_cells(comparison.cells), strict=True):
+    for cell, profile, colour in zip(comparison.cells, comparison.profiles, names_of(comparison.cells), strict=True):
         label = f"{cell.label}: {profile_text(profile)}"
         cards.append(_card(colour, cell.label, profile_chart(profile, base, scores, colour, label)))
     return "".join(cards)
 
 
 def device_cards(comparison: Comparison) -> str:
-    colours = of_cells(comparison.cells)
+    colours = names_of(comparison.cells)
     return "".join(
         _card(colour, cell.label, _idle(cell)) for cell, colour in zip(comparison.cells, colours, strict=True)
     )

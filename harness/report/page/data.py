@@ -13,7 +13,8 @@ from harness.comparison.measures import HELD_OUT
 from harness.metrics.manifest import run_title
 from harness.metrics.timeline import TRAINING_ROLE, Interval, Timeline, lanes
 from harness.protocols import Span
-from harness.report.palette import DASHES, KINDS, VERSIONS, of_cells
+from harness.report.page.colours import names_of
+from harness.report.palette import DASHES, KINDS, ON_DARK_KINDS, ON_DARK_VERSIONS, VERSIONS
 
 AXES = {"samples": "samples trained", "tokens": "tokens trained (prompt and response)", "seconds": "time (s)"}
 TITLES = {
@@ -52,7 +53,7 @@ def curves_data(comparison: Comparison) -> dict[str, Any]:
         "keys": [[key, TITLES.get(key, key)] for key in keys],
         "cells": [
             {"label": cell.label, "colour": colour, "dash": DASHES[number % len(DASHES)]}
-            for number, (cell, colour) in enumerate(zip(comparison.cells, of_cells(comparison.cells), strict=True))
+            for number, (cell, colour) in enumerate(zip(comparison.cells, names_of(comparison.cells), strict=True))
         ],
         "curves": [
             {
@@ -81,7 +82,10 @@ def timelines_data(comparison: Comparison) -> dict[str, Any]:
     most = MOST_SPANS // len(comparison.cells)
     return {
         "kinds": list(KINDS),
-        "colours": {"kinds": list(KINDS.values()), "versions": list(VERSIONS)},
+        "colours": {
+            "light": {"kinds": list(KINDS.values()), "versions": list(VERSIONS)},
+            "dark": {"kinds": list(ON_DARK_KINDS.values()), "versions": list(ON_DARK_VERSIONS)},
+        },
         "runs": [
             timeline_data(cell.runs[0].timeline, run_title(cell.runs[0].identity), most)
             | {"label": f"{cell.label}, seed {cell.runs[0].identity.seed}"}

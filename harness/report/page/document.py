@@ -16,6 +16,7 @@ from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import has_matrix, matrix_of
 from harness.metrics.atomic_files import write_text
 from harness.report.page.charts import device_cards, profile_cards, staleness_cards
+from harness.report.page.colours import style_of
 from harness.report.page.data import curves_data, timelines_data
 from harness.report.page.exports import measures_csv, table_tex
 from harness.report.page.markdown import markdown
@@ -78,7 +79,7 @@ def document(comparison: Comparison) -> str:
     mark = ' <span class="simulated-mark">simulated</span>' if comparison.simulated else ""
     return Template(_part("page.html")).substitute(
         title=escape(headings.title),
-        style=_part("page.css"),
+        style=_part("page.css") + style_of(comparison.cells),
         how=headings.how,
         how_word=escape(headings.how_word),
         heading=escape(headings.heading),

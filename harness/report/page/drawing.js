@@ -7,8 +7,6 @@ const OVERVIEW = 34; // how high the strip below is
 const APART = 14; // pixels between the weights of two versions, at least
 const ROW = 30;
 const GAP = 6;
-const INK = "#1b2430";
-const MUTED = "#5b6675";
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
 const FIELDS = 5; // of a span: start, duration, kind, version, iteration
 
@@ -45,14 +43,22 @@ function firstEndingAfter(lane, time) {
   return low;
 }
 
-// A painter knows colours: `fill(kind, version)` and the ink that can be read on it.
+// A painter knows colours: those of the page (`ground`, `ink`, ...), `fill(kind, version)`, and the ink that can be
+// read on it.
 function painter(data, colourBy) {
   const wait = data.kinds.indexOf("wait_for_samples");
-  const { kinds, versions } = data.colours;
+  const { kinds, versions } = data.colours[pageColour("scheme")];
+  const names = ["ground", "ink", "muted", "edge", "rail", "veil"];
+  const ofPage = Object.fromEntries(names.map((name) => [name, pageColour(name)]));
   const fill = (kind, version) =>
     kind === wait || colourBy === "kind" ? kinds[kind] : versions[Math.max(0, version) % versions.length];
-  const ink = (colour) => (luminance(colour) > 0.36 ? INK : "#ffffff");
-  return { fill, ink, wait };
+  const inkOn = (colour) => (luminance(colour) > 0.2 ? "#10161c" : "#ffffff");
+  return { ...ofPage, kinds, versions, fill, inkOn, wait };
+}
+
+// What page.css has under this name, as the screen or the paper has it.
+function pageColour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
 function luminance(hex) {
@@ -66,8 +72,8 @@ function gutterOf(context, run) {
   return Math.ceil(Math.max(...names.map((name) => context.measureText(name).width))) + 2 * BESIDE;
 }
 
-function drawRails(context, view, run) {
-  context.fillStyle = "#eef1f4";
+function drawRails(context, view, run, paint) {
+  context.fillStyle = paint.rail;
   for (const row of run.rows) context.fillRect(view.gutter, row.top + row.height + GAP / 2, view.width - view.gutter, 1);
 }
 
@@ -87,7 +93,7 @@ function drawLanes(context, view, data, paint) {
       const colour = paint.fill(kind, version);
       context.fillStyle = colour;
       context.fillRect(left, lane.top, width > 4 ? width - 0.7 : width, lane.height - 0.7);
-      if (kind !== paint.wait) label(context, data.kinds[kind], version, left, width, lane, paint.ink(colour));
+      if (kind !== paint.wait) label(context, data.kinds[kind], version, left, width, lane, paint.inkOn(colour));
       painted = Math.ceil(left + width) - 1;
     }
   }
@@ -123,7 +129,7 @@ function drawSketch(context, view, paint) {
       painted = left + width;
     }
   });
-  context.fillStyle = MUTED;
+  context.fillStyle = paint.muted;
   context.font = `12px ${FONT}`;
   context.textAlign = "right";
   context.textBaseline = "middle";
@@ -131,7 +137,7 @@ function drawSketch(context, view, paint) {
 }
 
 // Weight transfers; none, and false, where there are so many versions that nobody could follow them.
-function drawArrows(context, view, run, chosen) {
+function drawArrows(context, view, run, chosen, paint) {
   const seen = new Set();
   for (const [, , sent, loaded, version] of run.arrows) {
     if (loaded >= view.from && sent <= view.to) seen.add(version);
@@ -145,7 +151,8 @@ function drawArrows(context, view, run, chosen) {
     const [y0, y1] = [source.top + source.height / 2, down ? target.top : target.top + target.height];
     if (x1 < view.gutter || x0 > view.width) continue;
     const strong = chosen && chosen.version === version && /weights/.test(chosen.kindName);
-    context.strokeStyle = context.fillStyle = strong ? "#000000" : "rgba(27, 36, 48, 0.62)";
+    context.strokeStyle = context.fillStyle = paint.ink;
+    context.globalAlpha = strong ? 1 : 0.62;
     context.lineWidth = strong ? 2.4 : 1.1;
     context.beginPath();
     context.arc(x0, y0, strong ? 3.2 : 2.2, 0, 2 * Math.PI);
@@ -162,13 +169,14 @@ function drawArrows(context, view, run, chosen) {
     context.lineTo(x1 + 3.5, y1 + 6.5 * tip);
     context.fill();
   }
+  context.globalAlpha = 1;
   return true;
 }
 
-function drawIterations(context, view, run) {
+function drawIterations(context, view, run, paint) {
   context.textAlign = "center";
-  context.strokeStyle = "rgba(27, 36, 48, 0.35)";
-  context.fillStyle = MUTED;
+  context.strokeStyle = paint.edge;
+  context.fillStyle = paint.muted;
   context.lineWidth = 1;
   context.setLineDash([4, 3]);
   let before = run.start;
@@ -194,25 +202,25 @@ function drawIterations(context, view, run) {
   context.setLineDash([]);
 }
 
-function drawNames(context, view, run) {
-  context.fillStyle = "#ffffff";
+function drawNames(context, view, run, paint) {
+  context.fillStyle = paint.ground;
   context.fillRect(0, 0, view.gutter, view.layout.height);
   context.textAlign = "right";
   for (const row of run.rows) {
-    context.fillStyle = INK;
+    context.fillStyle = paint.ink;
     context.fillText(row.name, view.gutter - BESIDE, row.top + row.height / 2);
   }
 }
 
-function drawAxis(context, view) {
+function drawAxis(context, view, paint) {
   const bottom = view.layout.bottom;
-  context.strokeStyle = "#9aa5b1";
+  context.strokeStyle = paint.edge;
   context.lineWidth = 1;
   context.beginPath();
   context.moveTo(view.gutter, bottom + 0.5);
   context.lineTo(view.width, bottom + 0.5);
   context.textAlign = "center";
-  context.fillStyle = MUTED;
+  context.fillStyle = paint.muted;
   const step = niceStep((view.to - view.from) / 1e6 / Math.max(2, (view.width - view.gutter) / 110));
   for (let tick = Math.ceil(view.from / 1e6 / step); tick * step <= view.to / 1e6; tick += 1) {
     const x = view.x(tick * step * 1e6);

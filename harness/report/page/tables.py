@@ -17,8 +17,8 @@ from harness.comparison.measures import Measure
 from harness.metrics.formatting import number
 from harness.report.correction_matrix import COLORS
 from harness.report.page.charts import span_of, strip
+from harness.report.page.colours import names_of
 from harness.report.page.text import checks, commands
-from harness.report.palette import of_cells
 
 _SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "not told apart"}
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table
@@ -31,7 +31,7 @@ def headline_table(comparison: Comparison) -> str:
     heads = "".join(
         f'<th scope="col">{escape(m.title)}<small>{escape(_unit(comparison, m))}</small></th>' for m in measures
     )
-    rows, colours = [], of_cells(comparison.cells)
+    rows, colours = [], names_of(comparison.cells)
     for index, cell in enumerate(comparison.cells):
         cells = "".join(_headline(comparison, measure, index) for measure in measures)
         base = ' <span class="tag">baseline</span>' if index == comparison.baseline else ""
@@ -49,7 +49,7 @@ def measure_tables(comparison: Comparison) -> str:
 
 
 def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
-    scale, axis, colours = scale_of(measure), span_of(measure.cells), of_cells(comparison.cells)
+    scale, axis, colours = scale_of(measure), span_of(measure.cells), names_of(comparison.cells)
     seeds = list(dict.fromkeys(seed for cell in measure.cells for seed in cell.per_seed))
     several = len(comparison.cells) > 1
     heads = ["cell", "seeds and interval", "mean", "95 % interval"]

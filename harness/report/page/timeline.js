@@ -15,6 +15,7 @@ class Timeline {
     this.listen();
     this.show(0);
     new ResizeObserver(() => this.draw()).observe(section);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
   show(number) {
@@ -83,22 +84,23 @@ class Timeline {
     context.textBaseline = "middle";
     this.gutter = gutterOf(context, this.run);
     const paint = painter(this.data, this.colourBy);
-    drawRails(context, this, this.run);
+    drawRails(context, this, this.run, paint);
     drawLanes(context, this, this.data, paint);
-    drawIterations(context, this, this.run);
-    this.crowded = !drawArrows(context, this, this.run, this.chosen);
-    if (this.chosen) this.outline(context, this.chosen);
+    drawIterations(context, this, this.run, paint);
+    this.crowded = !drawArrows(context, this, this.run, this.chosen, paint);
+    if (this.chosen) this.outline(context, this.chosen, paint);
     if (this.dragged) this.shade(context, ...this.dragged);
-    drawNames(context, this, this.run);
-    drawAxis(context, this);
+    drawNames(context, this, this.run, paint);
+    drawAxis(context, this, paint);
     this.paintOverview(paint);
-    this.paintLegend();
+    this.paintLegend(paint);
     if (this.chosen) this.placeTooltip();
+    this.section.dataset.scheme = pageColour("scheme");
   }
 
-  outline(context, span) {
+  outline(context, span, paint) {
     const left = Math.max(this.x(span.start), this.gutter);
-    context.strokeStyle = "#000000";
+    context.strokeStyle = paint.ink;
     context.lineWidth = 2;
     context.strokeRect(left, span.lane.top, Math.max(this.x(span.end) - left, 2), span.lane.height - 0.7);
   }
@@ -111,7 +113,7 @@ class Timeline {
   // All of the run, and which part of it is looked at.
   paintOverview(paint) {
     const context = scaled(this.overview, this.width, OVERVIEW);
-    const key = [this.data.runs.indexOf(this.run), this.colourBy, this.width, window.devicePixelRatio].join();
+    const key = [this.data.runs.indexOf(this.run), this.colourBy, this.width, window.devicePixelRatio, paint.ground].join();
     if (this.sketchKey !== key) {
       this.sketch = document.createElement("canvas");
       drawSketch(scaled(this.sketch, this.width, OVERVIEW), this, paint);
@@ -120,17 +122,17 @@ class Timeline {
     context.drawImage(this.sketch, 0, 0, this.width, OVERVIEW);
     const { start, end } = this.run;
     const [left, right] = [this.from, this.to].map((time) => this.gutter + ((time - start) / (end - start)) * (this.width - this.gutter));
-    context.fillStyle = "rgba(255, 255, 255, 0.72)";
+    context.fillStyle = paint.veil;
     context.fillRect(this.gutter, 0, left - this.gutter, OVERVIEW);
     context.fillRect(right, 0, this.width - right, OVERVIEW);
-    context.strokeStyle = INK;
+    context.strokeStyle = paint.ink;
     context.lineWidth = 1.5;
     context.strokeRect(left, 1, Math.max(right - left, 2), OVERVIEW - 2);
   }
 
   // What is in sight, by colour; rebuilt only if that changed.
-  paintLegend() {
-    const { kinds, colours } = this.data;
+  paintLegend(paint) {
+    const { kinds } = this.data;
     const seen = new Set();
     for (const lane of this.layout.lanes) {
       for (let n = firstEndingAfter(lane, this.from); n * FIELDS < lane.spans.length; n += 1) {
@@ -141,16 +143,16 @@ class Timeline {
       }
     }
     const shown = [...seen].sort((a, b) => a - b);
-    const steps = colours.versions.length;
+    const steps = paint.versions.length;
     let items;
     if (this.colourBy === "kind") {
-      items = shown.map((kind) => [colours.kinds[kind], kinds[kind].replaceAll("_", " ")]);
+      items = shown.map((kind) => [paint.kinds[kind], kinds[kind].replaceAll("_", " ")]);
     } else if (shown.length <= steps) {
-      items = shown.map((version) => [colours.versions[version % steps], `v${version}`]);
+      items = shown.map((version) => [paint.versions[version % steps], `v${version}`]);
     } else {
-      items = colours.versions.map((colour, step) => [colour, `v${step}, v${step + steps}, …`]);
+      items = paint.versions.map((colour, step) => [colour, `v${step}, v${step + steps}, …`]);
     }
-    if (this.colourBy === "version") items.push([colours.kinds[kinds.indexOf("wait_for_samples")], "waits for samples"]);
+    if (this.colourBy === "version") items.push([paint.kinds[kinds.indexOf("wait_for_samples")], "waits for samples"]);
     const words = JSON.stringify([this.colourBy, items, this.crowded]);
     if (words === this.legend) return;
     this.legend = words;

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,17 @@ from harness.report.page.data import MOST_ENGINES, timeline_data
 from harness.report.page.document import as_script, document, write_report
 from harness.report.page.markdown import markdown
 from harness.report.page.text import profile_text
-from harness.report.palette import KINDS, of_cells, of_schedules
+from harness.report.palette import (
+    CELLS,
+    DARK,
+    KINDS,
+    ON_DARK_KINDS,
+    ON_DARK_VERSIONS,
+    contrast,
+    of_cells,
+    of_schedules,
+    on_dark,
+)
 from schedules import SCHEDULES
 from tests.support.fabricated_cells import Made, make_cell, make_run
 
@@ -260,6 +271,14 @@ def test_a_schedule_has_its_colour_whatever_it_stands_beside_and_cells_of_one_sc
     twice = [make_cell(tmp_path, f"fully_async {n}", short, (0,)) for n in range(3)]
     assert len(set(of_cells(twice))) == 3
     assert len(set(of_schedules(["fully_async", "my_lab.schedules:Mine", "my_lab.schedules:Other"]).values())) == 3
+
+
+def test_marks_can_be_seen_on_a_dark_page() -> None:
+    drawn = {*map(on_dark, (*CELLS, *of_schedules(["a:A", "b:B", "c:C"]).values())), *ON_DARK_VERSIONS}
+    drawn |= {colour for kind, colour in ON_DARK_KINDS.items() if kind != "wait_for_samples"}
+    assert min(contrast(colour, DARK) for colour in drawn) >= 4
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert f"--ground: {DARK.lower()};" in files("harness.report.page").joinpath("page.css").read_text()
 
 
 def test_smoke_runs_are_refused_by_name(tmp_path: Path) -> None:
