@@ -44,7 +44,8 @@ def main() -> None:
     with TemporaryDirectory() as results:
         for number in range(arguments.rounds):
             for every in (0, arguments.every):
-                made = bench(Path(results), f"every_{every}_{number}", *JOB, *arguments.settings, f"checkpoint.every={every}")
+                settings = (*JOB, *arguments.settings, f"checkpoint.every={every}")
+                made = bench(Path(results), f"every_{every}_{number}", *settings)
                 for iteration, took in enumerate(durations(made)):
                     made_version = iteration + 1
                     if not took:

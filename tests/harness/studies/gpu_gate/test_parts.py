@@ -77,3 +77,19 @@ def test_jobs_run_under_every_schedule_and_costs_are_fitted(tmp_path: Path) -> N
 def test_what_cannot_be_asked_of_the_gate_is_one_line(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         request(given)
+
+
+def test_a_job_of_another_engine_takes_nothing_from_the_command_that_began_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".venv-vllm").mkdir()
+    (tmp_path / ".venv-vllm/.installed").touch()
+    (tmp_path / "Makefile").write_text(
+        'bench:\n\t@test "$(ENGINE)" = vllm && test -z "$(DEVICE)$(findstring PARTS,$(MAKEOVERRIDES))"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAKEFLAGS", " -- PARTS=engines DEVICE=cpu")
+    monkeypatch.setenv("DEVICE", "cpu")
+    checks = {check.what: check for check in engines.run(Setting("cpu", tmp_path))}
+    assert checks["vllm"].passed, checks["vllm"]
+    assert "make setup-sglang" in checks["sglang"].found
