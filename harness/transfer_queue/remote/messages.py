@@ -25,7 +25,7 @@ WireFrame = tuple[Natural, dict[str, Natural], tuple[int, Natural] | bytes]
 WirePart = tuple[tuple[str, ...], tuple[tuple[int, int, int], ...]]
 
 KINDS: dict[str, type[Exception]] = {
-    error.__name__: error for error in (ValueError, TimeoutError, LeaseExpired, QueueClosed, PermissionError)
+    error.__name__: error for error in (ValueError, TimeoutError, LeaseExpired, QueueClosed, PermissionError, OSError)
 }
 """Errors that arrive as what they are. Anything else is a fault of the server, and a RuntimeError to the client."""
 
@@ -167,8 +167,11 @@ class Done(Message):
 
 
 class Failed(Message):
+    """number: errno of what the server's file system refused."""
+
     kind: str
     text: str
+    number: int | None = None
 
 
 class Assigned(Message):
@@ -252,11 +255,15 @@ def to_assignment(message: Assigned, descriptors: list[int]) -> BatchAssignment:
 def failed(error: BaseException) -> Failed:
     """The nearest kind that travels; the name of the type where there is none."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS]
+    if kinds[:1] == [OSError.__name__] and isinstance(error, OSError) and error.errno is not None:
+        return Failed(kinds[0], error.strerror or str(error), error.errno)
     return Failed(kinds[0] if kinds else type(error).__name__, str(error))
 
 
 def raised(answer: Failed) -> Exception:
     """The error, as what `queue.TransferQueue` says is raised."""
+    if answer.number is not None:
+        return OSError(answer.number, answer.text)
     if answer.kind in KINDS:
         return KINDS[answer.kind](answer.text)
     return RuntimeError(f"the transfer queue failed with {answer.kind}: {answer.text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -96,6 +97,15 @@ async def test_every_verb_reaches_the_control_plane() -> None:
         await queue.close()
         with pytest.raises(QueueClosed):
             await queue.create_partition("b", [1])
+
+
+async def test_what_the_file_system_refuses_the_server_reaches_the_caller_as_that(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(InlineBackend()) as (_, queue):
+        with pytest.raises(FileNotFoundError) as refused:
+            await queue.save("/proc/no place for a queue")
+        assert refused.value.errno == errno.ENOENT and not caplog.records
 
 
 async def test_a_pending_get_is_answered_by_a_put_and_holds_up_no_other_call() -> None:
