@@ -342,6 +342,10 @@ class Mirror:
             self._tracker.__exit__(*exception)
 
     def _report_loss(self, why: str) -> None:
-        self._folder.mirror_is_incomplete(why)
+        """On the mirror's thread: that the disk has no room is said here, and raised where the run itself writes."""
         message = f"MLflow mirror incomplete: {why}; the run goes on, and `make mlflow-sync` catches up from its files"
+        try:
+            self._folder.mirror_is_incomplete(why)
+        except OSError as error:
+            message += f"; its folder does not say so: {error}"
         self._console.print(message, style="yellow", highlight=False, soft_wrap=True, markup=False)

@@ -41,6 +41,7 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_SOURCE_NAME,
     MLFLOW_SOURCE_TYPE,
 )
+from sqlalchemy.exc import SQLAlchemyError
 
 from harness.config.job import flatten
 from harness.metrics.atomic_files import Lock
@@ -83,7 +84,10 @@ class Store:
         self.uri = tracking_uri(results)
         self.results.mkdir(parents=True, exist_ok=True)
         with self._lock():
-            self.client = MlflowClient(tracking_uri=self.uri)
+            try:
+                self.client = MlflowClient(tracking_uri=self.uri)
+            except SQLAlchemyError as error:  # of a database that cannot be opened
+                raise MlflowException(first_line(error)) from error
 
     def experiment_and_parent(self, experiment: str) -> tuple[str, str]:
         """The ids of the MLflow experiment and of its parent run, made where they are not there."""

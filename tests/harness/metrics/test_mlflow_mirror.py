@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
@@ -17,8 +18,9 @@ import pytest
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.driver.run import Mirror
 from harness.metrics.manifest import RunIdentity
-from harness.metrics.run_files import INCOMPLETE
+from harness.metrics.run_files import INCOMPLETE, RunDirectory
 from tests.support.mirrored_run import CONFIG, ITERATIONS, STARTED_AT, finished_run, manifest_of, mirrored, points
 from tests.support.project import ROOT
 
@@ -181,6 +183,18 @@ def test_a_server_that_was_never_there_ends_no_run(tmp_path: Path, monkeypatch: 
         tracker.log({"iteration": 1, "reward/mean": 0.5})
     (why,) = lost
     assert re.fullmatch(r"API request to http://127\.0\.0\.1:9/\S* failed", why)
+
+
+def test_a_lost_mirror_is_said_where_the_folder_of_the_run_cannot_say_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    identity = identity_in("bench")
+    folder = RunDirectory(tmp_path, "bench", identity.cell, identity.seed)  # never made: nothing can be written there
+    said = io.StringIO()
+    Mirror(folder, tmp_path, identity, CONFIG, manifest_of(identity), Console(file=said))
+    assert re.search(r"MLflow mirror incomplete: .*; its folder does not say so: .*No such file", said.getvalue())
 
 
 def test_more_metrics_than_one_batch_holds_are_all_written(store: Path, name: str) -> None:
