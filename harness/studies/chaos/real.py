@@ -96,17 +96,18 @@ def feel(fault: RealFault, results: Path) -> Felt:
     """One fault on a run of its own, whose folder stays where a promise was broken."""
     felt, random = Felt(fault), Random(fault.number)
     if fault.what != "full disk":
-        _feel(felt, results, random, None)
+        _feel(felt, results, results, random, None)
         return felt
     with small_disk(results / f"disk_{fault.number}") as disk:
         if disk is None:
             felt.happened.append("no small file system can be mounted here: left out")
         else:
-            _feel(felt, disk.folder, random, disk)
+            _feel(felt, disk.folder, results, random, disk)
     return felt
 
 
-def _feel(felt: Felt, results: Path, random: Random, disk: Disk | None) -> None:
+def _feel(felt: Felt, results: Path, logs: Path, random: Random, disk: Disk | None) -> None:
+    """logs: where what is said is kept whole, however full the disk of `results` is."""
     experiment = f"fault_{felt.fault.number}"
     settings = [f"experiment={experiment}", f"schedule={felt.fault.schedule}", *_JOB]
     settings.append(f"cluster.devices={_DEVICES.get(felt.fault.schedule, 2)}")
@@ -114,7 +115,7 @@ def _feel(felt: Felt, results: Path, random: Random, disk: Disk | None) -> None:
     struck_at: float | None = None
     reached = -1
     for number in range(_ATTEMPTS):
-        log = results / f"{experiment}.{number}.log"
+        log = logs / f"{experiment}.{number}.log"
         with _attempt(felt.fault, settings, log, results, go, first=not number) as attempt:
             if struck_at is None:
                 if not _wait_for(partial(_beyond, results, experiment, felt.fault.at), attempt):
