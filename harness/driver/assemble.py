@@ -37,7 +37,7 @@ from harness.driver.observer import Observer
 from harness.driver.pools import RolloutPool, StagePool, TrainerPool
 from harness.driver.prompts import PromptSource
 from harness.driver.published_weights import PublishedWeights
-from harness.driver.restarts import EngineRestarts, WorkerRestarts
+from harness.driver.restarts import EngineRestarts, WorkerRestarts, lacks_samples
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
@@ -162,7 +162,14 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         retry=RetryPolicy(config.cluster.transfer_attempts, config.cluster.verify_weights),
     )
     if run.restarts.limit and _engines_are_alone(placement):
-        engines = EngineRestarts(coordinator, run.restarts, backend.runtime, backend.clock, observer.restarted)
+        engines = EngineRestarts(
+            coordinator,
+            run.restarts,
+            backend.runtime,
+            backend.clock,
+            observer.restarted,
+            partial(lacks_samples, queue, schedule.order, config.algorithm.group_size),
+        )
         fleet.replace = engines.replace
     algorithm = config.algorithm
     prompts = _prompts(

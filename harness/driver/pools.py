@@ -99,9 +99,6 @@ class StagePool(Pool[Stage]):
         self.observer.spans(spans or ())
 
 
-AskOne = Callable[[Handle[RolloutRole], Ask[RolloutRole]], Coroutine[Any, Any, bool]]
-
-
 class RolloutPool(Pool[RolloutRole]):
     """All rollout engines that work, or those of a cohort: the `fleet` knows which.
 
@@ -223,15 +220,25 @@ class RolloutPool(Pool[RolloutRole]):
                 self._start_stream(self._streams, worker)
 
     async def _generate(self, iteration: int, batches: int) -> None:
-        """Whoever is not as far as this batch yet takes what a dead one left when it comes to it: not before, for it
-        may hold weights that are too old."""
+        """What a dead one left is taken at once by those that are free: the trainer may need it before it has weights
+        to give, and the dead one comes back with weights only. Whoever is not as far as this batch yet takes it when it
+        comes to it: not before, for it may hold weights that are too old."""
         await self.fleet.any_back(self._among)
         newest, workers = self._whole._newest, self.workers
         newest |= {worker.name: iteration for worker in workers}
-        while not await self._ask_all(
-            workers, lambda engine: engine.generate(iteration, batches), self._ask_until_done
-        ):
-            workers = [worker for worker in self._whole.workers if newest.get(worker.name, -1) >= iteration]
+
+        async def generate(worker: Handle[RolloutRole]) -> None:
+            died = not await self._ask(worker, lambda engine: engine.generate(iteration, batches))
+            if died or worker.name not in self.fleet.membership.working:  # left, and gave back what it was handed
+                for other in self._whole.workers:
+                    if newest.get(other.name, -1) >= iteration:
+                        asked.create_task(generate(other))
+            if died and await self.fleet.back(worker.name):
+                await generate(worker)
+
+        async with asyncio.TaskGroup() as asked:
+            for worker in workers:
+                asked.create_task(generate(worker))
 
     async def _stream(self) -> None:
         """Until all streams ended: also those of engines that came in meanwhile, and of those that took over what
@@ -263,15 +270,9 @@ class RolloutPool(Pool[RolloutRole]):
             self._streaming.discard(worker.name)
 
     async def _ask_workers(self, ask: Ask[RolloutRole]) -> None:
-        await self._ask_all(self.workers, ask)
-
-    async def _ask_all(
-        self, workers: Sequence[Handle[RolloutRole]], ask: Ask[RolloutRole], how: AskOne | None = None
-    ) -> bool:
-        """The same of every one of them; whether all did it."""
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task((how or self._ask)(worker, ask)) for worker in workers]
-        return all(task.result() for task in asked)
+            for worker in self.workers:
+                tasks.create_task(self._ask(worker, ask))
 
     async def _ask_until_done(self, worker: Handle[RolloutRole], ask: Ask[RolloutRole]) -> bool:
         """As `_ask`; one that died over it and is started again is asked once more. False for one that left, too: it

@@ -17,6 +17,9 @@ from harness.protocols import Clock
 from harness.runtime.runtime import Handle, Runtime, WorkerDied, death_in
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.coordinator import Coordinator
+from harness.weight_sync.membership import LostEngine
+from harness.workers.dataflow import partition_name
+from schedules import Order
 
 Answer = TypeVar("Answer")
 
@@ -100,9 +103,12 @@ class EngineRestarts:
         runtime: Runtime,
         clock: Clock,
         hear: Callable[[Restart], None],
+        lacks_samples: Callable[[int], Awaitable[bool]],
     ) -> None:
+        """lacks_samples: waits until this batch needs an engine to sample some of it, or all of it was sampled; whether
+        it does."""
         self._coordinator, self._restarts, self._runtime = coordinator, restarts, runtime
-        self._clock, self._hear = clock, hear
+        self._clock, self._hear, self._lacks_samples = clock, hear, lacks_samples
 
     async def replace(self, engine: Handle[Any], why: str) -> int | None:
         """See `harness.weight_sync.membership.Replace`."""
@@ -111,7 +117,7 @@ class EngineRestarts:
             await self._coordinator.ended()
             try:
                 await self._runtime.start_again(engine)
-                version = await self._coordinator.bring(engine)
+                version = await self._coordinator.bring(engine, self._settled)
             except Exception as error:
                 if (again := death_in(error)) is None:
                     raise
@@ -121,6 +127,35 @@ class EngineRestarts:
             self._hear(Restart([engine.name], how(death), done, round(began, 3), round(self._clock.now() - began, 3)))
             return version
         return None
+
+    async def _settled(self) -> int:
+        """Version of the trainer's weights, once they are of one. Raises LostEngine where that cannot be."""
+        trainer = self._coordinator.trainers[0].role
+        async with asyncio.TaskGroup() as tasks:
+            stuck = tasks.create_task(self._stuck())
+            version = await trainer.settled_version()
+            stuck.cancel()
+        return version
+
+    async def _stuck(self) -> None:
+        """Raises LostEngine once training, between two steps of a batch, waits for samples that nobody is left to make:
+        the weights that could make them are no more."""
+        fleet = self._coordinator.fleet
+        batch = await self._coordinator.trainers[0].role.open_batch()
+        await fleet.none_works()
+        if await self._lacks_samples(batch):
+            deaths = "; ".join(member.trouble for member in fleet.membership.members if member.health == "lost")
+            raise LostEngine(
+                f"{deaths}; no engine was left to sample the rest of batch {batch}, of which optimizer steps were made "
+                f"already: weights of version {batch} are no more"
+            )
+
+
+async def lacks_samples(queue: TransferQueue, order: Order, group_size: int, batch: int) -> bool:
+    """See `EngineRestarts`; of a queue that no engine reads. Where groups are trained as they are completed, any that
+    is not sampled counts: of the batch is whichever is completed next."""
+    partition = partition_name(batch) if order == "fifo" else None
+    return await queue.get("rollout", group_size, partition=partition, consumer="restarts") is not None
 
 
 async def started_again(

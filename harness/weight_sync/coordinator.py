@@ -101,20 +101,21 @@ class Coordinator:
         async with self._one_at_a_time:
             await self.finish()
 
-    async def bring(self, engine: Handle[EngineWorker]) -> int:
+    async def bring(self, engine: Handle[EngineWorker], settled: Callable[[], Awaitable[int]]) -> int:
         """The newest weights to this engine alone, which was started again and is idle; their version.
 
-        They are those that training has come to, between two steps, so they may be of a version that no other engine
-        has yet. Raises what kept it from them: its death, or what ends a run.
+        They are those that training has come to, between two batches, so they may be of a version that no other engine
+        has yet. settled: waits until the trainer's weights are of a version, and says of which. Raises what kept the
+        engine from them: its death, or what ends a run.
         """
         async with self._one_at_a_time:
             await self.finish()
             self._retrying.forget()
-            version, sent = -1, await self.trainers[0].role.settled_version()
+            version, sent = -1, await settled()
             while version != sent:  # a step was made meanwhile: nobody knows what it got
                 version = sent
                 await self._bring(engine, version)
-                sent = await self.trainers[0].role.settled_version()
+                sent = await settled()
             return version
 
     async def _bring(self, engine: Handle[EngineWorker], version: int) -> None:

@@ -174,6 +174,10 @@ class SendingWorker:
         """Of the weights as they are; between two steps of a batch they are of none, and its last one is waited for."""
         raise NotImplementedError
 
+    async def open_batch(self) -> int:
+        """Wait until steps of a batch were made, rows of which may still be to come; the batch."""
+        raise NotImplementedError
+
     async def plan(self, bucket_bytes: int, checked: bool = False) -> TransferPlan:
         """The transfer plan of this model's weights."""
         return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)

@@ -231,6 +231,7 @@ class Fleet(Generic[Engine_co]):
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}  # engines that are started again
         self._numbers: dict[str, int] = {}  # of each engine's process
+        self._lost = asyncio.Event()  # some were; then there is a new one
         self.replace: Replace | None = None
         """Where engines can be started again."""
         self.welcome: Callable[[Handle[Engine_co]], Awaitable[None]] = _nobody
@@ -274,6 +275,8 @@ class Fleet(Generic[Engine_co]):
             }
             for name, why in lost.items():
                 self.membership.mark_lost(name, why)
+            self._lost.set()
+            self._lost = asyncio.Event()
             if self.replace is None:
                 self._lost_for_good(lost)
             for name in lost:
@@ -284,6 +287,11 @@ class Fleet(Generic[Engine_co]):
                 else:
                     self._coming[name] = asyncio.create_task(self._come_back(self.replace, name, why))
                     self._coming[name].add_done_callback(retrieved)
+
+    async def none_works(self) -> None:
+        """Wait until no engine does."""
+        while self.membership.working:
+            await self._lost.wait()
 
     async def back(self, name: str) -> bool:
         """Whether it works: one that is started again is waited for. Raises what `lose` does where it comes to that."""

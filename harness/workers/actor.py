@@ -55,10 +55,11 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
             accumulate=self._accumulate,
             noted=self._note_samples,
             updates=updates,
-            begins_step=lambda: self._settled.clear(),
+            begins_step=self._begin_step,
         )
         self._settled = asyncio.Event()  # set unless steps of a batch were made, but not all
         self._settled.set()
+        self._open = asyncio.Event()  # set while there are such steps, and rows of the batch may be to come
 
     @open_ended
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
@@ -73,6 +74,18 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
         with self.waits("settled_version", "the last step of a batch"):
             await self._settled.wait()
         return self.version
+
+    @open_ended
+    async def open_batch(self) -> int:
+        await self._open.wait()
+        return self.version
+
+    def _begin_step(self, more: bool) -> None:
+        self._settled.clear()
+        if more:
+            self._open.set()
+        else:
+            self._open.clear()
 
     async def _accumulate(self, batch: Batch, iteration: int) -> dict[str, float]:
         return await self.engine.accumulate(train_batch(self._learnt(batch), iteration, self.mask_truncated))

@@ -95,8 +95,8 @@ class Training:
     accumulate: Callable[[Batch, int], Awaitable[dict[str, float]]]
     noted: Callable[[TrainReport, Batch, int], None]
     updates: Updates = ONE_STEP
-    begins_step: Callable[[], None] = lambda: None
-    """Called in the turn of each step, before it."""
+    begins_step: Callable[[bool], None] = lambda more: None
+    """Called in the turn of each step, before it: whether rows of the batch may still be to come."""
 
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; an update after each mini-batch.
@@ -132,7 +132,7 @@ class Training:
         rows, since_step = self.updates.rows, 0
         async for batch in batches:
             if rows is not None and since_step == rows:
-                await self._step(report, iteration, turn)
+                await self._step(report, iteration, turn, more=first and not self.updates.whole_batch)
                 since_step = 0
             async with turn():
                 start = self.clock.now()
@@ -146,11 +146,16 @@ class Training:
         await self._step(report, iteration, turn)
 
     async def _step(
-        self, report: TrainReport, iteration: int, turn: Callable[[], AbstractAsyncContextManager[None]]
+        self,
+        report: TrainReport,
+        iteration: int,
+        turn: Callable[[], AbstractAsyncContextManager[None]],
+        *,
+        more: bool = False,
     ) -> None:
         async with turn():
             start = self.clock.now()
-            self.begins_step()
+            self.begins_step(more)
             with self.owner.waits("train", "the other ranks' gradients"):
                 report.steps.append(await self.engine.step())
             self._note(report, self._update, start, self.clock.now(), iteration)

@@ -8,6 +8,7 @@ import pytest
 
 from harness.comparison.promises import read_finished
 from harness.metrics.run_files import is_done, load_ledger, load_manifest
+from tests.support import between_steps
 from tests.support.invariants import check_run
 from tests.support.killed_workers import Kill, folder_of, run_killed
 from tests.support.real_runs import SMALL, bench, check_equal
@@ -64,6 +65,19 @@ def test_a_run_whose_roles_are_killed_ends_bit_for_bit_as_one_whose_roles_are_no
         assert role in restart["roles"] and restart["done"].startswith(done) and restart["took_s"] > 0
         assert f"{restart['why']}; {restart['done']}, at work again after" in said
     assert sum(BACK in done for _, done in expected) == len(load_manifest(broken).get("resumed", []))
+    check_run(read_finished(broken))
+    check_equal(broken, whole)
+
+
+def test_a_run_whose_only_engine_dies_between_two_steps_of_a_batch_goes_back_and_ends_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(between_steps.FOLDER, str(tmp_path))
+    settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2", *between_steps.SETTINGS, *SAVED)
+    code, said = run_killed(tmp_path, "broken", settings, [])
+    assert code == 0 and "Traceback" not in said, said
+    assert "died during generate" in said and "all went back to version 2" in said
+    broken, whole = folder_of(tmp_path, "broken"), bench(tmp_path, "whole", *settings)
     check_run(read_finished(broken))
     check_equal(broken, whole)
 

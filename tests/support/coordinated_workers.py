@@ -63,6 +63,8 @@ class Worker:
                 return PLAN
             case "settled_version":
                 return 1
+            case "open_batch":
+                await asyncio.Event().wait()
             case "open" if arguments[0] == "ipc":
                 self.offer = share_slots(PLAN, RENDEZVOUS)
                 return self.offer

@@ -1,5 +1,6 @@
-"""Random jobs of every schedule for the virtual clock: engines, batches, groups, lengths, turns, filters, a critic,
-limits of samples, room for contexts, rollout against training from 1:5 to 5:1, transfers of 0 to several iterations."""
+"""Random jobs of every schedule for the virtual clock: engines, batches, groups, steps, lengths, turns, filters, a
+critic, limits of samples, room for contexts, rollout against training from 1:5 to 5:1, transfers of 0 to several
+iterations."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def random_job(schedule: str, choose: Choose) -> JobConfig:
     made = make_schedule(with_options(config, options))
     engines = choose(range(made.least_engines, max(5, made.least_engines) + 1))
     trainers, micro = choose((1, 2)), choose((1, 2))
-    batch, group = micro * trainers * choose(range(1, 5)), choose((2, 3, 4))
+    parts = choose(range(1, 5))  # of a batch, each a micro-batch of every rank
+    batch, group = micro * trainers * parts, choose((2, 3, 4))
     critic = made.order == "fifo" and choose((False, True))
     split: dict[str, int | str]
     if made.colocated:
@@ -135,6 +137,7 @@ def random_job(schedule: str, choose: Choose) -> JobConfig:
         batch_groups=batch,
         group_size=group,
         micro_batch_groups=micro,
+        mini_batches=choose([steps for steps in (1, 2, 3, 4) if parts % steps == 0]),
         filter=filtered,
         filter_rounds=10_000,
         over_sampling=choose(_OVER_SAMPLING) if refills and made.order == "fifo" else 1.0,

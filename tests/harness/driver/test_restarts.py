@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.comparison.promises import Finished
 from harness.config import JobConfig, RestartsConfig
-from harness.config.compose import make_schedule
+from harness.config.compose import compose_job, make_schedule
 from harness.driver.restarts import EngineRestarts, GivenUp, Restarts, how, roles_in
 from harness.metrics.restarts import Restart
 from harness.runtime.runtime import RealClock, WorkerDied, parts_of
@@ -54,7 +54,11 @@ def check_deaths(job: JobConfig, seed: int, deaths: list[tuple[float, str, float
     job = replace(job, restarts=RestartsConfig(limit=len(deaths)))
     ends_at = end_of(job, seed)
     planned = [Death(at * ends_at, name, start * ends_at) for at, name, start in deaths if name in there]
-    recorder = simulate_killed(job, seed, planned)
+    try:
+        recorder = simulate_killed(job, seed, planned)
+    except WorkerDied as ended:
+        assert job.algorithm.mini_batches > 1 and "no engine was left to sample the rest of batch" in str(ended)
+        return []
     recorder.ledger.check()
     restarted = [name for restart in recorder.restarts for name in restart.roles]
     run = Finished(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline, frozenset(restarted))
@@ -98,6 +102,50 @@ def test_a_role_that_dies_more_often_than_the_settings_allow_ends_the_run() -> N
     assert "it was started again 2 times before (restarts.limit=2)" in given_up
 
 
+STEPS = (
+    "backend=virtual",
+    "iterations=4",
+    "engine.slots=8",
+    "algorithm.batch_groups=4",
+    "algorithm.micro_batch_groups=1",
+    "algorithm.mini_batches=4",
+    "algorithm.recompute_log_probs=false",
+)
+"""An optimizer step for each group."""
+
+
+def in_steps(schedule: str, engines: int) -> JobConfig:
+    split = f"schedule.split={{rollout:{engines},actor:1}}"
+    return compose_job([f"schedule={schedule}", split, f"cluster.devices={engines + 1}", *STEPS])
+
+
+def between_steps(job: JobConfig, *, sampled: bool) -> Death:
+    """Of the engine that has the last sample of a batch, while no other has any, after the first step of the batch;
+    sampled: when that sample is finished, too, and before the last step."""
+    run = play(job).finished
+    first, *_, last = [s.end for s in run.timeline.spans if s.kind == "update_actor" and s.iteration == 2][1::2]
+    *_, (finished, engine) = sorted((s.finished_at, s.engine) for s in run.samples if s.trained_iteration == 2)
+    others = [s.finished_at for s in run.samples if s.trained_iteration == 2 and s.engine != engine]
+    begin, end = (finished, last) if sampled else (max([0.0, *others]), finished)
+    assert max(begin, first) < end
+    return Death((max(begin, first) + end) / 2, f"rollout[{engine}]")
+
+
+def test_a_run_ends_where_a_batch_that_steps_were_made_of_needs_samples_and_no_engine_is_left() -> None:
+    job = in_steps("separated_sync", engines=1)
+    with pytest.raises(WorkerDied, match="rollout.0. died .*; no engine was left to sample the rest of batch 2"):
+        simulate_killed(job, 0, [between_steps(job, sampled=False)])
+
+
+@pytest.mark.parametrize(("schedule", "engines", "sampled"), [("separated_sync", 2, False), ("one_step_off", 1, True)])
+def test_it_goes_on_where_others_can_sample_them_or_all_are_sampled(schedule: str, engines: int, sampled: bool) -> None:
+    job = in_steps(schedule, engines)
+    death = between_steps(job, sampled=sampled)
+    recorder = simulate_killed(job, 0, [death])
+    recorder.ledger.check()
+    assert [restart.roles for restart in recorder.restarts] == [[death.worker]]
+
+
 async def test_an_engine_that_died_over_a_transfer_is_started_again_when_that_has_ended() -> None:
     setting = Setting("host_staged", on_lost="go_on")
     engine, copied = setting.engines[0], setting.trainers[0].hold("publish")
@@ -114,6 +162,7 @@ async def test_an_engine_that_died_over_a_transfer_is_started_again_when_that_ha
         Starting(),  # type: ignore[arg-type]
         RealClock.starting_now(),
         heard.append,
+        lambda batch: asyncio.sleep(0, False),
     )
     transfer = asyncio.create_task(setting.coordinator.start_transfer(1))
     await settle()

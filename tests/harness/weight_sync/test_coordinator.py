@@ -357,7 +357,7 @@ async def test_an_engine_that_dies_again_as_it_is_connected_is_dead_and_no_broke
     await setting.coordinator.connect()
     setting.engines[0].errors = {"join": [DIED]}
     with pytest.raises(WorkerDied, match="it died"):
-        await setting.coordinator.bring(setting.engines[0])
+        await setting.coordinator.bring(setting.engines[0], setting.trainers[0].role.settled_version)
 
 
 async def test_a_run_cannot_go_on_without_any_engine_nor_without_a_scorer() -> None:
