@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.protocols import Span
+from harness.protocols import EngineDied, Span
 from harness.runtime.runtime import Handle, Waits, WorkerDied, ask_all, death_in, parts_of
 from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
@@ -371,4 +371,4 @@ class RetryingTransfer:
 
 
 def _is_absence(error: Exception) -> bool:
-    return isinstance(error, WorkerDied | TimeoutError)
+    return isinstance(error, WorkerDied | EngineDied | TimeoutError)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from harness.config.communicators import sending_ranks
-from harness.protocols import Span
+from harness.protocols import EngineDied, Span
 from harness.runtime.runtime import Handle, WorkerDied, ask_all
 from harness.weight_sync.endpoints import OfferOfAll, ReceivingWorker, SendingWorker, WeightOffer
 from harness.weight_sync.ipc import SharedOffer
@@ -168,7 +168,7 @@ async def _ask(
     try:
         async with asyncio.timeout(limit):
             return await ask(handle.role)
-    except WorkerDied:
+    except (WorkerDied, EngineDied):
         if on_death is not None:
             await on_death()
         raise

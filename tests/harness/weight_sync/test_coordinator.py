@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from harness.protocols import EngineDied
 from harness.runtime.runtime import WorkerDied
 from harness.weight_sync.membership import LostEngine
 from harness.weight_sync.plan import plan_transfer
-from harness.weight_sync.transports import stage_then_swap, write_then_read
+from harness.weight_sync.transports import send_and_receive, stage_then_swap, write_then_read
 from schedules.base import Transport
 from tests.support.coordinated_workers import (
     BROKEN,
@@ -358,6 +359,31 @@ async def test_an_engine_that_dies_again_as_it_is_connected_is_dead_and_no_broke
     setting.engines[0].errors = {"join": [DIED]}
     with pytest.raises(WorkerDied, match="it died"):
         await setting.coordinator.bring(setting.engines[0], setting.trainers[0].role.settled_version)
+
+
+@pytest.mark.parametrize(("transport", "method"), [("collective", "load"), ("host_staged", "swap")])
+async def test_an_engine_whose_own_process_died_over_a_transfer_is_lost_though_its_worker_lives(
+    transport: Transport, method: str
+) -> None:
+    died = EngineDied("engine engine1 died: its process is gone")
+    setting = Setting(transport, "go_on", engine1={method: [died]}, engine0={"load": [BROKEN], "stage": [BROKEN]})
+    await setting.coordinator.connect()
+    await setting.coordinator.publish(1)
+    assert setting.count(f"engine1.{method}") == 1
+    assert [line for line in setting.lost if "engine1 died: its process is gone" in line] == setting.lost != []
+    assert setting.coordinator.versions == versions(1, 0, 1)
+
+
+async def test_the_other_ends_of_a_transfer_do_not_wait_for_an_engine_whose_own_process_died() -> None:
+    setting, aborted = Setting("collective"), asyncio.Event()
+
+    async def abort() -> None:
+        aborted.set()
+
+    died = {"load": [EngineDied("engine engine1 died")]}
+    engine = Worker("engine1", setting.log, errors=died)
+    outcome = await send_and_receive(setting.trainers, [setting.engines[0], engine], 1, on_death=abort)
+    assert aborted.is_set() and list(outcome.failed) == ["engine1"]
 
 
 async def test_a_run_cannot_go_on_without_any_engine_nor_without_a_scorer() -> None:
