@@ -54,9 +54,7 @@ def _print(changes: Changes, console: Console) -> None:
                 change = "-" if text is None else f"{text.value.split()[0]} {text.bounds} {'*' if called else ' '}"
                 table.add_row(cell.label, title, *(scale.value(each.value) for each in measure.cells), change)
     console.print(table)
-    console.print(
-        "* called a difference: so is it after Holm's correction for several cells", style="dim", highlight=False
-    )
+    console.print("* significant difference, after Holm's correction for several cells", style="dim", highlight=False)
     for line in changes.unmatched:
         console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
     kept = changes.conservation

@@ -1,4 +1,4 @@
-"""What to mind about a comparison, in lines: few seeds, odd runs, a busy machine, no steady part."""
+"""Warnings of a comparison: few seeds, odd runs, a busy machine, no steady part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EACH = 3  # cells that a warning has a line for each of
 
 
 def warnings_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int) -> tuple[str, ...]:
-    """Lines on what to mind, most general first: few seeds, odd runs, a busy machine, no steady part."""
+    """Warnings, most general first: few seeds, odd runs, a busy machine, no steady part."""
     return (
         *_of_seeds(cells, baseline),
         *_of_origin(cells),
@@ -35,17 +35,17 @@ def _of_seeds(cells: Sequence[Cell], baseline: int) -> Iterator[str]:
     fewest = min(len(cell.runs) for cell in cells)
     others = len(cells) - 1
     if fewest == 1:
-        yield "one seed: there is no interval, and nothing can be told apart"
+        yield "one seed: there is no interval, and no difference can be significant"
     elif fewest < _ENOUGH_SEEDS:
         few, many = (t_critical(freedom, 1 - 0.05 / max(1, others)) for freedom in (fewest - 1, _MANY))
         yield (
-            f"{fewest} seeds only: the clearest difference has to be {few:.1f} standard errors large to be called one; "
-            f"with many seeds {many:.1f} would do"
+            f"{fewest} seeds only: the clearest difference has to be {few:.1f} standard errors large to be "
+            f"significant; with many seeds {many:.1f} would do"
         )
     reference = set(cells[baseline].seeds)
     for cell in cells:
         if not reference & set(cell.seeds):
-            yield f"{cell.label} has no seed in common with the baseline: compared as groups, which tells less"
+            yield f"{cell.label} has no seed in common with the baseline: compared as groups, which shows less"
         elif reference != set(cell.seeds):
             both = len(reference & set(cell.seeds))
             yield f"{cell.label} and the baseline have {both} seeds in common: they are compared by these only"

@@ -1,4 +1,4 @@
-"""A comparison: what cells of finished runs say of each other, how surely, and what to mind about it."""
+"""A comparison: what cells of finished runs say of each other, how surely, and its warnings."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _IN_FULL = (SPEED, EXACT_MATCH, *HELD_OUT)
 _LAGS = ("staleness/mean", "staleness/max", "time/weight_sync_exposed_s")
 _BOUND = "throughput/fraction_of_bound"
 _SHORT_TITLES = {
-    _BOUND: "of bound",
+    _BOUND: "of ideal",
     "time/weight_sync_exposed_s": "weight sync\nexposed, s",
     "staleness/mean": "mean lag",
     "staleness/max": "largest lag",
@@ -30,7 +30,7 @@ _LEAST_LABEL = 14  # characters: the name of a schedule
 
 NOTES = (
     "mean over seeds, with its 95 % t interval; ratios and differences are paired by seed where seeds are shared",
-    "* called a difference: its interval excludes none, and so does Holm's correction for several cells",
+    "* significant difference: its interval excludes no effect, and so does Holm's correction for several cells",
     "better: probability that a run of this cell is better than one of the baseline, with its 95 % interval",
 )
 

@@ -23,7 +23,7 @@ _WIDEST = 6  # columns
 _FEWEST_SEEDS = 3  # to tell pairs apart
 _CORRECTION = "algorithm.correction"
 _SCHEDULE = {"schedule", "schedule.max_staleness", "schedule.k"}
-"""What the rows of a matrix tell apart."""
+"""What distinguishes the rows of a matrix."""
 _ALGORITHM = "algorithm."
 """What its columns do: corrections, with all that belongs to them."""
 
@@ -161,10 +161,10 @@ def as_csv(matrix: CorrectionMatrix) -> str:
 
 
 def as_markdown(matrix: CorrectionMatrix) -> str:
-    """The mean in bold, its interval, and every seed; lags of every schedule; then what was told apart."""
+    """The mean in bold, its interval, and every seed; lags of every schedule; then which differ significantly."""
     lines = [
         f"{matrix.what.capitalize()} ({matrix.about}). Bold: mean over seeds; in brackets its 95 % interval; then",
-        "every seed. \\*: the difference to the baseline, paired by seed, is called one.",
+        "every seed. \\*: the difference to the baseline, paired by seed, is significant.",
         "",
     ]
     if matrix.upright:
@@ -183,15 +183,15 @@ def as_markdown(matrix: CorrectionMatrix) -> str:
         for row in matrix.rows:
             cells = [_markdown(matrix.entries.get((row, column))) for column in matrix.columns]
             lines.append(f"| `{row}` | {lags(matrix, row)} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *told_apart(matrix)]) + "\n"
+    return "\n".join([*lines, "", *significant_pairs(matrix)]) + "\n"
 
 
-def told_apart(matrix: CorrectionMatrix) -> list[str]:
-    """A line per schedule: which of its corrections were told from each other."""
+def significant_pairs(matrix: CorrectionMatrix) -> list[str]:
+    """A line per schedule: which of its corrections differ significantly."""
     if not any(matrix.pairs.values()):
-        return [f"Fewer than {_FEWEST_SEEDS} seeds, or one correction: no two corrections are told apart."]
+        return [f"Fewer than {_FEWEST_SEEDS} seeds, or one correction: no difference can be significant."]
     return [
-        f"- `{row}`, corrections told apart (by seed, Holm's correction over {plural(len(pairs), 'pair')}): "
+        f"- `{row}`, significant differences (by seed, Holm's correction over {plural(len(pairs), 'pair')}): "
         f"{_apart(pairs)}."
         for row, pairs in matrix.pairs.items()
     ]

@@ -211,7 +211,7 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
         MetricDefinition(SPEED, "samples per second", "1/s", "higher", "ratio", _samples_per_s),
         MetricDefinition("throughput/tokens_per_s", "tokens per second", "tokens/s", "higher", "ratio", _tokens_per_s),
         MetricDefinition("seconds", "whole run, warm-up included", "s", "lower", "ratio", _duration),
-        _share("throughput/fraction_of_bound", "fraction of bound", "higher", _fraction_of_bound),
+        _share("throughput/fraction_of_bound", "share of ideal throughput", "higher", _fraction_of_bound),
     ]
     if rewarded(runs):
         metrics += [

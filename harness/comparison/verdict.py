@@ -67,7 +67,7 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[
         first = f"{base} trains most samples per second; {name}, which comes next, trains {how} as many"
     else:
         which = "" if len(others) == 1 else ", the fastest of the others,"
-        first = f"{name}{which} cannot be told from {base} in samples per second: {how}"
+        first = f"{name}{which} does not differ significantly from {base} in samples per second: {how}"
     if EXACT_MATCH not in by_key:
         return f"{first}."
     learnt = {index: by_key[EXACT_MATCH].cells[index].difference for index in others}
@@ -82,7 +82,7 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[
 
 
 def _ties(cells: Sequence[Cell], speed: Measure, best: int, others: Sequence[int]) -> str:
-    """Which of the others cannot be told from the fastest, of which the table says only what they are against the
+    """Which of the others do not differ significantly from the fastest: the table says only what they are against the
     baseline."""
     rest = [index for index in others if index != best]
     against = corrected([ratio_of(speed.cells[best].per_seed, speed.cells[index].per_seed) for index in rest])
@@ -90,7 +90,7 @@ def _ties(cells: Sequence[Cell], speed: Measure, best: int, others: Sequence[int
     if not tied:
         return ""
     named = [f"{cells[index].label} ({_ratio(speed, index).interval.value:.2f}x)" for index in tied]
-    return f", and cannot be told from {_some(named)}"
+    return f", not significantly different from {_some(named)}"
 
 
 def _ratio(speed: Measure, cell: int) -> Difference:

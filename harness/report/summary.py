@@ -119,7 +119,7 @@ def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
         "samples/s\ntokens/s",
         "exact match\nfirst 10 %\nlast 10 %",
         "lag\nworst\nmean",
-        "of\nbound",
+        "of\nideal",
     ):
         figures.add_column(heading, justify="right", no_wrap=True)
     account.add_column("idle after warm-up", justify="right", no_wrap=True)

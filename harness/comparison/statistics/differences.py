@@ -95,7 +95,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def corrected(family: Sequence[Difference]) -> list[Difference]:
     """The family with `distinguishable` only where Holm's adjusted p is below 0.05 as well: such a
-    difference's own interval excludes none, always. Intervals stay those of each by itself."""
+    difference's own interval excludes no effect, always. Intervals stay those of each by itself."""
     adjusted = holm([difference.p for difference in family])
     return [
         replace(difference, distinguishable=difference.distinguishable and p < 1 - CONFIDENCE)

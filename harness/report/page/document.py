@@ -162,7 +162,7 @@ def _warnings(comparison: Comparison) -> str:
     if not comparison.warnings:
         return ""
     items = "".join(f"<li>{escape(warning)}</li>" for warning in comparison.warnings)
-    return f'<section class="warnings" aria-label="Warnings"><h2>To mind</h2><ul>{items}</ul></section>'
+    return f'<section class="warnings" aria-label="Warnings"><h2>Warnings</h2><ul>{items}</ul></section>'
 
 
 def _part(name: str) -> str:

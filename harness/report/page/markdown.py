@@ -22,7 +22,7 @@ from harness.report.page.text import (
     measures_caption,
 )
 
-_SIGNS = {"better": "better", "worse": "worse", "differs": "differs", "same": "not told apart"}
+_SIGNS = {"better": "better", "worse": "worse", "differs": "differs", "same": "no significant difference"}
 
 
 def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
@@ -37,7 +37,7 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
         "The timeline, and every figure with its dots, are in `report.html`.",
     ]
     if comparison.warnings:
-        parts += ["## To mind", "\n".join(f"- {escaped(warning)}" for warning in comparison.warnings)]
+        parts += ["## Warnings", "\n".join(f"- {escaped(warning)}" for warning in comparison.warnings)]
     parts += [f"## Results{mark}", RESULTS, _headlines(comparison)]
     if has_matrix(comparison):
         parts += ["### Schedules and corrections", as_markdown(matrix_of(comparison)).rstrip()]
@@ -61,7 +61,7 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     parts += [f"## Every measure, every seed{mark}", measures_caption(comparison)]
     for measure in comparison.measures:
         parts += [f"### {escaped(titled(measure))}{mark}", _measure(comparison, measure)]
-    parts += ["## Accounts", *_accounts(comparison)]
+    parts += ["## Integrity checks", *_integrity(comparison)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -99,7 +99,7 @@ def _measure(comparison: Comparison, measure: Measure) -> str:
     return markdown_table(heads, rows)
 
 
-def _accounts(comparison: Comparison) -> list[str]:
+def _integrity(comparison: Comparison) -> list[str]:
     words = {True: "passed", False: "FAILED", None: "not run"}
     parts = [f"{name}: {words[passed]}. {' '.join(map(escaped, lines))}" for name, passed, lines in checks(comparison)]
     equal = ", ".join(f"`{name}={value}`" for name, value in equal_settings(comparison).items())

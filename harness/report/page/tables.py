@@ -20,7 +20,7 @@ from harness.report.page.charts import span_of, strip
 from harness.report.page.colours import names_of
 from harness.report.page.text import checks, commands
 
-_SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "not told apart"}
+_SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "no significant difference"}
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table
 _DARK = 0.45  # of the colour scale: above it black is easier to read than white
 

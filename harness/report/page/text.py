@@ -18,7 +18,7 @@ from harness.metrics.manifest import HOW_TIMED
 
 RESULTS = (
     "Means over seeds, 95 % intervals below them, and what each cell is against the baseline, paired by seed. A "
-    "difference is called one only where its interval excludes none and Holm's correction for several cells does too."
+    "difference is significant only where its interval and Holm's correction for several cells both exclude no effect."
 )
 CURVES = (
     "Thick: mean over seeds; band: 95 % interval of the mean at each point by itself, from three seeds on; thin: every "
@@ -31,7 +31,7 @@ PROFILES = (
 )
 MATRIX = (
     "Bold: mean over seeds; in brackets its 95 % interval; then every seed. *: its difference to the baseline, paired "
-    "by seed, is called one."
+    "by seed, is significant."
 )
 
 

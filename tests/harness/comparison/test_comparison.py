@@ -144,7 +144,7 @@ def test_the_same_schedule_with_other_noise_is_not_called_different(tmp_path: Pa
             measure.title for measure in compared.measures if (d := measure.against_baseline(1)) and d.distinguishable
         ]
         assert called == []
-        assert "other cannot be told from one in samples per second" in compared.verdict
+        assert "other does not differ significantly from one in samples per second" in compared.verdict
 
 
 def test_the_more_is_measured_the_more_it_takes_to_call_any_of_it(
@@ -171,11 +171,11 @@ def test_runs_of_one_schedule_with_different_seeds_are_not_called_different(tmp_
     )
     compared = compare([first, second], axes=("seeds",))
     assert not any(measure.cells[1].ratio and measure.cells[1].ratio.distinguishable for measure in compared.measures)
-    assert "cannot be told" in compared.verdict and "1 and 1 seeds, unpaired" in compared.verdict
-    assert "one seed: there is no interval, and nothing can be told apart" in compared.warnings
+    assert "does not differ significantly" in compared.verdict and "1 and 1 seeds, unpaired" in compared.verdict
+    assert "one seed: there is no interval, and no difference can be significant" in compared.warnings
     others = make_cell(tmp_path, "others", SYNC, seeds=range(5, 10))
     groups = compare([cells[0], others], axes=("seeds",))
-    assert "cannot be told" in groups.verdict and "5 and 5 seeds, unpaired" in groups.verdict
+    assert "does not differ significantly" in groups.verdict and "5 and 5 seeds, unpaired" in groups.verdict
     assert any("compared as groups" in warning for warning in groups.warnings)
 
 
@@ -238,11 +238,13 @@ def test_idle_shares_of_shared_and_of_own_devices_are_not_held_against_each_othe
     assert shared.against_baseline(1) is None and own.against_baseline(1) is not None
 
 
-def test_the_fastest_is_named_with_those_that_cannot_be_told_from_it(tmp_path: Path) -> None:
+def test_the_fastest_is_named_with_those_that_do_not_differ_from_it_significantly(tmp_path: Path) -> None:
     made = {"sync": SYNC, "fast": FAST, "as fast": replace(FAST, draw=7), "between": replace(FAST, step_s=0.9, draw=3)}
     verdict = compare([make_cell(tmp_path, label, wanted) for label, wanted in made.items()]).verdict
     first, second = ("fast", "as fast") if verdict.startswith("fast") else ("as fast", "fast")
-    assert re.match(rf"{first} trains 1\.3\dx \(.*of sync, and cannot be told from {second} \(1\.3\dx\); ", verdict)
+    assert re.match(
+        rf"{first} trains 1\.3\dx \(.*of sync, not significantly different from {second} \(1\.3\dx\); ", verdict
+    )
 
 
 def test_there_is_no_verdict_over_a_failed_check_missing_runs_or_an_outlier_of_the_baseline(tmp_path: Path) -> None:
@@ -340,7 +342,7 @@ def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: 
     assert all(len(line) <= width for line in text.splitlines())
     flat = " ".join(text.split())
     assert compared.verdict in flat and "conservation passed: 15 ledgers close" in flat
-    for whole in ("largest lag", "exposed, s", "of bound", "rollout", "actor"):
+    for whole in ("largest lag", "exposed, s", "of ideal", "rollout", "actor"):
         assert re.search(rf"{whole}\b", text), "no column is cut"
     measure = compared.measure("reward/exact_match")
     assert measure is not None

@@ -16,7 +16,7 @@ from harness.comparison.correction_matrix import (
     as_markdown,
     has_matrix,
     matrix_of,
-    told_apart,
+    significant_pairs,
     write_matrix,
 )
 from harness.comparison.fairness import fairness_key
@@ -171,19 +171,19 @@ def test_what_a_matrix_has_no_place_for_is_named(folder: Path) -> None:
         matrix_of(compare([one, other], AXES))
 
 
-def test_corrections_of_a_schedule_are_told_apart_in_pairs(folder: Path) -> None:
+def test_corrections_of_a_schedule_are_compared_in_pairs(folder: Path) -> None:
     learnt = {"clip": 0.9, "tis": 0.9, "none": 0.4}
     matrix = matrix_of(compare([made(folder / "pairs", 2, name, reached) for name, reached in learnt.items()], AXES))
-    assert told_apart(matrix) == [
-        "- `fully_async 2`, corrections told apart (by seed, Holm's correction over 3 pairs): "
+    assert significant_pairs(matrix) == [
+        "- `fully_async 2`, significant differences (by seed, Holm's correction over 3 pairs): "
         "clip above none; tis above none."
     ]
 
 
-def test_two_seeds_tell_no_corrections_apart(folder: Path) -> None:
+def test_two_seeds_have_no_significant_differences(folder: Path) -> None:
     two = [made(folder / "two", 2, name, reached, seeds=2) for name, reached in (("clip", 0.9), ("none", 0.4))]
-    assert told_apart(matrix_of(compare(two, AXES))) == [
-        "Fewer than 3 seeds, or one correction: no two corrections are told apart."
+    assert significant_pairs(matrix_of(compare(two, AXES))) == [
+        "Fewer than 3 seeds, or one correction: no difference can be significant."
     ]
 
 

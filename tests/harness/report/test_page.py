@@ -148,12 +148,12 @@ def test_a_simulated_comparison_says_so_in_title_headings_tables_and_markdown(si
     page = Page(text)
     assert re.search(r"<title>[^<]*simulated", text)
     headings = re.findall(r"<h2>(.*?)</h2>", text)
-    assert all("simulated" in heading for heading in headings if heading not in ("Accounts", "To mind"))
+    assert all("simulated" in heading for heading in headings if heading not in ("Integrity checks", "Warnings"))
     data = json.loads(page.scripts["curves-data"])
     assert data["simulated"] and dict(data["axes"])["seconds"] == "simulated time (s)"
     assert all("simulated" in run["title"] for run in json.loads(page.scripts["timeline-data"])["runs"])
     for heading in re.findall(r"^#+ .*", markdown(simulated, []), flags=re.M):
-        assert "simulated" in heading or heading in ("## Accounts", "## To mind")
+        assert "simulated" in heading or heading in ("## Integrity checks", "## Warnings")
     assert 'class="measure"' in text and "higher is better, simulated" in page.text
 
 
