@@ -279,13 +279,13 @@ def test_it_runs_for_real_and_workers_find_it(lab: Path) -> None:
     assert all(np.isfinite(rewards)) and min(rewards) < 0.9
 
 
-# -- docs/adding_a_schedule.md
+# -- docs/tutorial.md: its schedule
 
 
 async def test_the_schedule_on_the_page_makes_the_calls_of_the_one_that_is_built_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(make_lab(tmp_path, "adding_a_schedule.md")))
+    monkeypatch.syspath_prepend(str(make_lab(tmp_path, "tutorial.md")))
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
         monkeypatch.delitem(sys.modules, name)
     own = make_schedule(compose_job(["schedule=my_lab.k_steps:KSteps", "schedule.k=3"]))
@@ -300,7 +300,7 @@ async def test_the_schedule_on_the_page_makes_the_calls_of_the_one_that_is_built
 @pytest.mark.parametrize("path", ["my_lab.k_steps:KSteps", "my_lab.schedules:Pairs"])
 def test_the_schedules_on_the_pages_keep_all_that_is_promised(tmp_path: Path, path: str) -> None:
     make_lab(tmp_path)
-    make_lab(tmp_path, "adding_a_schedule.md")
+    make_lab(tmp_path, "tutorial.md")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/schedules/test_every_schedule.py", "--schedule", path, "-q"],
         cwd=ROOT,
