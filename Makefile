@@ -16,6 +16,7 @@ PEER := .venv-peer
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
 ORACLE := .venv-oracle
+SITE := .venv-site
 # A process a core. A file's tests stay in one of them, so that what its fixtures set up is set up once.
 PYTEST := $(PY) -m pytest -n logical --maxprocesses=4 --dist loadfile --no-loadscope-reorder
 # A run whose engine is vLLM uses vLLM's environment, which has everything else too.
@@ -55,7 +56,7 @@ ifneq ($(UNKNOWN),)
 $(error make $(GOALS) does not take $(patsubst %,%=,$(UNKNOWN)); it takes $(patsubst %,%=,$(foreach goal,$(GOALS),$(TAKES.$(goal))) ARGS))
 endif
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report diff list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report diff list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue site clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 DRY=1 ARGS=\"setting=value\""
@@ -84,7 +85,8 @@ help:
 	@echo "make test-redis   the queue over a real Redis server"
 	@echo "make test-oracle  losses, advantages and estimators against verl's and TRL's functions of the same meaning"
 	@echo "make test-engine ENGINE=my_module:MyEngine   the contract of rollout engines, for your own (docs/adding_an_engine.md)"
-	@echo "make test-schedule SCHEDULE=my_module:Mine   everything that is promised of schedules, for your own (docs/adding_a_schedule.md)"
+	@echo "make test-schedule SCHEDULE=my_module:Mine   everything that is promised of schedules, for your own (docs/tutorial.md)"
+	@echo "make site    these pages as a site, into results/site"
 	@echo "make setup-vllm   an environment for ENGINE=vllm; test-vllm: the engine's tests, against vLLM itself"
 	@echo "make setup-sglang the server's environment for ENGINE=sglang; test-sglang: the engine's tests, against a server"
 	@echo "    all three: CUDA's builds where NVIDIA's driver is, else those for CPUs; WHEELS=cpu|cuda says otherwise (docs/gpu.md)"
@@ -274,5 +276,15 @@ perf: $(STAMP) perf-queue
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_checkpoints
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_memory backend=virtual cost=tiny_cpu
 
+$(SITE)/.installed: .ci/constraints-site.txt
+	$(supported)
+	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-site.txt
+	@touch $@
+
+site: $(SITE)/.installed
+	@$(SITE)/bin/python -m mkdocs build --strict --quiet
+	@echo results/site/index.html
+
 clean:
-	rm -rf $(VENV) $(PEER) $(VLLM) $(SGLANG) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEER) $(VLLM) $(SGLANG) $(SITE) .mypy_cache .pytest_cache .ruff_cache

@@ -13,7 +13,8 @@ import pytest
 from harness.cli.options import OPTIONS
 from tests.support.project import ROOT
 
-INTERNAL = {"STAMP", "PY", "VENV", "PYTEST", "BENCH", "VLLM", "SGLANG", "ORACLE", "PEER", "INSTALLED", "CUDA", "WHEELS"}
+INTERNAL = {"STAMP", "PY", "PYTEST", "BENCH", "INSTALLED", "CUDA", "WHEELS"}
+INTERNAL |= {"VENV", "VLLM", "SGLANG", "ORACLE", "PEER", "SITE"}  # environments
 EVERYWHERE = {"ARGS", "PYTHON", "CURDIR"}
 
 
