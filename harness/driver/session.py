@@ -26,12 +26,13 @@ from harness.driver.worker_places import worker_places
 from harness.metrics.arrivals import FORMAT, RunOf
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock
-from harness.runtime.heartbeats import Heartbeats
+from harness.runtime.heartbeats import Beating, Heartbeats, QueueBeat
 from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import Handle, Progress, RealClock, WaitingRole, WorkerDied, parts_of, watch_progress
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, infrequent_gc
 from harness.runtime.worker_client import RemoteRole
 from harness.tasks import environment_of, extra_metrics, make_task
+from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.membership import LostEngine
 
 
@@ -115,8 +116,10 @@ class Session:
         """Start all workers; the stack ends them."""
         self._backend = open_backend(self.run, self.clock, stack)
         self._assembly = assemble(self.run, self._backend, self.recorder)
-        remote = [role for role in self._assembly.roles if isinstance(role, RemoteRole)]
-        self._heartbeats = Heartbeats(remote, self.run.config.cluster.heartbeat_timeout_s)
+        watched: list[Beating] = [role for role in self._assembly.roles if isinstance(role, RemoteRole)]
+        if isinstance(queue := self._assembly.queue, RemoteQueue):
+            watched.append(QueueBeat(queue, self._backend.runtime.kill_queue))
+        self._heartbeats = Heartbeats(watched, self.run.config.cluster.heartbeat_timeout_s)
 
     async def connect(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Wait until every role is there, and bring the weight transport up on all sides. say: is told what for."""

@@ -10,21 +10,51 @@ from typing import Any, NoReturn
 
 from harness.runtime.runtime import WaitingRole, WorkerDied
 from harness.runtime.worker_client import RemoteRole
+from harness.transfer_queue.remote.client import RemoteQueue
 
 _MOST_S = 5.0  # between two questions
 _PARTS = 10  # of the limit; the end comes at most so much late
 
 
+class QueueBeat:
+    """The queue as heartbeats see it, as if it were a role of its process. end: kills that."""
+
+    name = worker = "queue"
+
+    def __init__(self, queue: RemoteQueue, end: Callable[[], None]) -> None:
+        self.role = self.connection = self
+        self.ended: str | None = None
+        self._queue, self._end = queue, end
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended is None
+
+    async def waiting(self) -> list[str]:
+        """What waits there are calls of others, which say so themselves."""
+        await self._queue.waiting()
+        return []
+
+    def give_up(self, why: str) -> None:
+        """It is killed, and every call of it ends; those of this process for this reason."""
+        self.ended = why
+        self._queue.end(why)
+        self._end()
+
+
+Beating = RemoteRole[WaitingRole] | QueueBeat
+
+
 class Heartbeats:
-    """Of roles in other processes. One that computes answers when it is done: `limit_s` has to be more than the longest
-    computation of one piece. A process that is stopped, or whose event loop hangs, never answers; it is ended, as if it
-    had died, and every call of its roles with it. tell: is told why.
+    """Of roles in other processes, and of the queue. One that computes answers when it is done: `limit_s` has to be
+    more than the longest computation of one piece. A process that is stopped, or whose event loop hangs, never answers;
+    it is ended, as if it had died, and every call of it. tell: is told why.
 
     Time counts in questions without an answer, so that a pause of this process ends nobody."""
 
     def __init__(
         self,
-        handles: Sequence[RemoteRole[WaitingRole]],
+        handles: Sequence[Beating],
         limit_s: float,
         tell: Callable[[str], None] = lambda why: None,
         now: Callable[[], float] = time.monotonic,
@@ -55,18 +85,18 @@ class Heartbeats:
         it ended; seconds since it was last heard, None where it never was; and what its loops waited for then."""
         return [self._state(handle) for handle in self._handles]
 
-    def _ask(self, handle: RemoteRole[WaitingRole]) -> None:
+    def _ask(self, handle: Beating) -> None:
         before = self._asked.get(handle.name)
         if before is None or before.done():
             self._asked[handle.name] = asyncio.create_task(self._beat(handle))
 
-    async def _beat(self, handle: RemoteRole[WaitingRole]) -> None:
+    async def _beat(self, handle: Beating) -> None:
         with suppress(WorkerDied, TimeoutError, ConnectionError):  # whoever needs it says so
             waits = await handle.role.waiting()
             self._heard[handle.name] = self._now(), waits
         self._silent_s[handle.name] = 0.0
 
-    def _count(self, handle: RemoteRole[WaitingRole]) -> None:
+    def _count(self, handle: Beating) -> None:
         connection = handle.connection
         if self._asked[handle.name].done() or not connection.is_open:  # one that starts has a limit of its own
             self._silent_s[handle.name] = 0.0
@@ -84,7 +114,7 @@ class Heartbeats:
         _, waits = self._heard.get(name, (0.0, []))
         return f"; when it last did, {'; '.join(waits)}" if waits else ""
 
-    def _state(self, handle: RemoteRole[WaitingRole]) -> dict[str, Any]:
+    def _state(self, handle: Beating) -> dict[str, Any]:
         at, waits = self._heard.get(handle.name, (None, []))
         ended = handle.connection.ended
         asked = self._asked.get(handle.name)

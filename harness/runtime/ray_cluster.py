@@ -112,7 +112,12 @@ class RayCluster:
             spec, timeout_s=self.start_timeout_s, call_timeout_s=self._workers.call_timeout_s or 60.0
         )
         self._stack.callback(started.stop)
+        self._queue = started
         return started.queue
+
+    def kill_queue(self) -> None:
+        """Its process, whatever it is doing."""
+        self._queue.kill()
 
     def start_worker(
         self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build

@@ -69,6 +69,9 @@ class Runtime(Protocol):
 
     def start_queue(self, spec: QueueSpec) -> TransferQueue: ...
 
+    def kill_queue(self) -> None:
+        """Its process, whatever it is doing."""
+
     def start_worker(
         self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
     ) -> list[Handle[Any]]:

@@ -197,6 +197,9 @@ class VirtualRuntime:
     def start_queue(self, spec: QueueSpec) -> TransferQueue:
         return LocalQueue(spec)
 
+    def kill_queue(self) -> None:
+        raise NotImplementedError("the queue is in this process, and nobody watches it")
+
     def start_worker(
         self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
     ) -> list[Handle[Any]]:

@@ -60,6 +60,9 @@ class QueueActor(HostedQueue):
             raise
         return cls(RemoteQueue(Endpoint(address, token, backend, spec, call_timeout_s)), actor, backend)
 
+    def kill(self) -> None:
+        ray.kill(self.actor)
+
     def stop(self) -> None:
         _end(self.actor, self.backend)
 

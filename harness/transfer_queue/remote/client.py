@@ -275,6 +275,12 @@ class RemoteQueue(calls.Verbs):
         if connecting is not None:
             (await connecting).end("this client has disconnected")
 
+    def end(self, why: str) -> None:
+        """End this event loop's connection for good: every call fails with this reason, those that wait too."""
+        connecting = _connections.get(asyncio.get_running_loop(), {}).get(self._key)
+        if connecting is not None and connecting.done() and connecting.exception() is None:
+            connecting.result().end(why)
+
     @property
     def _key(self) -> tuple[str, bytes]:
         return self.endpoint.address, self.endpoint.token

@@ -55,6 +55,10 @@ class HostedQueue:
         """End it and all it holds; every waiting call fails."""
         raise NotImplementedError
 
+    def kill(self) -> None:
+        """Its process, whatever it is doing; `stop` is still to be called."""
+        raise NotImplementedError
+
     def __enter__(self) -> Self:
         return self
 
@@ -110,6 +114,9 @@ class QueueProcess(HostedQueue):
             process.wait()
             raise
         return cls(RemoteQueue(Endpoint(listens_on, options.token, backend, spec, call_timeout_s)), process)
+
+    def kill(self) -> None:
+        self.process.kill()
 
     def stop(self) -> None:
         self.process.terminate()

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.runtime.heartbeats import Heartbeats
+from harness.runtime.heartbeats import Heartbeats, QueueBeat
 from harness.runtime.local_runtime import LocalRuntime
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import RemoteRole
+from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
+from harness.transfer_queue.remote.client import RemoteQueue
 from tests.support.worker_roles import EchoRole, build_echoes
 
 LIMIT_S = 1.0
@@ -54,6 +56,28 @@ async def test_a_process_that_is_stopped_counts_as_dead_and_every_call_of_it_end
     assert [state["state"].partition(":")[0] for state in beats.states()][:2] == ["ended", "ended"]
     assert await other[0].role.echo(2) == [2], "it answers, and nothing happened to it"
     assert await stopped[0].death() == told[0]
+
+
+async def test_a_queue_that_is_stopped_is_ended_and_every_call_of_it_says_why(runtime: LocalRuntime) -> None:
+    queue = runtime.start_queue(QueueSpec({"x": ColumnSpec("int64")}, {"read": TaskSpec(("x",))}))
+    assert isinstance(queue, RemoteQueue)
+    told: list[str] = []
+    beats = Heartbeats([QueueBeat(queue, runtime.kill_queue)], LIMIT_S, told.append)
+    reading = asyncio.create_task(queue.get("read", 1))
+    async with asyncio.timeout(60):
+        watching = asyncio.create_task(beats.watch())
+        while beats.states()[0]["heard_s_ago"] is None:
+            await asyncio.wait([watching], timeout=LIMIT_S / 10)
+        os.kill(runtime._queue.process.pid, signal.SIGSTOP)
+        with pytest.raises(
+            ConnectionError, match="^queue did not answer for 1 s .cluster.heartbeat_timeout_s., and was"
+        ):
+            await reading
+        watching.cancel()
+    assert len(told) == 1 and beats.states()[0]["state"] == f"ended: {told[0]}"
+    with pytest.raises(ConnectionError, match="queue did not answer"):
+        await queue.describe()
+    assert runtime._queue.process.wait(60) == -signal.SIGKILL
 
 
 async def test_a_pause_of_this_process_ends_nobody(runtime: LocalRuntime) -> None:
