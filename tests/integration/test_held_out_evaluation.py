@@ -8,7 +8,8 @@ import pytest
 
 from harness.comparison.equivalence import differences
 from harness.metrics.run_files import load_evaluations, load_metrics
-from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+from tests.support.forked_drivers import Drivers
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
@@ -27,11 +28,11 @@ SAME_BITS = ("colocated", "async_0", "delayed", "two_off")
 
 
 @pytest.fixture(scope="module")
-def runs(results: Path) -> dict[str, Path]:
+def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
     usual = f"{SMALL} iterations={ITERATIONS}"
     plain = {f"{name}_plain": f"{usual} {RUNS[name]}" for name in SAME_BITS}
     evaluated = {name: f"{usual} {EVALUATED} {given}" for name, given in RUNS.items()}
-    return bench_all(results / "held_out", plain | evaluated)
+    return drivers.bench_all(results / "held_out", plain | evaluated)
 
 
 @pytest.mark.parametrize("schedule", SAME_BITS)

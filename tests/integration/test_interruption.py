@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from harness.metrics.run_files import load_ledger, load_metrics
+from tests.support.forked_drivers import Drivers
 from tests.support.project import ROOT
-from tests.support.real_runs import BARE, bench, command, environment
+from tests.support.real_runs import BARE, command, environment
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,7 @@ def alive(processes: list[psutil.Process]) -> list[str]:
     return [" ".join(process.cmdline()) for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path) -> None:
+def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path, drivers: Drivers) -> None:
     with started(results, "interrupted") as (process, folder):
         relatives = family(process)
         assert len(relatives) >= 5  # the server that forks, the queue, two devices, the host
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path) -> None:
     assert not list(folder.glob(".*.tmp"))
     assert len(load_metrics(folder)) > 2  # what was measured until then can be read
 
-    again = bench(results, "interrupted", *SETTINGS)
+    again = drivers.bench(results, "interrupted", *SETTINGS)
     assert (again / "DONE").exists()
     assert load_ledger(again)["in_flight"] == 0
 

@@ -16,8 +16,9 @@ from harness.config import ModelConfig
 from harness.config.model_folder import model_settings
 from harness.metrics.run_files import MODEL
 from harness.transfer_queue import Ragged
+from tests.support.forked_drivers import Drivers
 from tests.support.random_models import random_folder
-from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL
 
 ARCHITECTURES = {
     "qwen2": {},
@@ -31,10 +32,10 @@ SHORT = (
 )
 
 
-def trained(folder: Path, architecture: str, *settings: str) -> Path:
+def trained(drivers: Drivers, folder: Path, architecture: str, *settings: str) -> Path:
     """The final folder of a run that began from a random model of this architecture."""
     start = random_folder(folder / "start", architecture, **ARCHITECTURES[architecture])
-    run = bench(folder / "results", "x", f"model={start}", *SMALL.split(), *SHORT.split(), *settings)
+    run = drivers.bench(folder / "results", "x", f"model={start}", *SMALL.split(), *SHORT.split(), *settings)
     moved = build_model(ModelConfig(**model_settings(str(run / MODEL)))).state_dict()
     before = build_model(ModelConfig(**model_settings(str(start)))).state_dict()
     assert any(not torch.equal(weights, before[name]) for name, weights in moved.items())
@@ -53,16 +54,18 @@ async def log_probs(folder: Path, prompt: list[int], response: list[int]) -> lis
 @pytest.mark.slow
 @pytest.mark.timeout(FIRST_TIMEOUT_S)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-async def test_transformers_loads_the_final_folder_and_a_run_goes_on_from_it(architecture: str, tmp_path: Path) -> None:
+async def test_transformers_loads_the_final_folder_and_a_run_goes_on_from_it(
+    architecture: str, tmp_path: Path, drivers: Drivers
+) -> None:
     from transformers import AutoModelForCausalLM
 
-    folder = trained(tmp_path, architecture, "schedule=fully_async")
+    folder = trained(drivers, tmp_path, architecture, "schedule=fully_async")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.inference_mode():
         scores = torch.log_softmax(model(input_ids=torch.arange(3, 15)[None]).logits[0, :-1], -1)
     expected = scores.gather(1, torch.arange(4, 15)[:, None])[3:, 0].tolist()
     assert await log_probs(folder, [3, 4, 5, 6], list(range(7, 15))) == pytest.approx(expected, abs=1e-5)
-    bench(tmp_path / "again", "x", f"model={folder}", *SMALL.split(), *SHORT.split())
+    drivers.bench(tmp_path / "again", "x", f"model={folder}", *SMALL.split(), *SHORT.split())
 
 
 @pytest.mark.vllm
@@ -70,13 +73,13 @@ async def test_transformers_loads_the_final_folder_and_a_run_goes_on_from_it(arc
 @pytest.mark.timeout(FIRST_TIMEOUT_S)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 async def test_a_folder_goes_through_a_run_on_vllm_and_what_vllm_generates_from_the_result_has_its_log_probs(
-    architecture: str, tmp_path: Path
+    architecture: str, tmp_path: Path, drivers: Drivers
 ) -> None:
     from engines.vllm.rollout import VLLMRollout
     from harness.protocols import Request, Sampling
     from harness.runtime.runtime import RealClock
 
-    folder = trained(tmp_path, architecture, "schedule=separated_sync", "engine=vllm")
+    folder = trained(drivers, tmp_path, architecture, "schedule=separated_sync", "engine=vllm")
     engine = VLLMRollout(
         build_model(ModelConfig(**model_settings(str(folder)))),
         sampling=Sampling(max_tokens=12),
@@ -97,8 +100,8 @@ async def test_a_folder_goes_through_a_run_on_vllm_and_what_vllm_generates_from_
 @pytest.mark.timeout(FIRST_TIMEOUT_S)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_folder_goes_through_a_run_on_sglang(
-    architecture: str, tmp_path: Path, request: pytest.FixtureRequest
+    architecture: str, tmp_path: Path, drivers: Drivers, request: pytest.FixtureRequest
 ) -> None:
     if "sglang" not in request.config.getoption("-m"):
         pytest.skip("make test-sglang runs these")
-    trained(tmp_path, architecture, "schedule=separated_sync", "engine=sglang")
+    trained(drivers, tmp_path, architecture, "schedule=separated_sync", "engine=sglang")

@@ -11,8 +11,8 @@ from harness.config import CostConfig
 from harness.cost_model.cost import transfer_times
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_manifest
+from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run
-from tests.support.real_runs import bench
 
 pytestmark = [pytest.mark.slow]
 
@@ -21,9 +21,9 @@ EARLY_S = 1e-3
 
 
 @pytest.fixture(scope="module")
-def folder(results: Path) -> Path:
+def folder(results: Path, drivers: Drivers) -> Path:
     """The schedule with the most to pace: copies that travel in the background, to cohorts that load in turn."""
-    return bench(
+    return drivers.bench(
         results,
         "paced",
         *("schedule=half_step", "backend=paced", "cost=tiny_cpu", "cluster.devices=3", "schedule.split.rollout=2"),

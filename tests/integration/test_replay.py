@@ -9,11 +9,12 @@ import pytest
 from harness.comparison.equivalence import differences
 from harness.metrics.arrivals import ARRIVALS
 from harness.metrics.run_files import load_ledger, load_manifest, load_samples
-from tests.support.real_runs import SMALL, bench, killed
+from tests.support.forked_drivers import Drivers
+from tests.support.real_runs import SMALL
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = (*SMALL.split(), "iterations=10", "seeds=[0]")
+SETTINGS = (*SMALL.split(), "iterations=10")
 TWO_ENGINES = "cluster.devices=3 schedule.split.rollout=2"
 COMPLETION = f"{TWO_ENGINES} schedule=fully_async schedule.order=completion schedule.max_staleness=2"
 RUNS = (
@@ -26,24 +27,24 @@ RUNS = (
 )
 
 
-def replayed(results: Path, folder: Path, settings: str) -> None:
-    here = bench(results, "again", *SETTINGS, *settings.split(), f"replay='{folder.parent}'")
+def replayed(drivers: Drivers, results: Path, folder: Path, settings: str) -> None:
+    here = drivers.bench(results, "again", *SETTINGS, *settings.split(), f"replay='{folder.parent}'")
     assert load_manifest(here)["replays"] == str(folder)
     assert load_ledger(here) == load_ledger(folder)
     assert differences(here, folder) == []
 
 
 @pytest.mark.parametrize("settings", RUNS)
-def test_a_replay_is_the_recorded_run_bit_for_bit(settings: str, tmp_path: Path) -> None:
-    there = bench(tmp_path, "recorded", *SETTINGS, *settings.split())
+def test_a_replay_is_the_recorded_run_bit_for_bit(settings: str, tmp_path: Path, drivers: Drivers) -> None:
+    there = drivers.bench(tmp_path, "recorded", *SETTINGS, *settings.split())
     assert max(load_samples(there)["lag_worst"].to_pylist()) > 0, "under staleness"
-    replayed(tmp_path, there, settings)
+    replayed(drivers, tmp_path, there, settings)
 
 
-def test_a_run_that_was_killed_and_went_on_is_replayed_as_one(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_and_went_on_is_replayed_as_one(tmp_path: Path, drivers: Drivers) -> None:
     settings = f"{TWO_ENGINES} schedule=fully_async schedule.max_staleness=2"
     told = (*SETTINGS, *settings.split(), "checkpoint.every=2")
-    killed(tmp_path, "recorded", told, 6)
-    there = bench(tmp_path, "recorded", *told)
+    drivers.killed(tmp_path, "recorded", told, 6)
+    there = drivers.bench(tmp_path, "recorded", *told)
     assert load_manifest(there)["resumed"] and (there / ARRIVALS).read_bytes().count(b"\n") == 11
-    replayed(tmp_path, there, settings)
+    replayed(drivers, tmp_path, there, settings)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
 from harness.metrics.run_files import is_done, load_ledger, load_manifest
 from tests.support import between_steps
+from tests.support.forked_drivers import Drivers, Kill, folder_of
 from tests.support.invariants import check_run
-from tests.support.killed_workers import Kill, folder_of, run_killed
-from tests.support.real_runs import SMALL, bench, check_equal
+from tests.support.real_runs import SMALL, check_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -53,11 +54,13 @@ CASES: dict[str, tuple[tuple[str, ...], list[Kill], list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_a_run_whose_roles_are_killed_ends_bit_for_bit_as_one_whose_roles_are_not(case: str, tmp_path: Path) -> None:
+def test_a_run_whose_roles_are_killed_ends_bit_for_bit_as_one_whose_roles_are_not(
+    case: str, results: Path, drivers: Drivers
+) -> None:
     settings, kills, expected = CASES[case]
-    code, said = run_killed(tmp_path, "broken", (*SETTINGS, *settings), kills)
+    code, said = drivers.run_killed(results, f"restarts_{case}", (*SETTINGS, *settings), kills)
     assert code == 0 and "Traceback" not in said, said
-    broken, whole = folder_of(tmp_path, "broken"), bench(tmp_path, "whole", *SETTINGS, *settings)
+    broken, whole = folder_of(results, f"restarts_{case}"), drivers.whole(results, *SETTINGS, *settings)
     ledger = load_ledger(broken)
     restarts = ledger["restarts"]
     assert len(restarts) == len(expected)
@@ -74,24 +77,26 @@ def test_a_run_whose_only_engine_dies_between_two_steps_of_a_batch_goes_back_and
 ) -> None:
     monkeypatch.setenv(between_steps.FOLDER, str(tmp_path))
     settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2", *between_steps.SETTINGS, *SAVED)
-    code, said = run_killed(tmp_path, "broken", settings, [])
+    with ForkedRuns() as runs:  # which sees that folder, and so do its workers
+        code, said = Drivers(runs).run_killed(tmp_path, "broken", settings, [])
+        whole = Drivers(runs).bench(tmp_path, "whole", *settings)
     assert code == 0 and "Traceback" not in said, said
     assert "died during generate" in said and "all went back to version 2" in said
-    broken, whole = folder_of(tmp_path, "broken"), bench(tmp_path, "whole", *settings)
+    broken = folder_of(tmp_path, "broken")
     check_run(read_finished(broken))
     check_equal(broken, whole)
 
 
-def test_a_run_without_checkpoints_says_which_setting_would_have_saved_it(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_says_which_setting_would_have_saved_it(results: Path, drivers: Drivers) -> None:
     settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2")
-    code, said = run_killed(tmp_path, "broken", settings, [("device[1]", 2)])
+    code, said = drivers.run_killed(results, "unsaved", settings, [("device[1]", 2)])
     assert code == 1 and "Traceback" not in said, said
     assert "actor[0] died" in said and "nothing was saved: checkpoint.every=10 would have let the run go on" in said
-    assert not is_done(folder_of(tmp_path, "broken"))
+    assert not is_done(folder_of(results, "unsaved"))
 
 
-def test_what_dies_again_and_again_ends_the_run_in_one_line(tmp_path: Path) -> None:
+def test_what_dies_again_and_again_ends_the_run_in_one_line(results: Path, drivers: Drivers) -> None:
     settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2", "restarts.limit=1")
-    code, said = run_killed(tmp_path, "broken", settings, [("host", 2), ("host", 4)])
+    code, said = drivers.run_killed(results, "again_and_again", settings, [("host", 2), ("host", 4)])
     assert code == 1 and "Traceback" not in said, said
     assert "it was started again 1 times before (restarts.limit=1)" in said

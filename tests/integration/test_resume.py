@@ -1,4 +1,4 @@
-"""A run whose driver is killed, and the same command again."""
+"""A run whose driver is killed, or asked to leave, and the same command again."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from harness.cli.main import LEFT_AT_CHECKPOINT
 from harness.comparison.promises import read_finished
 from harness.metrics.run_files import load_config, load_manifest, load_metrics
 from harness.metrics.samples import read_responses
+from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run
 from tests.support.real_runs import SMALL, bench, check_equal, killed
 
@@ -34,10 +35,10 @@ REPEATABLE = (
 OTHERS = ("schedule=fully_async cluster.devices=2", "schedule=half_step cluster.devices=4")
 
 
-def resumed(results: Path, settings: str) -> Path:
+def resumed(drivers: Drivers, results: Path, experiment: str, settings: str) -> Path:
     told = (*SETTINGS, *settings.split())
-    killed(results, "broken", told, Random(settings).randint(5, 8))  # two checkpoints were begun
-    folder = bench(results, "broken", *told)
+    drivers.killed(results, experiment, told, Random(settings).randint(5, 8))  # two checkpoints were begun
+    folder = drivers.bench(results, experiment, *told)
     began = load_manifest(folder)["resumed"]
     assert began and 2 <= began[0] < ITERATIONS
     assert [line["iteration"] for line in load_metrics(folder)] == list(range(ITERATIONS))
@@ -45,24 +46,26 @@ def resumed(results: Path, settings: str) -> Path:
 
 
 @pytest.mark.parametrize("settings", REPEATABLE)
-def test_what_was_killed_ends_bit_for_bit_as_what_was_not(settings: str, tmp_path: Path) -> None:
-    broken = resumed(tmp_path, settings)
-    check_equal(broken, bench(tmp_path, "whole", *SETTINGS, *settings.split()))
+def test_what_was_killed_ends_bit_for_bit_as_what_was_not(settings: str, results: Path, drivers: Drivers) -> None:
+    broken = resumed(drivers, results, f"killed_{REPEATABLE.index(settings)}", settings)
+    check_equal(broken, drivers.whole(results, *SETTINGS, *settings.split()))
 
 
 @pytest.mark.parametrize("pair", range(10))
-def test_so_it_ends_wherever_it_was_killed_also_before_its_first_checkpoint(pair: int, tmp_path: Path) -> None:
-    random = Random(pair)
+def test_so_it_ends_wherever_it_was_killed_also_before_its_first_checkpoint(
+    pair: int, results: Path, drivers: Drivers
+) -> None:
+    random, experiment = Random(pair), f"pair_{pair}"
     told = (*SETTINGS, *random.choice(REPEATABLE).split())
-    killed(tmp_path, "broken", told, random.randint(1, ITERATIONS - 1), later_s=random.uniform(0.0, 0.3))
-    broken, whole = (bench(tmp_path, experiment, *told) for experiment in ("broken", "whole"))
+    drivers.killed(results, experiment, told, random.randint(1, ITERATIONS - 1), later_s=random.uniform(0.0, 0.3))
+    broken, whole = drivers.bench(results, experiment, *told), drivers.whole(results, *told)
     print("pair", pair, told[len(SETTINGS) :], "went on from", load_manifest(broken).get("resumed"))
     check_equal(broken, whole)
 
 
 @pytest.mark.parametrize("settings", OTHERS)
-def test_where_order_of_arrival_decides_bounds_and_ledger_hold(settings: str, tmp_path: Path) -> None:
-    check_run(read_finished(resumed(tmp_path, settings)))
+def test_where_order_of_arrival_decides_bounds_and_ledger_hold(settings: str, results: Path, drivers: Drivers) -> None:
+    check_run(read_finished(resumed(drivers, results, f"killed_other_{OTHERS.index(settings)}", settings)))
 
 
 def test_a_run_that_sigterm_asks_to_leave_has_a_checkpoint_and_ends_bit_for_bit_as_one_that_was_not(

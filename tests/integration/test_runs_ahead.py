@@ -9,8 +9,9 @@ import pytest
 from harness.comparison.promises import read_finished
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from harness.report.summary import summarize
+from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_devices, check_run
-from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL
 
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 
@@ -48,8 +49,8 @@ FIXED = {"one_step_off": 1, "k_step_off": 3, "delayed_update": 1}
 
 
 @pytest.fixture(scope="module")
-def runs(results: Path) -> dict[str, Path]:
-    return bench_all(results, RUNS)
+def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
+    return drivers.bench_all(results, RUNS)
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from harness.cost_model.calibration.runs import base_job, calibrate_runs, read_r
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from tests.support import invariants
+from tests.support.forked_drivers import Drivers
 from tests.support.random_models import random_folder
-from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, bench_all
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL
 from tests.support.text_folder import text_tokenizer
 
 pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
@@ -60,8 +61,8 @@ RUNS_OF_STEPS = {
 
 
 @pytest.fixture(scope="module")
-def runs(results: Path) -> dict[str, Path]:
-    return bench_all(results, {name: f"{SMALL} iterations=4 {settings}" for name, settings in RUNS.items()})
+def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
+    return drivers.bench_all(results, {name: f"{SMALL} iterations=4 {settings}" for name, settings in RUNS.items()})
 
 
 LOOKUP = ("colocated", "separated_streaming", "async_0")
@@ -69,9 +70,9 @@ LOOKUP = ("colocated", "separated_streaming", "async_0")
 
 
 @pytest.fixture(scope="module")
-def lookup_runs(results: Path) -> dict[str, Path]:
+def lookup_runs(results: Path, drivers: Drivers) -> dict[str, Path]:
     task = "task=lookup task.latency_s=0.005"
-    return bench_all(results / "lookup", {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in LOOKUP})
+    return drivers.bench_all(results / "lookup", {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in LOOKUP})
 
 
 @pytest.mark.slow
@@ -88,7 +89,7 @@ that would be others if groups came in other numbers."""
 
 
 @pytest.fixture(scope="module")
-def text_runs(results: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def text_runs(results: Path, drivers: Drivers, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("text")
     model = random_folder(text_tokenizer(folder / "model"), "qwen2", vocab_size=320, eos_token_id=[2, 0])
     rows = [{"prompt": f"Name {n} animals.", "answer": "cat"} for n in range(150)]
@@ -97,7 +98,7 @@ def text_runs(results: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         f"model={model} task=data task.data={folder}/rows.jsonl task.max_prompt_tokens=64 task.max_response_tokens=12 "
         "task.reward=tests.support.rewards:letters algorithm.advantage=tests.support.advantages:touchy"
     )
-    return bench_all(results / "text", {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in TEXT})
+    return drivers.bench_all(results / "text", {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in TEXT})
 
 
 @pytest.mark.slow
@@ -112,8 +113,8 @@ def test_text_of_a_chat_model_changes_nothing_of_that(text_runs: dict[str, Path]
 
 
 @pytest.fixture(scope="module")
-def runs_of_steps(results: Path) -> dict[str, Path]:
-    return bench_all(
+def runs_of_steps(results: Path, drivers: Drivers) -> dict[str, Path]:
+    return drivers.bench_all(
         results / "steps", {name: f"{SMALL} iterations=3 {STEPS} {s}" for name, s in RUNS_OF_STEPS.items()}
     )
 
@@ -130,9 +131,9 @@ def test_several_optimizer_steps_a_batch_change_nothing_of_that(
         invariants.check_run(read_finished(run))
 
 
-def equal_runs(folder: Path, settings: str, names: Iterable[str]) -> list[Path]:
+def equal_runs(drivers: Drivers, folder: Path, settings: str, names: Iterable[str]) -> list[Path]:
     """Of these of `RUNS`; all keep what is promised, and equal the first of as many ranks bit for bit."""
-    runs = bench_all(folder, {name: f"{settings} {RUNS[name]}" for name in names})
+    runs = drivers.bench_all(folder, {name: f"{settings} {RUNS[name]}" for name in names})
     for name, run in runs.items():
         assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
         invariants.check_run(read_finished(run))
@@ -141,11 +142,11 @@ def equal_runs(folder: Path, settings: str, names: Iterable[str]) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("over_sampling", [1.0, 1.5])
-def test_a_filter_changes_nothing_of_that(results: Path, over_sampling: float) -> None:
+def test_a_filter_changes_nothing_of_that(results: Path, drivers: Drivers, over_sampling: float) -> None:
     """Which groups are trained, and what places of refused ones are dealt instead, does not depend on who is faster."""
     filtered = f"algorithm.filter=tests.support.filters:even algorithm.over_sampling={over_sampling}"
     settings = f"{SMALL} iterations=4 {filtered}"
-    for run in equal_runs(results / f"filtered_{over_sampling}", settings, RUNS):
+    for run in equal_runs(drivers, results / f"filtered_{over_sampling}", settings, RUNS):
         counts = load_ledger(run)
         assert counts["trained"] == 4 * 128 and counts["dropped_filtered"] > 100
         assert max(row["filter/rounds"] for row in load_metrics(run)) > 1
@@ -153,19 +154,19 @@ def test_a_filter_changes_nothing_of_that(results: Path, over_sampling: float) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["reverse", "lookup task.reward=tests.support.rewards:letters"])
-def test_a_baseline_for_each_token_changes_nothing_of_that(results: Path, task: str) -> None:
+def test_a_baseline_for_each_token_changes_nothing_of_that(results: Path, drivers: Drivers, task: str) -> None:
     """Made group by group of what actor_fwd computes micro-batch by micro-batch; also where an environment writes."""
     own = "algorithm.advantage=optimal_token_baseline algorithm.recompute_log_probs=true"
     settings = f"{SMALL} iterations=3 task={task} {own}"
-    for run in equal_runs(results / f"baseline_{task[:6]}", settings, STREAMED):
+    for run in equal_runs(drivers, results / f"baseline_{task[:6]}", settings, STREAMED):
         assert any(row["train/grad_norm"] > 0 for row in load_metrics(run))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["reverse", "lookup task.reward=tests.support.rewards:letters"])
-def test_a_greedy_response_to_compare_with_changes_nothing_of_that(results: Path, task: str) -> None:
+def test_a_greedy_response_to_compare_with_changes_nothing_of_that(results: Path, drivers: Drivers, task: str) -> None:
     settings = f"{SMALL} iterations=3 task={task} algorithm.advantage=remax"
-    for run in equal_runs(results / f"remax_{task[:6]}", settings, STREAMED):
+    for run in equal_runs(drivers, results / f"remax_{task[:6]}", settings, STREAMED):
         metrics = load_metrics(run)
         assert any(row["train/grad_norm"] > 0 and row["reward/baseline"] != row["reward/mean"] for row in metrics)
         assert metrics[-1]["ledger/dropped_baseline"] == 3 * 16
@@ -181,11 +182,11 @@ WORLDS = ("colocated", "separated_streaming", "async_0", "colocated_2_ranks", "a
 
 
 @pytest.fixture(scope="module")
-def runs_with_critic(results: Path) -> dict[str, Path]:
+def runs_with_critic(results: Path, drivers: Drivers) -> dict[str, Path]:
     each = {f"{name}_{how}": f"{RUNS[name]} {given}" for how, given in CRITICS.items() for name in WORLDS}
     each["apart"] = "schedule=separated_sync cluster.devices=3 schedule.split.rollout=1 schedule.split.critic=1"
     settings = {name: f"{SMALL} iterations=3 {WITH_CRITIC} {given}" for name, given in each.items()}
-    return bench_all(results / "critic", settings)
+    return drivers.bench_all(results / "critic", settings)
 
 
 @pytest.mark.slow
@@ -207,10 +208,12 @@ def test_a_critic_on_devices_of_its_own_learns_the_same(runs_with_critic: dict[s
 
 
 @pytest.mark.slow
-def test_a_model_with_experts_changes_nothing_of_that(results: Path, tmp_path: Path) -> None:
+def test_a_model_with_experts_changes_nothing_of_that(results: Path, drivers: Drivers, tmp_path: Path) -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     settings = f"{SMALL} iterations=4 model={random_folder(tmp_path / 'experts', 'qwen3_moe', **sizes)}"
-    runs = bench_all(results / "experts", {name: f"{settings} {RUNS[name]}" for name in ("colocated", "async_0")})
+    runs = drivers.bench_all(
+        results / "experts", {name: f"{settings} {RUNS[name]}" for name in ("colocated", "async_0")}
+    )
     assert not differences(runs["colocated"], runs["async_0"])
 
 

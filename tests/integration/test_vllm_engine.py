@@ -26,8 +26,9 @@ from harness.config.compose import choices
 from harness.protocols import Completion, Request, Sampling
 from harness.report.summary import summarize
 from harness.runtime.runtime import RealClock
+from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
-from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL, bench_all
+from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
 
 pytestmark = [
     pytest.mark.vllm,
@@ -141,13 +142,13 @@ async def test_an_idle_engine_whose_worker_is_killed_is_named_and_late_answers_a
 
 
 @pytest.fixture(scope="module")
-def runs(results: Path) -> dict[str, Path]:
+def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
     """A short run of every schedule, and one with samples of several turns."""
     short = f"{SMALL} engine=vllm iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
     short += " algorithm.micro_batch_groups=2"
     more = {"half_step": "cluster.devices=3 schedule.split.rollout=2", "colocate_sync": "cluster.devices=1"}
     each = {f"vllm_{name}": f"{short} schedule={name} {more.get(name, '')}" for name in choices("schedule")}
-    return bench_all(results, each | {"vllm_turns": f"{SMALL} engine=vllm {SEVERAL_TURNS}"})
+    return drivers.bench_all(results, each | {"vllm_turns": f"{SMALL} engine=vllm {SEVERAL_TURNS}"})
 
 
 @pytest.mark.parametrize("name", choices("schedule"))
@@ -179,9 +180,8 @@ async def test_an_engine_over_two_devices_samples_as_one_does_and_takes_new_weig
 
 
 @pytest.mark.slow
-def test_a_run_whose_engines_have_two_devices_each_keeps_what_it_promises(results: Path) -> None:
+def test_a_run_whose_engines_have_two_devices_each_keeps_what_it_promises(results: Path, drivers: Drivers) -> None:
     job = f"{SMALL} engine=vllm iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
     job += " algorithm.micro_batch_groups=2 schedule=fully_async engine.tensor_parallel=2"
     job += " cluster.devices=3 schedule.split.rollout=2"
-    (folder,) = bench_all(results, {"vllm_two_devices": job}).values()
-    check_run(read_finished(folder))
+    check_run(read_finished(drivers.bench(results, "vllm_two_devices", *job.split())))

@@ -102,10 +102,10 @@ def _run(arguments: list[str], results: Path, timeout_s: float) -> None:
     done = subprocess.run(
         arguments, cwd=ROOT, env=environment(results), capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:] + _logs(results, begun)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:] + logs(results, begun)
 
 
-def _logs(results: Path, since: float) -> str:
+def logs(results: Path, since: float) -> str:
     """The ends of what the processes of runs have said since then."""
     logs = [log for log in sorted(results.rglob("*.log")) if log.stat().st_mtime >= since]
     return "".join(f"\n-- {log.relative_to(results)}\n{log.read_text(errors='replace')[-2000:]}" for log in logs)

@@ -1,0 +1,127 @@
+"""Real runs whose drivers are forked from one process that has imported everything, as those of a comparison are.
+
+A short run by a command is imports above all; that both are the same run, to the bit, is for
+tests/integration/test_comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from harness.cli.forked_runs import ForkedRuns
+from harness.comparison.running.process import RunProcess
+from tests.support.real_runs import FIRST_TIMEOUT_S, RUN_TIMEOUT_S, lines, logs
+
+Kill = tuple[str, int]
+"""A process by its name, which is killed once so many iterations are written down: "host", "device[1]", "queue"."""
+
+_GONE_S = 60.0
+
+
+class Drivers:
+    """One run at a time, so that all that the one process has forked belongs to it. Workers see the environment of when
+    the first run was begun: what sets variables for them needs runs of its own."""
+
+    def __init__(self, runs: ForkedRuns) -> None:
+        self._runs = runs
+        self._whole: dict[tuple[str, ...], Path] = {}
+
+    def bench(self, results: Path, experiment: str, *settings: str) -> Path:
+        """As `python -m harness bench` with these settings; the folder of seed 0."""
+        return self._bench(results, experiment, settings, RUN_TIMEOUT_S)
+
+    def _bench(self, results: Path, experiment: str, settings: Sequence[str], within_s: float) -> Path:
+        began = time.time()
+        with self._run(results, experiment, settings) as run:
+            code = _end_of(run, within_s)
+        assert code == 0, run.log.read_text()[-8000:] + logs(results, began)
+        return folder_of(results, experiment)
+
+    def bench_all(self, results: Path, settings: Mapping[str, str]) -> dict[str, Path]:
+        """The folder of each experiment's seed 0."""
+        return {name: self._bench(results, name, given.split(), FIRST_TIMEOUT_S) for name, given in settings.items()}
+
+    def whole(self, results: Path, *settings: str) -> Path:
+        """A run to which nothing happens, made once for all that are compared with it."""
+        if settings not in self._whole:
+            self._whole[settings] = self.bench(results, f"whole_{len(self._whole)}", *settings)
+        return self._whole[settings]
+
+    def killed(self, results: Path, experiment: str, settings: Sequence[str], after: int, later_s: float = 0.0) -> None:
+        """A run whose driver is killed after so many iterations and seconds; nothing of it is left."""
+        with self._run(results, experiment, settings) as run:
+            _wait(run, lambda: lines(results, experiment) >= after)
+            time.sleep(later_s)
+            family = _family(run)
+            if run.ended() is None and run.pid is not None:
+                os.kill(run.pid, signal.SIGKILL)
+            _end_of(run)
+        _, left = psutil.wait_procs(family, timeout=_GONE_S)
+        assert not left, "what outlived its driver"
+
+    def run_killed(
+        self, results: Path, experiment: str, settings: Sequence[str], kills: Sequence[Kill]
+    ) -> tuple[int, str]:
+        """A run of which one process or another is killed meanwhile: its exit code, and what it said."""
+        with self._run(results, experiment, settings) as run:
+            for name, after in kills:
+                _wait(run, lambda after=after: lines(results, experiment) >= after)  # type: ignore[misc]
+                _wait(run, lambda name=name: bool(_named(run, name)))  # type: ignore[misc]
+                assert run.ended() is None, f"it ended before {name} could be killed:\n{run.log.read_text()}"
+                os.kill(_named(run, name)[0], signal.SIGKILL)
+            return _end_of(run), run.log.read_text()
+
+    @contextmanager
+    def _run(self, results: Path, experiment: str, settings: Sequence[str]) -> Iterator[RunProcess]:
+        told = [f"experiment={experiment}", "seeds=[0]", *settings]
+        run = self._runs.start(experiment, told, results / f"{experiment}.log", results)
+        try:
+            _wait(run, lambda: run.pid is not None)
+            yield run
+        finally:
+            run.end()
+
+
+def folder_of(results: Path, experiment: str) -> Path:
+    (folder,) = (results / experiment).glob("*/seed=0")
+    return folder
+
+
+def _wait(run: RunProcess, due: Callable[[], bool], within_s: float = RUN_TIMEOUT_S) -> None:
+    """Until it is so, or the run has ended."""
+    while run.ended() is None and not due():
+        if run.seconds > within_s:
+            raise TimeoutError(f"{run.what} has run for {within_s} s:\n{run.log_tail()}")
+        time.sleep(0.01)
+
+
+def _end_of(run: RunProcess, within_s: float = RUN_TIMEOUT_S) -> int:
+    _wait(run, lambda: False, within_s)
+    code = run.ended()
+    assert code is not None
+    return code
+
+
+def _family(run: RunProcess) -> list[psutil.Process]:
+    """The driver, its workers, and what they have started; none where it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        server = psutil.Process(run.pid).parent()
+        return [] if server is None else server.children(recursive=True)
+    return []
+
+
+def _named(run: RunProcess, name: str) -> list[int]:
+    found = []
+    for process in _family(run):
+        with suppress(psutil.NoSuchProcess):
+            queue = "harness.transfer_queue.remote.process" in process.cmdline()
+            if process.name() == name or (queue and name == "queue"):
+                found.append(process.pid)
+    return found
