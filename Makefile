@@ -235,10 +235,10 @@ test-schedule: $(STAMP)
 	$(PY) -m pytest tests/schedules/test_every_schedule.py --schedule $(SCHEDULE) $(ARGS)
 
 test-vllm: $(VLLM)/$(INSTALLED)
-	$(VLLM)/bin/python -m pytest -m vllm tests/contract tests/integration tests/gpu
+	$(VLLM)/bin/python -m pytest -m vllm tests/contract tests/integration tests/gpu $(ARGS)
 
 test-sglang: $(STAMP) $(SGLANG)/$(INSTALLED)
-	$(PY) -m pytest -m sglang tests/contract tests/integration
+	$(PY) -m pytest -m sglang tests/contract tests/integration $(ARGS)
 
 # Beside the environment, not in it: it asks for other versions of the same packages, and only imports them.
 $(ORACLE)/.installed: .ci/constraints-oracle.txt $(STAMP)
