@@ -86,20 +86,22 @@ def test_a_run_that_sigterm_asks_to_leave_has_a_checkpoint_and_ends_bit_for_bit_
     [("colocate_sync", 1, 2), ("colocate_sync", 2, 1), ("separated_sync", 2, 3)],
 )
 def test_a_run_on_other_devices_begins_with_a_checkpoint_and_ends_within_rounding_of_one_that_did_not_move(
-    schedule: str, devices: int, others: int, tmp_path: Path
+    schedule: str, devices: int, others: int, results: Path, drivers: Drivers
 ) -> None:
+    experiment = f"{schedule}_{devices}_to_{others}"
     summed = ("algorithm.learning_rate=5e-4", "algorithm.micro_batch_groups=1")  # eight gradients, in other orders
     settings = (*SETTINGS, *summed, "checkpoint.every=4", f"schedule={schedule}")
     there = (*settings, f"cluster.devices={devices}")
-    killed(tmp_path, "there", there, 9)
-    (cell,) = (tmp_path / "there").iterdir()
-    moved = bench(tmp_path, "here", *settings, f"cluster.devices={others}", f"checkpoint.begin_with={cell}")
+    drivers.killed(results, f"{experiment}_there", there, 9)
+    (cell,) = (results / f"{experiment}_there").iterdir()
+    here = (*settings, f"cluster.devices={others}", f"checkpoint.begin_with={cell}")
+    moved = drivers.bench(results, f"{experiment}_here", *here)
     manifest = load_manifest(moved)
     (began,) = manifest["resumed"]
     assert manifest["begun_with"] == str(cell / "seed=0") and 4 <= began < ITERATIONS
     assert [line["iteration"] for line in load_metrics(moved)] == list(range(ITERATIONS))
     check_run(read_finished(moved))
-    stayed = bench(tmp_path, "whole", *there)
+    stayed = drivers.whole(results, *there)
     ran = [read_responses(folder / "responses.parquet").select(["sample_id", "response"]) for folder in (moved, stayed)]
     assert ran[0].equals(ran[1])
     norms = [[line["train/grad_norm"] for line in load_metrics(folder)] for folder in (moved, stayed)]
