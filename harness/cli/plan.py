@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.steps import Steps
 from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
 from harness.studies.planner.plan import DEFAULTS, EFFORT, Plan, fixed_by, make_plan, plan_jobs
@@ -22,8 +23,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     started = time.monotonic()
     jobs, settings = plan_jobs(arguments)
     fixed = fixed_by(settings) - DEFAULTS.keys()
-    with console.status("planning") as status:
-        plan = make_plan(jobs, fixed, EFFORT, progress=lambda name: status.update(f"planning: done with {name}"))
+    with Steps("planning", console) as steps:
+        plan = make_plan(jobs, fixed, EFFORT, progress=steps.done)
     seconds = time.monotonic() - started
     print_plan(plan, settings, console)
     folder = _folder(jobs, settings, results)

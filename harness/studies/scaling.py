@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from harness.metrics.atomic_files import write_text
 from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
 from harness.studies.planner.explore import Effort
-from harness.studies.planner.plan import Plan, explore_all, origin, plan_jobs
+from harness.studies.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
 
 MODELS = ("qwen7b", "qwen32b")
 
@@ -69,7 +69,7 @@ class ScalingStudy:
         return sorted(last, key=lambda schedule: (-last[schedule].devices, -last[schedule].samples_per_s))
 
 
-def write_study(results: Path, progress: Callable[[str], None]) -> Path:
+def write_study(results: Path, progress: Progress) -> Path:
     """Plan everything, and write docs/scaling.md with its picture, and results/scaling.json."""
     started = time.monotonic()
     study = run_study(progress)
@@ -83,7 +83,7 @@ def write_study(results: Path, progress: Callable[[str], None]) -> Path:
     return DOCS / "scaling.md"
 
 
-def run_study(progress: Callable[[str], None]) -> ScalingStudy:
+def run_study(progress: Progress) -> ScalingStudy:
     """The best plan of every schedule that fits, for every model and size."""
     jobs = [
         job

@@ -61,17 +61,25 @@ class Headings:
         self.curves_title = "Reward" if any(c.key in REWARDS for c in comparison.curves) else "Response length"
         seeds = sorted({seed for cell in cells for seed in cell.seeds})
         devices = "simulated devices" if comparison.simulated else "devices"
+        algorithm = config["algorithm"]
         self.facts = {
             "experiment": identity.experiment,
             "seeds": ", ".join(map(str, seeds)),
             "iterations": f"{len(first.metrics):,}",
             "samples per run": f"{first.metrics[-1]['samples']:,}",
-            devices: f"{config['cluster']['devices']:,}",
+            "batch": f"{algorithm['batch_groups']:,} prompts x {algorithm['group_size']:,} responses",
+            devices: _devices(config, comparison.simulated),
             "engine": "simulated" if identity.backend != "real" else identity.engine,
             "times are": self.how_word,
         }
         if len(cells) > 1:
             self.facts["baseline"] = cells[comparison.baseline].label
+
+
+def _devices(config: Mapping[str, Any], simulated: bool) -> str:
+    """How many, and of which type where a data sheet says what they cost."""
+    by_data_sheet = simulated and config["cost"]["kind"] == "roofline"
+    return f"{config['cluster']['devices']:,}" + (f" x {config['device']['name']}" if by_data_sheet else "")
 
 
 def measures_caption(comparison: Comparison) -> str:

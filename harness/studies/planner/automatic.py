@@ -85,15 +85,16 @@ def with_plan(config: JobConfig, arguments: Sequence[str], machine: Machine) -> 
         config = replace(config, cluster=replace(config.cluster, devices=DEVICES))
     config = replace(config, backend="virtual")
     from harness.studies.planner.explore import Effort  # loads torch: a run that needs no plan does so later
-    from harness.studies.planner.plan import bench_command, make_plan
+    from harness.studies.planner.plan import bench_command, devices_and_batch, make_plan
 
     effort = Effort(samples=SAMPLES, trials=TRIALS)
     plan = make_plan([config], frozenset(given) | {_MAX_STALENESS}, effort, processes=1)
     command = bench_command(plan.best, arguments, config.iterations)
     split, layout = plan.best.candidate.describe()
+    devices, batch = devices_and_batch(config)
     messages = (
         *((f"Why: {why}",) if why else ()),
-        f"Planned for {config.cluster.devices} devices: {split}; {layout}. The same as",
+        f"Planned for {devices}, with {batch} an iteration: {split}; {layout}. The same as",
         f"  {command}",
     )
     return PlannedJob(plan.best.candidate.apply(config, device_roles(config)), messages)

@@ -21,6 +21,10 @@ SEED = 0
 WORTH = 0.01
 """A share of throughput that is not worth any lag."""
 
+UNCERTAINTY = 0.08
+"""A share of throughput that the simulator cannot tell apart: by so much it missed a published step at most, with costs
+fitted to the same table (docs/predictions.md). A data sheet's costs are no better."""
+
 DEFAULTS = {
     "model": "qwen7b",
     "cluster.devices": "16",
@@ -66,6 +70,9 @@ VARIABLES = {
 
 _Task = tuple[JobConfig, frozenset[str], int, Effort]
 
+Progress = Callable[[int, int, str], None]
+"""Is told how many schedules, each staleness by itself, are explored, of how many, and the name of the last."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -107,16 +114,30 @@ class Plan:
         return sorted(every, key=lambda choice: (choice.outcome.seconds, choice.outcome.lag_mean))
 
     @cached_property
+    def fastest_of_each(self) -> list[Choice]:
+        """Of every schedule and staleness, fastest first."""
+        fastest: dict[str, Choice] = {}
+        for choice in self.choices:
+            fastest.setdefault(choice.name, choice)
+        return list(fastest.values())
+
+    @cached_property
+    def ties(self) -> list[Choice]:
+        """The fastest, and what the simulator cannot tell from it, fastest first."""
+        enough = rate(self.choices[0]) * (1 - UNCERTAINTY)
+        return [choice for choice in self.fastest_of_each if rate(choice) >= enough]
+
+    @cached_property
     def front(self) -> list[Choice]:
-        """Throughput against mean lag, the fastest of each schedule and staleness: what nothing else beats in both."""
-        fastest = {choice.name: choice for choice in reversed(self.choices)}
-        return front(list(fastest.values()), _rate, lambda choice: choice.outcome.lag_mean, worth=WORTH)
+        """Throughput against mean lag, the fastest of each schedule and staleness: what nothing else beats in both. The
+        fastest of all is the last of them."""
+        return front(self.fastest_of_each, rate, lambda choice: choice.outcome.lag_mean)
 
     @cached_property
     def best(self) -> Choice:
         """The one that lags least of those that are as good as the fastest."""
-        enough = _rate(self.choices[0]) * (1 - WORTH)
-        good = [choice for choice in self.choices if _rate(choice) >= enough]
+        enough = rate(self.choices[0]) * (1 - WORTH)
+        good = [choice for choice in self.choices if rate(choice) >= enough]
         return min(good, key=lambda choice: choice.outcome.lag_mean)
 
     @cached_property
@@ -127,8 +148,12 @@ class Plan:
         return others[0] if others else None
 
 
-def _rate(choice: Choice) -> float:
+def rate(choice: Choice) -> float:
     return choice.outcome.samples_per_s
+
+
+def no_progress(done: int, of: int, name: str) -> None:
+    """Says nothing."""
 
 
 def variants(config: JobConfig, fixed: frozenset[str]) -> list[JobConfig]:
@@ -148,10 +173,9 @@ def make_plan(
     effort: Effort,
     *,
     processes: int = _PROCESSES,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = no_progress,
 ) -> Plan:
-    """Explore every job, in processes that end with this call. progress: is called with the
-    name of what was explored.
+    """Explore every job, in processes that end with this call.
 
     Raises ConfigError where no job fits its devices.
     """
@@ -181,7 +205,7 @@ def explore_all(
     effort: Effort,
     *,
     processes: int = _PROCESSES,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Progress = no_progress,
 ) -> list[Exploration]:
     """Every job, with every staleness that is searched, in their order."""
     fixed = fixed | (_GIVEN if isinstance(jobs[0].cost, CostConfig) else frozenset())
@@ -195,7 +219,7 @@ def explore_all(
     )
     for turn, exploration in turns:
         found[order[turn]] = exploration
-        progress(exploration.name)
+        progress(len(found), len(tasks), exploration.name)
     return [found[number] for number in range(len(tasks))]
 
 
@@ -234,6 +258,14 @@ def origin(config: JobConfig) -> str:
     if isinstance(config.cost, CostConfig):
         return f"profile-backed (cost={config.cost.name}, one layout)"
     return f"analytical (cost={config.cost.name} on device={config.device.name})"
+
+
+def devices_and_batch(config: JobConfig) -> tuple[str, str]:
+    """What a plan is for, in words: how many devices of which type, and how large a batch."""
+    algorithm, devices = config.algorithm, config.cluster.devices
+    known = f"{devices} devices" if isinstance(config.cost, CostConfig) else f"{devices} x {config.device.name}"
+    batch = f"{algorithm.batch_groups} prompts x {algorithm.group_size} responses = {algorithm.batch_samples:,} samples"
+    return known, batch
 
 
 def bench_command(choice: Choice, settings: Sequence[str], iterations: int = ITERATIONS) -> str:

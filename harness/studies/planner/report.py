@@ -15,9 +15,21 @@ from rich.table import Table
 
 from harness.config.checks.layout import device_roles
 from harness.config.compose import plain
+from harness.metrics.formatting import percent
 from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
-from harness.studies.planner.plan import WORTH, Choice, Plan, bench_command, layout, origin, why_none
+from harness.studies.planner.plan import (
+    UNCERTAINTY,
+    WORTH,
+    Choice,
+    Plan,
+    bench_command,
+    devices_and_batch,
+    layout,
+    origin,
+    rate,
+    why_none,
+)
 
 _WORTH_SAYING = 0.01  # of an iteration
 
@@ -25,17 +37,18 @@ _TAIL = 0.4  # of an iteration: a response that takes longer is what pools wait 
 
 
 def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
-    """The best of every schedule, what none beats, why the runner-up lost, and how to run the best."""
+    """The verdict, the best of every schedule, what none beats, why the runner-up lost, and how to run the best."""
     job = plan.best.config
-    title = f"SIMULATED plan: {job.model.name} on {job.cluster.devices} devices, costs {origin(job)}"
+    devices, batch = devices_and_batch(job)
+    title = f"SIMULATED plan: {job.model.name} on {devices}, costs {origin(job)}"
     console.print(title, style="bold yellow", highlight=False, soft_wrap=True)
-    algorithm = job.algorithm
     console.print(
-        f"{algorithm.batch_groups} prompts x {algorithm.group_size} responses an iteration; lags in iterations; splits "
-        "in devices; every figure is of the schedule's own file on the virtual clock",
+        f"{batch} an iteration, as bench and compare have it only where ARGS= says so; lags in iterations; splits in "
+        "devices; every figure is of the schedule's own file on the virtual clock",
         highlight=False,
         soft_wrap=True,
     )
+    console.print(verdict(plan), style="bold", highlight=False, soft_wrap=True)
     console.print(_schedules(plan))
     console.print(_layouts(plan))
     console.print(_front(plan))
@@ -45,6 +58,24 @@ def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
         console.print(line, style="dim", highlight=False, soft_wrap=True)
     console.print("\nRun the best one:", style="bold")
     console.print(f"  {bench_command(plan.best, settings)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def verdict(plan: Plan) -> str:
+    """Which is fastest, which others the simulator cannot tell from it, and which of them is proposed."""
+    fastest, *ties = plan.ties
+    devices, batch = devices_and_batch(fastest.config)
+    text = f"Simulated: on {devices}, with {batch}, {fastest.name} trains most samples per second"
+    if ties:
+        less = [f"{tie.name} ({percent(rate(tie) / rate(fastest) - 1, 1)})" for tie in ties]
+        text += (
+            f"; ties with it: {', '.join(less)}, as published steps were predicted within {percent(UNCERTAINTY)} only "
+            "(docs/predictions.md)"
+        )
+    elif len(plan.fastest_of_each) > 1:
+        text += f", by more than the {percent(UNCERTAINTY)} within which published steps were predicted"
+    if plan.best.name != fastest.name:
+        text += f". Proposed: {plan.best.name}, which lags least of those within {percent(WORTH)} of it"
+    return text + "."
 
 
 def searched(plan: Plan) -> list[str]:
@@ -69,6 +100,8 @@ def as_json(plan: Plan, settings: list[str], seconds: float) -> dict[str, Any]:
     """Everything that was found. seconds: that planning took."""
     return {
         "simulated": True,
+        "verdict": verdict(plan),
+        "ties": [choice.name for choice in plan.ties],
         "costs": origin(plan.best.config),
         "settings": settings,
         "planning_s": seconds,
@@ -205,7 +238,8 @@ _CAUSES: tuple[tuple[Callable[[Choice], float], Callable[[Choice, Choice], str]]
 def draw_plan(plan: Plan, path: Path) -> Path:
     """PNG at `path`. Left: all that was simulated, and the front; right: the best of every schedule."""
     job = plan.best.config
-    title = f"{job.model.name} on {job.cluster.devices} devices · simulated · costs {origin(job)}"
+    devices, batch = devices_and_batch(job)
+    title = f"{job.model.name} on {devices} · {batch} · simulated · costs {origin(job)}"
     return save_figure(path, title, lambda figure: _draw(figure, plan))
 
 

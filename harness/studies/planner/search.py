@@ -68,13 +68,11 @@ def search(prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int)
 T = TypeVar("T")
 
 
-def front(items: Sequence[T], gain: Callable[[T], float], price: Callable[[T], float], worth: float = 0.0) -> list[T]:
-    """Items than which none gains at least as much for no higher a price (one of the two strictly), cheapest first.
-
-    worth: by this share at least the gain must grow for a higher price. Of equals the first is kept.
-    """
+def front(items: Sequence[T], gain: Callable[[T], float], price: Callable[[T], float]) -> list[T]:
+    """Items than which none gains at least as much for no higher a price (one of the two strictly), cheapest first. Of
+    equals the first is kept."""
     kept: list[T] = []
     for item in sorted(items, key=lambda item: (price(item), -gain(item))):
-        if not kept or gain(item) > (1 + worth) * gain(kept[-1]):
+        if not kept or gain(item) > gain(kept[-1]):
             kept.append(item)
     return kept

@@ -155,6 +155,7 @@ def test_a_simulated_comparison_says_so_in_title_headings_tables_and_markdown(si
     for heading in re.findall(r"^#+ .*", markdown(simulated, []), flags=re.M):
         assert "simulated" in heading or heading in ("## Integrity checks", "## Warnings")
     assert 'class="measure"' in text and "higher is better, simulated" in page.text
+    assert "2 x h100" in page.text and "2 prompts x 4 responses" in page.text, "which devices, and how large a batch"
 
 
 def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison) -> None:

@@ -14,17 +14,19 @@ import pytest
 from rich.console import Console
 
 from harness.cli.plan import write_plan
+from harness.cli.steps import Steps
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
 from harness.studies.planner.automatic import DEVICES, PlannedJob, with_plan
 from harness.studies.planner.candidates import Candidate
 from harness.studies.planner.explore import Exploration, TrialResult
-from harness.studies.planner.plan import Choice, Plan, bench_command, fixed_by, plan_settings
-from harness.studies.planner.report import print_plan, why_slower
+from harness.studies.planner.plan import UNCERTAINTY, Choice, Plan, bench_command, fixed_by, plan_settings
+from harness.studies.planner.report import print_plan, verdict, why_slower
 from harness.studies.planner.search import SearchResult
 from harness.studies.scaling import Point, ScalingStudy, draw_scaling, efficiency, page
 from schedules import SCHEDULES
+from tests.support.project import ROOT
 
 OUTCOME = TrialResult(
     seconds=100.0,
@@ -73,8 +75,48 @@ def test_the_front_holds_what_nothing_beats_in_both() -> None:
 
 def test_a_hundredth_of_throughput_is_not_worth_any_lag() -> None:
     plan = Plan([exploration("half_step", seconds=100.5, lag_mean=0.5), exploration("fully_async", lag_mean=1.8)])
-    assert plan.best.schedule == "half_step" and [choice.schedule for choice in plan.front] == ["half_step"]
+    assert plan.best.schedule == "half_step"
+    assert [choice.schedule for choice in plan.front] == ["half_step", "fully_async"], (
+        "the fastest is not beaten either"
+    )
     assert plan.best_of_each[0].schedule == "fully_async" and plan.runner_up is plan.best_of_each[0]
+
+
+def test_what_the_simulator_cannot_tell_from_the_fastest_is_a_tie_in_the_verdict() -> None:
+    close = Plan(
+        [
+            exploration("colocate_sync", seconds=160.0),
+            exploration("one_step_off", seconds=108.0, lag_mean=1.0),
+            exploration("half_step", seconds=100.5, lag_mean=0.5),
+            exploration("fully_async", lag_mean=1.8),
+        ]
+    )
+    assert verdict(close) == (
+        "Simulated: on 16 x h100, with 16 prompts x 8 responses = 128 samples, fully_async (2) trains most samples per "
+        "second; ties with it: half_step (−0.5 %), one_step_off (−7.4 %), as published steps were predicted within 8 % "
+        "only (docs/predictions.md). Proposed: half_step, which lags least of those within 1 % of it."
+    )
+    assert verdict(PLAN).endswith(
+        "fully_async (2) trains most samples per second, by more than the 8 % within which published steps were "
+        "predicted."
+    )
+
+
+def test_a_tie_is_as_wide_as_the_largest_error_of_the_predictions_that_are_published() -> None:
+    lines = (ROOT / "docs" / "predictions.md").read_text(encoding="utf-8").splitlines()
+    given_train = [line.split("|")[5] for line in lines if line.startswith("| `verl_")]
+    assert len(given_train) == 9
+    errors = [abs(float(error.replace("%", ""))) / 100 for error in given_train]
+    assert round(max(errors), 2) == UNCERTAINTY
+
+
+def test_a_plan_says_how_much_time_is_left() -> None:
+    output = StringIO()
+    times = iter([100.0, 160.0, 190.0])
+    with Steps("planning", Console(file=output, width=120), clock=lambda: next(times)) as steps:
+        steps.done(1, 3, "half_step")
+        steps.done(3, 3, "fully_async (2)")
+    assert output.getvalue() == "[1/3] half_step; about 2 min left\n[3/3] fully_async (2); a moment left\n"
 
 
 @pytest.mark.parametrize(
@@ -100,12 +142,14 @@ def test_everything_that_is_printed_and_written_says_that_it_is_simulated(tmp_pa
     output = StringIO()
     print_plan(PLAN, SETTINGS, Console(file=output, width=120))
     text = output.getvalue()
-    assert text.startswith("SIMULATED plan: qwen7b on 16 devices, costs analytical (cost=roofline on device=h100)")
+    assert text.startswith("SIMULATED plan: qwen7b on 16 x h100, costs analytical (cost=roofline on device=h100)")
+    assert "\n16 prompts x 8 responses = 128 samples an iteration" in text and verdict(PLAN) in text
     for name in ("colocate_sync", "one_step_off", "half_step", "fully_async (2)", "Runner-up: half_step needs 110 s"):
         assert name in text
     assert "make bench MODEL=qwen7b DEVICES=16 SCHEDULE=fully_async" in text
     write_plan(PLAN, SETTINGS, 1.0, tmp_path / "plan")
     written = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert written["verdict"] == verdict(PLAN) and written["ties"] == ["fully_async (2)"]
     assert written["simulated"] is True and written["job"]["schedule"]["split"]["rollout"] == 8
     assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000
 
@@ -184,7 +228,9 @@ def from_command(command: str) -> JobConfig:
 def test_the_command_that_it_says_makes_the_same_job(schedule: str) -> None:
     job = planned(f"schedule={schedule}", *LARGE)
     why, what, command = job.messages
-    assert why.startswith("Why: model=qwen7b needs ") and what.startswith(f"Planned for {DEVICES} devices: ")
+    assert why.startswith("Why: model=qwen7b needs ") and what.startswith(
+        f"Planned for {DEVICES} x h100, with 8 prompts x 4 responses = 32 samples an iteration: "
+    )
     assert cell_name(job.config) == cell_name(from_command(command))
     assert job.config.backend == "virtual" and job.config.cluster.devices == DEVICES
     assert job == planned(f"schedule={schedule}", *LARGE), "the same every time"
