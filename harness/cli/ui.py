@@ -12,6 +12,9 @@ from rich.console import Console
 
 from harness.config import ConfigError
 
+_LINKS = 5  # experiments that are printed
+_VIEW = "compareRunsMode=CHART&workflowType=machine_learning"  # MLflow's own opens on traces, of which there are none
+
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Serve MLflow on what was written, on loopback, until interrupted."""
@@ -33,6 +36,16 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
             raise ConfigError(
                 f"port={port} cannot be had ({error.strerror}); use another, such as PORT=5001"
             ) from error
-    console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it)")
+    from harness.metrics.mlflow_mirror import MlflowException, Store, first_line
+
+    try:
+        experiments = Store(results).newest_experiments()
+    except MlflowException as failure:
+        raise ConfigError(f"{database}: {first_line(failure)}") from failure
+    console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it); runs and charts, newest first:")
+    for name, number in list(experiments.items())[:_LINKS]:
+        link = f"http://127.0.0.1:{port}/#/experiments/{number}/runs?{_VIEW}"
+        console.print(f"  {name}: {link}", highlight=False, markup=False, soft_wrap=True)
+    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes that no page here asks of
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]
     os.execv(sys.executable, [*command, "--backend-store-uri", f"sqlite:///{database}"])

@@ -1,4 +1,4 @@
-"""The mirror of a results folder in MLflow: an experiment, its parent run, a child run for each cell and seed.
+"""The mirror of a results folder in MLflow: an experiment, and in it a run for each cell and seed.
 
 The files are the truth. A `Tracker` mirrors a run while it goes on, and a mirror that fails ends no run; `sync` brings
 MLflow up to date from the files. Import this module only where it is used: mlflow takes seconds to load.
@@ -36,7 +36,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.mlflow_tags import (
     MLFLOW_GIT_COMMIT,
-    MLFLOW_PARENT_RUN_ID,
     MLFLOW_RUN_NOTE,
     MLFLOW_SOURCE_NAME,
     MLFLOW_SOURCE_TYPE,
@@ -59,7 +58,8 @@ from harness.metrics.run_files import (
 
 _BATCH = 1000  # MLflow's limit of metrics per log_batch
 _PARAM_BATCH = 100  # and of params
-_IS_PARENT = "cadence.parent"
+_QUEUE, _SYSTEM = "queue/", "system/"
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # else its page is for traces
 STARTED_AT = "started_at"
 """Tag: which attempt at a cell and seed it is, as in its manifest.json."""
 SUMMARY = "summary"
@@ -89,31 +89,38 @@ class Store:
             except SQLAlchemyError as error:  # of a database that cannot be opened
                 raise MlflowException(first_line(error)) from error
 
-    def experiment_and_parent(self, experiment: str) -> tuple[str, str]:
-        """The ids of the MLflow experiment and of its parent run, made where they are not there."""
-        with self._lock():  # two first runs must not both make them
-            experiment_id = self._experiment(experiment)
-            return experiment_id, self._parent(experiment_id, experiment)
+    def experiment_id(self, name: str) -> str:
+        """Of the MLflow experiment, made where it is not there."""
+        with self._lock():  # two first runs must not both make it
+            return self._experiment(name)
+
+    def newest_experiments(self) -> dict[str, str]:
+        """Ids of the experiments that have runs, by name, that with the newest run first."""
+        every = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
+        newest = {
+            run.info.experiment_id: run.info.start_time
+            for id_ in every
+            for run in self.client.search_runs([id_], max_results=1, order_by=["attributes.start_time DESC"])
+        }
+        return {every[id_]: id_ for id_ in sorted(newest, key=newest.__getitem__, reverse=True)}
 
     def create(self, identity: RunIdentity, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
-        """A child run, RUNNING since the manifest's time, with tags, params and description; returns its id."""
-        experiment_id, parent = self.experiment_and_parent(identity.experiment)
-        tags = run_tags(identity, manifest) | {MLFLOW_PARENT_RUN_ID: parent}
+        """A run, RUNNING since the manifest's time, with tags, params and description; returns its id."""
+        experiment_id, tags = self.experiment_id(identity.experiment), run_tags(identity, manifest)
         name, start = f"{identity.cell} seed={identity.seed}", milliseconds(manifest["started_at"])
         run_id: str = self.client.create_run(experiment_id, start, tags, name).info.run_id
         self.log_params(run_id, flatten(config))
         return run_id
 
-    def children(self, identity: RunIdentity) -> list[Run]:
-        """Every child run of this cell and seed, whatever became of it."""
-        experiment_id, parent = self.experiment_and_parent(identity.experiment)
-        same = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent}' and tags.seed = '{identity.seed}'"
-        return [run for run in self._search(experiment_id, same) if run.data.tags.get("cell") == identity.cell]
+    def attempts(self, identity: RunIdentity) -> list[Run]:
+        """Every run of this cell and seed, whatever became of it."""
+        found = self._search(self.experiment_id(identity.experiment), f"tags.seed = '{identity.seed}'")
+        return [run for run in found if run.data.tags.get("cell") == identity.cell]
 
     def mark_dead(self, identity: RunIdentity, but: str = "") -> None:
         """Mark attempts at this cell and seed that died while RUNNING as KILLED. The caller holds the run's folder, or
         knows that it is done: so none of them is alive, except run `but`."""
-        for run in self.children(identity):
+        for run in self.attempts(identity):
             if run.info.status == "RUNNING" and run.info.run_id != but:
                 self.client.set_terminated(run.info.run_id, "KILLED")
 
@@ -136,29 +143,23 @@ class Store:
     def _experiment(self, name: str) -> str:
         """The id of the MLflow experiment, made if it is not there, brought back if it was deleted. A server knows
         itself where to keep artifacts."""
+        note = (
+            f"Experiment `{name}`: a run for each cell and seed. The files below `{name}/` in the results folder are "
+            "the truth; `make mlflow-sync` brings what is missing here."
+        )
         remote = self.uri.startswith(("http://", "https://"))
         where = None if remote else (self.results / "mlflow-artifacts").as_uri()
         try:
-            return self.client.create_experiment(name, artifact_location=where)
+            return self.client.create_experiment(name, where, _KIND | {MLFLOW_RUN_NOTE: note})
         except MlflowException as error:
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 raise error
         if found.lifecycle_stage == "deleted":
             self.client.restore_experiment(found.experiment_id)
+        for key, value in _KIND.items() - found.tags.items():
+            self.client.set_experiment_tag(found.experiment_id, key, value)
         return found.experiment_id
-
-    def _parent(self, experiment_id: str, name: str) -> str:
-        """The id of the run that stands for the experiment. It is a folder, not work: it is FINISHED from the start."""
-        found = self._search(experiment_id, f"tags.`{_IS_PARENT}` = 'true'")
-        if found:
-            return found[0].info.run_id
-        note = f"Experiment `{name}`: a child run for each cell and seed. The files below `{name}/` in the results \
-folder are the truth; `make mlflow-sync` brings what is missing here."
-        tags = {_IS_PARENT: "true", MLFLOW_RUN_NOTE: note}
-        run_id = self.client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
-        self.client.set_terminated(run_id, "FINISHED")
-        return run_id
 
     def _search(self, experiment_id: str, condition: str) -> list[Run]:
         found: list[Run] = []
@@ -171,10 +172,11 @@ folder are the truth; `make mlflow-sync` brings what is missing here."
 
 
 def iteration_metrics(metrics: Mapping[str, int | float | None], at_ms: int) -> list[Metric]:
-    """One object of metrics.jsonl, the iteration as step. NaN and None are left out."""
+    """One object of metrics.jsonl, the iteration as step. NaN and None are left out. What the queue says of itself is
+    more than half of them, and goes to MLflow's system metrics, which have charts of their own."""
     step = int(metrics["iteration"] or 0)
     return [
-        Metric(name, float(value), at_ms, step)
+        Metric(f"{_SYSTEM}{name}" if name.startswith(_QUEUE) else name, float(value), at_ms, step)
         for name, value in metrics.items()
         if name != "iteration" and value is not None and math.isfinite(value)
     ]
@@ -265,7 +267,7 @@ class Tracker:
         on_lost: Callable[[str], None],
         flush_seconds: float = 3.0,
     ) -> None:
-        """Create the child run. config: nested mappings, logged flat as params; manifest: of `build_manifest`. The
+        """Create the run. config: nested mappings, logged flat as params; manifest: of `build_manifest`. The
         caller must hold the run's folder: an earlier attempt that is still RUNNING is dead, and is marked KILLED."""
         self.lost = ""
         """Why nothing is mirrored any more, if so."""
@@ -385,10 +387,10 @@ def sync(results: Path, folder: Path) -> Iterator[SyncedRun]:
 
 
 def sync_run(store: Store, path: Path) -> SyncedRun:
-    """Make or complete the child run of the finished run in folder `path`."""
+    """Make or complete the mirror of the finished run in folder `path`."""
     manifest, config = load_manifest(path), load_config(path)
     identity = identity_of(manifest)
-    same = [run for run in store.children(identity) if run.data.tags.get(STARTED_AT) == manifest[STARTED_AT]]
+    same = [run for run in store.attempts(identity) if run.data.tags.get(STARTED_AT) == manifest[STARTED_AT]]
     if same and COMPLETE in same[0].data.tags:
         (path / INCOMPLETE).unlink(missing_ok=True)
         return SyncedRun(path)

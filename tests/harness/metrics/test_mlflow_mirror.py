@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -96,15 +97,32 @@ def test_the_description_makes_the_run_again(store: Path, name: str) -> None:
     assert note.endswith("\n    python -m harness bench schedule=fully_async 'seeds=[3]' force=true")
 
 
-def test_runs_of_one_experiment_share_one_parent(store: Path, name: str) -> None:
+def test_an_experiment_opens_on_its_runs_of_which_none_is_below_another(store: Path, name: str) -> None:
     for seed in (0, 1):
         with track(store, name, seed=seed) as tracker:
             pass
-    parents = [run for run in runs_of(tracker, name) if "cadence.parent" in run.data.tags]
-    children = [run for run in runs_of(tracker, name) if "cadence.parent" not in run.data.tags]
-    assert len(parents) == 1 and len(children) == 2
-    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parents[0].info.run_id}
-    assert {run.data.tags["seed"] for run in children} == {"0", "1"}
+    runs = list(runs_of(tracker, name))
+    assert {run.data.tags["seed"] for run in runs} == {"0", "1"} and len(runs) == 2
+    assert not any("mlflow.parentRunId" in run.data.tags for run in runs)
+    found = tracker._store.client.get_experiment_by_name(name)
+    assert found.tags["mlflow.experimentKind"] == "custom_model_development"
+    assert "a run for each cell and seed" in found.tags["mlflow.note.content"]
+
+
+def test_an_experiment_of_an_earlier_version_opens_on_its_runs_too(store: Path, name: str) -> None:
+    with track(store, f"{name}-other") as tracker:
+        pass
+    made = tracker._store.client.create_experiment(name)
+    with track(store, name) as tracker:
+        found = tracker._store.client.get_experiment(made)
+    assert found.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_what_the_queue_says_is_among_the_system_metrics(store: Path, name: str) -> None:
+    with track(store, name) as tracker:
+        tracker.log({"iteration": 0, "reward/mean": 0.5, "queue/actor/ready": 3.0, "queue/depth_samples": 8.0})
+    metrics = tracker._store.client.get_run(tracker.run_id).data.metrics
+    assert metrics == {"reward/mean": 0.5, "system/queue/actor/ready": 3.0, "system/queue/depth_samples": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -291,7 +309,7 @@ def test_two_first_runs_at_once_share_the_experiment_and_print_nothing(tmp_path:
     assert printed == ["", ""]
     with track(tmp_path, "bench", seed=2) as tracker:
         runs = list(runs_of(tracker, "bench"))
-    assert len(runs) == 4  # one parent, three children
+    assert len(runs) == 3
 
 
 @pytest.mark.parametrize(
@@ -317,3 +335,25 @@ def test_catching_up_can_be_for_one_experiment(store: Path, name: str, capsys: p
     line, last = capsys.readouterr().out.splitlines()
     assert line.endswith(f"{name}/fully_async/seed=0 made: {ITERATIONS * 3 + 3} metrics, 5 files")
     assert last.startswith("1 finished runs, 1 brought up to date in sqlite:///")
+
+
+def test_ui_prints_a_link_to_runs_and_charts_of_each_experiment_the_newest_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.cli import ui
+
+    for experiment, started_at in (("newer", "2026-01-02T00:00:00+00:00"), ("older", "2026-01-01T00:00:00+00:00")):
+        with track(tmp_path, experiment, started_at=started_at) as tracker:
+            pass
+    served: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, command: served.append(command))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ui.run([f"port={port}"], tmp_path, Console(width=200))
+    page = f"http://127.0.0.1:{port}/#/experiments"
+    ids = {name: tracker._store.client.get_experiment_by_name(name).experiment_id for name in ("newer", "older")}
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"  {name}: {page}/{ids[name]}/runs?compareRunsMode=CHART&workflowType=machine_learning"
+        for name in ("newer", "older")
+    ]
+    assert served[0][-1] == f"sqlite:///{tmp_path / 'mlflow.db'}"
