@@ -19,6 +19,7 @@ from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine, this_machine
 from harness.config.plugins import is_path
 from harness.report.correction_matrix import draw_matrix
+from harness.report.page.document import print_written
 from schedules import SCHEDULES
 
 _SCHEDULES = "fully_async,half_step,one_step_off"
@@ -39,7 +40,7 @@ log-probs stay on for all: decoupled needs them, and fair is what is equal."""
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Run what is not done yet of the matrix, compare it, and write matrix.png, .csv and .md into its folder.
+    """Run what is not done yet of the matrix, compare it, and write it into its folder, as tables and as pictures.
 
     arguments: `schedules=`, `staleness=`, `corrections=` (lists with commas), `dry=true`, and settings of all jobs.
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
@@ -53,8 +54,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if request.dry or campaign is None or not common_seeds(folder, campaign):
         return code
     matrix = matrix_of(comparison_of(folder, campaign))
-    for path in (*write_matrix(folder, matrix), draw_matrix(folder, matrix)):
-        console.print(str(path), highlight=False, soft_wrap=True, markup=False)
+    print_written([*write_matrix(folder, matrix), *draw_matrix(folder, matrix)], console)
     return code
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from harness.cli.arguments import own_arguments
 from harness.cli.forked_runs import ForkedRuns
 from harness.config import ConfigError
+from harness.report.page.document import print_written
 from harness.studies.papers.experiment import Context, names
 from harness.studies.papers.run import run_papers
 
@@ -27,6 +28,5 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     with console.status("reading") as status, ForkedRuns() as runs:
         context = Context(results, console, runs.start, processes=os.cpu_count() or 1, progress=status.update)
         paths = run_papers(own["paper"][-1], context)
-    for path in paths:
-        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+    print_written(paths, console)
     return 0

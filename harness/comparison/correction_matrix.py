@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -16,9 +16,10 @@ from harness.comparison.runs import Cell
 from harness.comparison.statistics.differences import Difference, corrected, paired_difference
 from harness.config import ConfigError
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import number, plural
+from harness.metrics.formatting import latex_table, number, plural
 
 _NAME = "matrix"
+_LAG = "mean lag"
 _WIDEST = 6  # columns
 _FEWEST_SEEDS = 3  # to tell pairs apart
 _CORRECTION = "algorithm.correction"
@@ -141,9 +142,11 @@ def _pairs(entries: Sequence[tuple[str, Entry]]) -> tuple[Pair, ...]:
 
 
 def write_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
-    """matrix.csv, a line per cell, and matrix.md, the table for people; returns their paths."""
-    paths = [folder / f"{_NAME}.csv", folder / f"{_NAME}.md"]
-    for path, text in zip(paths, (as_csv(matrix), as_markdown(matrix)), strict=True):
+    """matrix.csv, a line per cell, and the table for people, matrix.md, and for papers, matrix.tex; returns their
+    paths."""
+    texts = {"csv": as_csv(matrix), "md": as_markdown(matrix), "tex": as_latex(matrix)}
+    paths = [folder / f"{_NAME}.{end}" for end in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
         write_text(path, text)
     return paths
 
@@ -167,23 +170,36 @@ def as_markdown(matrix: CorrectionMatrix) -> str:
         "every seed. \\*: the difference to the baseline, paired by seed, is significant.",
         "",
     ]
-    if matrix.upright:
-        lines += [
-            "| correction | " + " | ".join(f"`{row}`, mean lag {lags(matrix, row)}" for row in matrix.rows) + " |",
-            "|---|" + "---|" * len(matrix.rows),
-        ]
-        for column in matrix.columns:
-            cells = [_markdown(matrix.entries.get((row, column))) for row in matrix.rows]
-            lines.append(f"| `{column}` | " + " | ".join(cells) + " |")
-    else:
-        lines += [
-            "| schedule | mean lag | " + " | ".join(matrix.columns) + " |",
-            "|---|---:|" + "---|" * len(matrix.columns),
-        ]
-        for row in matrix.rows:
-            cells = [_markdown(matrix.entries.get((row, column))) for column in matrix.columns]
-            lines.append(f"| `{row}` | {lags(matrix, row)} | " + " | ".join(cells) + " |")
+    heads, rows = _table(matrix, _markdown, "`{}`")
+    rule = ["---", *("---:" if head == _LAG else "---" for head in heads[1:])]
+    lines += [f"| {' | '.join(line)} |" for line in (heads, rule, *rows)]
     return "\n".join([*lines, "", *significant_pairs(matrix)]) + "\n"
+
+
+def as_latex(matrix: CorrectionMatrix) -> str:
+    """Means, their intervals, and a star where a difference to the baseline is significant."""
+    return latex_table(*_table(matrix, _plain, "{}"))
+
+
+def _table(
+    matrix: CorrectionMatrix, cell: Callable[[Entry | None], str], name: str
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows: a row per schedule, or where many corrections stand beside few schedules, per correction. name:
+    how that of a schedule, or of a row, is written."""
+    if matrix.upright:
+        heads = ["correction", *(f"{name.format(row)}, {_LAG} {lags(matrix, row)}" for row in matrix.rows)]
+        columns = matrix.columns
+        return heads, [[name.format(c), *(cell(matrix.entries.get((row, c))) for row in matrix.rows)] for c in columns]
+    return ["schedule", _LAG, *matrix.columns], [
+        [name.format(row), lags(matrix, row), *(cell(matrix.entries.get((row, c))) for c in matrix.columns)]
+        for row in matrix.rows
+    ]
+
+
+def _plain(entry: Entry | None) -> str:
+    if entry is None:
+        return "not run"
+    return " ".join(part for part in (number(entry.measured.value), entry.mark, entry.interval_text) if part)
 
 
 def significant_pairs(matrix: CorrectionMatrix) -> list[str]:

@@ -1,4 +1,4 @@
-"""How numbers, durations and Markdown tables are written for people, everywhere in tables, pages and messages."""
+"""How numbers, durations and tables in Markdown and LaTeX are written for people: in pages, messages and exports."""
 
 from __future__ import annotations
 
@@ -60,6 +60,15 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; the first column is left, the others right."""
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *[[escaped(value) for value in row] for row in rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def latex_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A tabular of the package booktabs; the first column is left, the others right."""
+    import pandas as pd  # a second, for who only formats a number
+
+    table = pd.DataFrame(rows, columns=list(heads)).style.hide(axis="index")
+    table = table.format(escape="latex").format_index(escape="latex", axis="columns")
+    return str(table.to_latex(hrules=True, column_format="l" + "r" * (len(heads) - 1))).replace("−", "$-$")
 
 
 def escaped(text: str) -> str:

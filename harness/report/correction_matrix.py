@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags
 from harness.metrics.formatting import number
-from harness.report.plots import save_figure
+from harness.report.plots import save_in_every_format
 
 COLORS = "viridis"  # readable for everyone, and in grey
 _CELL = (1.55, 0.85)  # inches
@@ -22,13 +22,10 @@ _LUMINANCE = np.array([0.2126, 0.7152, 0.0722])  # of red, green and blue
 _NOTE = "in brackets the 95 % interval of the mean; *: differs from the baseline, by seed"
 
 
-def draw_matrix(folder: Path, matrix: CorrectionMatrix) -> Path:
-    """Draw matrix.png into `folder`; returns its path."""
-    return save_figure(
-        folder / "matrix.png",
-        f"{matrix.what} · {matrix.about} · measured",
-        lambda figure: _draw(figure, matrix),
-    )
+def draw_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
+    """Draw matrix.png, matrix.svg and matrix.pdf into `folder`; returns their paths."""
+    title = f"{matrix.what} · {matrix.about} · measured"
+    return save_in_every_format(folder, "matrix", title, lambda figure: _draw(figure, matrix))
 
 
 def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:

@@ -41,6 +41,8 @@ _STYLE: Any = {
     "legend.frameon": False,
 }
 _DPI = 150
+FORMATS = ("png", "svg", "pdf")
+"""Of pictures that are for pages, for the web and for papers."""
 
 
 def draw_run(run_dir: Path) -> list[Path]:
@@ -168,12 +170,16 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
 
 def save_figure(path: Path, title: str, draw: Callable[[Figure], None]) -> Path:
     """Draw in the style of all pictures here, with a title above, into a PNG at `path`; returns `path`."""
-    (made,) = save_figures([path], title, draw)
+    (made,) = _save([path], title, draw)
     return made
 
 
-def save_figures(paths: Sequence[Path], title: str, draw: Callable[[Figure], None]) -> list[Path]:
-    """The same in several formats, by the ends of their names: png, svg, pdf."""
+def save_in_every_format(folder: Path, name: str, title: str, draw: Callable[[Figure], None]) -> list[Path]:
+    """The same as `name` in `folder` in all of `FORMATS`, PNG first; returns their paths."""
+    return _save([folder / f"{name}.{end}" for end in FORMATS], title, draw)
+
+
+def _save(paths: Sequence[Path], title: str, draw: Callable[[Figure], None]) -> list[Path]:
     with rc_context(_STYLE):
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)

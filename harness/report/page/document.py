@@ -39,6 +39,7 @@ from harness.report.page.text import (
     made_with,
     measures_caption,
 )
+from harness.report.plots import FORMATS
 
 _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
 
@@ -63,10 +64,10 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def print_written(paths: Sequence[Path], console: Console) -> None:
-    """The pages, a line each; pictures by name."""
-    pictures = sorted({path.stem for path in paths if path.suffix == ".png"})
+    """Pages and tables, a line each; pictures by name."""
+    pictures = sorted({path.stem for path in paths if path.suffix[1:] in FORMATS})
     for path in paths:
-        if path.stem not in pictures:
+        if path.suffix[1:] not in FORMATS:
             console.print(f"{path}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"beside them, as PNG, SVG and PDF: {', '.join(pictures)}", soft_wrap=True, highlight=False)
 

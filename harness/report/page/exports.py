@@ -9,6 +9,7 @@ from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import against, headlines, scale_of, titled
 from harness.comparison.measures import Measure
 from harness.comparison.statistics.estimates import Interval
+from harness.metrics.formatting import latex_table
 
 COLUMNS = (
     *("measure", "unit", "better", "cell", "baseline", "seeds", "mean", "low", "high"),
@@ -36,17 +37,13 @@ def measures_csv(comparison: Comparison) -> str:
 def table_tex(comparison: Comparison) -> str:
     """The headlines of every cell as a tabular of the package booktabs: means, their intervals, and what they are
     against the baseline, with a star where that is called a difference."""
-    import pandas as pd
-
     measures = headlines(comparison)
     heads = ["cell, simulated" if comparison.simulated else "cell", *map(titled, measures)]
     rows = [
         [cell.label, *(_in_words(measure, index) for measure in measures)]
         for index, cell in enumerate(comparison.cells)
     ]
-    table = pd.DataFrame(rows, columns=heads).style.hide(axis="index")
-    table = table.format(escape="latex").format_index(escape="latex", axis="columns")
-    return str(table.to_latex(hrules=True, column_format="l" + "r" * len(measures))).replace("−", "$-$")
+    return latex_table(heads, rows)
 
 
 def _three(interval: Interval | None) -> list[str]:

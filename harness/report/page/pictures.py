@@ -17,11 +17,10 @@ from harness.report.page.charts import score_range
 from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings
 from harness.report.palette import DASHES, of_cells
-from harness.report.plots import save_figures
+from harness.report.plots import save_in_every_format
 
 _PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
 _BAND_FROM = 3  # seeds
-_FORMATS = ("png", "svg", "pdf")
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
@@ -38,7 +37,7 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     return [
         path
         for name, (title, draw) in drawings.items()
-        for path in save_figures([folder / f"{name}.{end}" for end in _FORMATS], title, partial(draw, comparison))
+        for path in save_in_every_format(folder, name, title, partial(draw, comparison))
     ]
 
 

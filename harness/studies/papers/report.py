@@ -1,4 +1,4 @@
-"""A paper experiment's result for people: on the terminal, and as CSV, Markdown and a picture."""
+"""A paper experiment's result for people: on the terminal, and as CSV, Markdown, LaTeX and a picture."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import markdown_table
-from harness.report.plots import BLUE, GRAY, GREEN, save_figure
+from harness.metrics.formatting import latex_table, markdown_table
+from harness.report.plots import BLUE, GRAY, GREEN, save_in_every_format
 from harness.studies.papers.result import (
     ROLES,
     Line,
@@ -65,7 +65,8 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """Write <name>.csv, a <name>-<number>.csv for each further table, <name>.md and <name>.png into `folder`."""
+    """Write <name>.csv, a <name>-<number>.csv for each further table, <name>.md, <name>.tex with all of them, and the
+    picture as PNG, SVG and PDF into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     experiment, lines = result.experiment, result.lines
     name = experiment.name
@@ -80,10 +81,11 @@ def write(result: Result, folder: Path) -> list[Path]:
     how = ["simulated"] if any(line.simulated is not None for line in lines) else []
     how += ["measured on tiny"] if any(line.measured is not None for line in lines) else []
     draw = result.draw or (lambda figure: draw_bars(figure, lines))
-    picture = save_figure(folder / f"{name}.png", f"{experiment.title} · {' and '.join(how)}", draw)
-    page = folder / f"{name}.md"
-    write_text(page, markdown(result, picture.name))
-    return [*paths, page, picture]
+    pictures = save_in_every_format(folder, name, f"{experiment.title} · {' and '.join(how)}", draw)
+    page, tables = folder / f"{name}.md", folder / f"{name}.tex"
+    write_text(page, markdown(result, pictures[0].name))
+    write_text(tables, latex(tables_of(result)))
+    return [*paths, page, tables, *pictures]
 
 
 def _write_csv(path: Path, remarks: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
@@ -115,14 +117,21 @@ def markdown(result: Result, picture: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_overview(results: Sequence[Result], folder: Path) -> Path:
-    """Write overview.md: the predictions of all in one table, and links to their pages."""
+def latex(tables: Sequence[Table]) -> str:
+    """Each as a tabular, its title above it in a comment."""
+    return "\n".join(f"% {table.title}\n{latex_table(table.columns, table.rows)}" for table in tables)
+
+
+def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Write overview.md: the predictions of all in one table, and links to their pages; and the table as overview.csv
+    and overview.tex."""
     pages = "\n".join(f"- [{result.experiment.title}]({result.experiment.name}.md)" for result in results)
     table = overview(results)
     parts = ["# Published experiments", "    make paper PAPER=all", pages, f"**{table.title.capitalize()}**"]
-    path = folder / "overview.md"
-    write_text(path, "\n\n".join([*parts, markdown_table(table.columns, table.rows)]) + "\n")
-    return path
+    page, tables = folder / "overview.md", folder / "overview.tex"
+    write_text(page, "\n\n".join([*parts, markdown_table(table.columns, table.rows)]) + "\n")
+    write_text(tables, latex([table]))
+    return [_write_csv(folder / "overview.csv", [table.title], [list(table.columns), *table.rows]), page, tables]
 
 
 def draw_bars(figure: Figure, lines: Sequence[Line]) -> None:

@@ -44,5 +44,5 @@ def run_papers(wanted: str, context: Context) -> list[Path]:
         paths += write(results[-1], folder)
     if len(results) > 1:
         show_overview(results, context.console)
-        paths.append(write_overview(results, folder))
+        paths += write_overview(results, folder)
     return paths

@@ -145,10 +145,14 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
     assert [float(last_row[name]) for name in ("mean", "low", "high", "seed 3")] == pytest.approx(
         [measured.value, measured.interval.low, measured.interval.high, measured.per_seed[3]]
     )
-    assert [path.name for path in write_matrix(folder, matrix)] == ["matrix.csv", "matrix.md"]
-    picture = draw_matrix(folder, matrix).read_bytes()
-    width, height = struct.unpack(">II", picture[16:24])
-    assert picture.startswith(b"\x89PNG") and width > height > 300
+    written = {path.name: path.read_bytes() for path in (*write_matrix(folder, matrix), *draw_matrix(folder, matrix))}
+    assert [*written] == [f"matrix.{end}" for end in ("csv", "md", "tex", "png", "svg", "pdf")]
+    width, height = struct.unpack(">II", written["matrix.png"][16:24])
+    assert written["matrix.png"].startswith(b"\x89PNG") and width > height > 300
+    assert b"<svg" in written["matrix.svg"] and written["matrix.pdf"].startswith(b"%PDF")
+    head, *lines = written["matrix.tex"].decode().split("\\midrule")[0].split("\\toprule")[1].split(" & ")
+    assert head.strip() == "schedule" and lines[0] == "mean lag"
+    assert "not run" in written["matrix.tex"].decode() and " * [" in written["matrix.tex"].decode()
 
 
 def test_one_seed_alone_has_no_interval_to_show(folder: Path) -> None:
@@ -193,7 +197,7 @@ def test_many_corrections_stand_below_each_other(folder: Path) -> None:
     lines = as_markdown(matrix).splitlines()
     assert lines[3] == "| correction | `fully_async 2`, mean lag 1.85 |"
     assert [line.split(" | ")[0] for line in lines[5:12]] == [f"| `{name}`" for name in names]
-    picture = draw_matrix(folder, matrix).read_bytes()
+    picture = draw_matrix(folder, matrix)[0].read_bytes()
     width, height = struct.unpack(">II", picture[16:24])
     assert height > 0.6 * width
 

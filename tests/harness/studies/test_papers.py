@@ -205,16 +205,26 @@ def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "+10.0%" in shown and "inside" in shown and "measured on tiny" in shown and experiment.source in shown
     assert all(len(line) <= 80 for line in _printed(result, 80))
-    table, page, picture = write(result, tmp_path)
+    table, page, latex, picture, *more = write(result, tmp_path)
     rows = [line for line in table.read_text().splitlines() if not line.startswith("#")]
     assert [row["error"] for row in csv.DictReader(rows)] == ["+0.0%", "+10.0%", "inside", ""]
     text = page.read_text()
     assert "| two | 1.00 | 1.10 | 1.30 | +10.0% | 20%, kept |" in text.replace("| two |  |", "| two |")
     assert "make paper PAPER=relax" in text and "![" in text and "(relax.png)" in text
-    overview = write_overview([result, result], tmp_path).read_text()
+    tex = latex.read_text()
+    assert tex.startswith("% seconds\n\\begin{tabular}{lrrrrrr}") and tex.count("\\end{tabular}") == 3
+    assert "two &  & 1.00 & 1.10 & 1.30 & +10.0\\% & 20\\%, kept" in tex
+    csv_file, page, latex = write_overview([result, result], tmp_path)
+    assert (
+        csv_file.read_text().count("relax,seconds,two,1.00,1.10,+10.0%")
+        == latex.read_text().count("relax & seconds & two")
+        == 2
+    )
+    overview = page.read_text()
     assert overview.count("| relax | seconds | two | 1.00 | 1.10 | +10.0% | 20%, kept |") == 2
     assert "| relax | seconds | one |" not in overview, "what is calibrated on is no prediction"
     assert picture.name == "relax.png" and picture.stat().st_size > 10_000
+    assert [path.name for path in more] == ["relax.svg", "relax.pdf"]
 
 
 def _printed(result: Result, width: int) -> list[str]:
