@@ -34,6 +34,7 @@ TAKES.bench := $(JOB) DRY
 TAKES.compare := $(JOB) SCHEDULES DRY
 TAKES.sweep := $(JOB) DRY
 TAKES.matrix := $(JOB) SCHEDULES STALENESS CORRECTIONS DRY
+TAKES.speedrun := SCHEDULE ENGINE DEVICES TRACK KEY VERIFY DRY
 TAKES.report := EXPERIMENT
 TAKES.diff := BEFORE AFTER
 TAKES.mlflow-sync := EXPERIMENT
@@ -56,7 +57,7 @@ ifneq ($(UNKNOWN),)
 $(error make $(GOALS) does not take $(patsubst %,%=,$(UNKNOWN)); it takes $(patsubst %,%=,$(foreach goal,$(GOALS),$(TAKES.$(goal))) ARGS))
 endif
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix report diff list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue site clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix speedrun report diff list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue site clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 DRY=1 ARGS=\"setting=value\""
@@ -65,6 +66,7 @@ help:
 	@echo "make report  one page of what an experiment found, for a browser, and in Markdown: EXPERIMENT= (docs/report.md)"
 	@echo "make diff    what changed from one experiment, or commit, to another, and how surely: BEFORE= AFTER= (docs/comparison.md)"
 	@echo "make matrix  staleness x correction x schedule, with a heat map: SEEDS=3 SCHEDULES= STALENESS=0,1,2,4 CORRECTIONS=clip,decoupled_4@2e-4 DRY=1"
+	@echo "make speedrun  a frozen job to its target, for the record book: SCHEDULE= ENGINE= DEVICES= TRACK= KEY= DRY=1; VERIFY=<record> (docs/speedrun.md)"
 	@echo "make list    what can be chosen"
 	@echo "make table   every schedule under twelve conditions on the virtual clock, into docs/schedule_table.md"
 	@echo "make memory  what lies on the devices of five machines under every schedule, into docs/gpu_memory.md"
@@ -155,6 +157,11 @@ sweep: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALL
 matrix: $(STAMP)
 	@$(PY) -m harness matrix $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(STALENESS),staleness=$(STALENESS)) \
 		$(if $(CORRECTIONS),corrections=$(CORRECTIONS)) $(if $(DRY),dry=true) $(SETTINGS)
+
+speedrun: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
+	@$(BENCH)/bin/python -m harness speedrun $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(ENGINE),engine=$(ENGINE)) \
+		$(if $(DEVICES),cluster.devices=$(DEVICES)) $(if $(TRACK),track=$(TRACK)) $(if $(KEY),key="$(KEY)") \
+		$(if $(VERIFY),verify="$(VERIFY)") $(if $(DRY),dry=true) $(ARGS)
 
 report: $(STAMP)
 	@$(PY) -m harness report $(if $(EXPERIMENT),experiment=$(EXPERIMENT))

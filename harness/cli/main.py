@@ -32,6 +32,7 @@ COMMANDS = {
     "sweep": "the same along settings with several values",
     "matrix": "staleness x off-policy correction x schedule",
     "paper": "a published experiment beside what the same schedules do here",
+    "speedrun": "how soon a schedule gets a frozen job to its target: a record, and the book of all",
     "diff": "what changed from one experiment, or commit, to another, and how surely",
     "report": "one page of what an experiment found",
     "list": "what can be chosen",

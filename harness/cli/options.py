@@ -41,14 +41,16 @@ _EXPERIMENT = _plain("experiment", "a folder in the results", "NAME")
 _SEEDS = _plain("seeds", "seeds, from 0 on", "N")
 _DEVICE = _choice("device", "instead of this machine's")
 _SCHEDULE = _choice("schedule", "or an import path of your own, my_lab.schedules:Mine")
+_ENGINE = _choice("engine", "or an import path of your own")
+_DEVICES = Option("devices", "cluster.devices", "of all roles together", "N")
 _OF_A_JOB = (
     _choice("model", "or a folder, or hf:<org>/<name>"),
-    _choice("engine", "or an import path of your own"),
+    _ENGINE,
     _choice("task", "or an import path of your own"),
     _plain("backend", "real, virtual or paced; by default what this machine can do", "NAME"),
     _SEEDS,
     _plain("iterations", "batches to train", "N"),
-    Option("devices", "cluster.devices", "of all roles together", "N"),
+    _DEVICES,
     _choice("cost", "or a file: what simulated work costs"),
     _DEVICE,
     _EXPERIMENT,
@@ -67,6 +69,15 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         _SCHEDULES,
         _plain("staleness", "numbers with commas", "NUMBERS"),
         _plain("corrections", "names with commas, each at a rate behind @ if you like", "NAMES"),
+        _DRY,
+    ),
+    "speedrun": (
+        _SCHEDULE,
+        _ENGINE,
+        _DEVICES,
+        _plain("track", "of experiments/speedrun/: the frozen job", "NAME"),
+        _plain("key", "a private key of SSH's, to sign the record with", "FILE"),
+        _plain("verify", "a record to check instead", "FOLDER"),
         _DRY,
     ),
     "paper": (_plain("paper", "a name, or all", "NAME"),),

@@ -79,8 +79,12 @@ def run_title(identity: RunIdentity) -> str:
     return " · ".join(parts + ["smoke run"] * identity.smoke)
 
 
+_NO_CODE = ":(top,exclude)results"  # records among it, of which each would keep the next from being one
+
+
 def git_state(source: Path = Path(__file__)) -> dict[str, Any] | None:
-    """Commit and whether the tree differs from it (untracked files count), of the repository that tracks `source`.
+    """Commit and whether the tree differs from it (untracked files count; what is below results/ is no code), of the
+    repository that tracks `source`.
 
     None where there is no git, or where `source` is not tracked: an installed copy inside another project's tree must
     not report that project's commit.
@@ -88,7 +92,7 @@ def git_state(source: Path = Path(__file__)) -> dict[str, Any] | None:
     source = source.resolve()
     if shutil.which("git") is None or _git(source, "ls-files", "--error-unmatch", source.name) is None:
         return None
-    commit, changes = _git(source, "rev-parse", "HEAD"), _git(source, "status", "--porcelain")
+    commit, changes = _git(source, "rev-parse", "HEAD"), _git(source, "status", "--porcelain", "--", ":/", _NO_CODE)
     return None if commit is None else {"commit": commit, "dirty": bool(changes)}
 
 

@@ -208,6 +208,9 @@ def test_the_commit_is_that_of_the_repository_that_tracks_the_source(tmp_path: P
     subprocess.run([*git, "commit", "-q", "--no-verify", "-m", "first"], check=True)
     clean = git_state(source)
     assert clean is not None and len(clean["commit"]) == 40 and clean["dirty"] is False
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "records.md").write_text("")
+    assert git_state(source) == clean, "what runs leave is no code"
     (tmp_path / "new_schedule.py").write_text("")
     assert git_state(source) == {"commit": clean["commit"], "dirty": True}
 

@@ -1,0 +1,102 @@
+"""`make speedrun`: how soon a schedule gets a frozen job to its target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from harness.cli.arguments import own_arguments
+from harness.config import ConfigError
+
+if TYPE_CHECKING:
+    from harness.studies.speedrun.record import Record
+
+
+def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Run a track's job with fresh seeds, and write the record that it makes, and the book of all; `key=` signs it,
+    `dry=true` says what would run. `verify=<folder>` checks a record instead. Returns the exit code."""
+    own, settings = own_arguments(arguments, "track", "key", "verify", "dry")
+    given = {name: values[-1] for name, values in own.items() if values and values[-1]}
+    if "verify" in given:
+        if settings or len(given) > 1:
+            raise ConfigError("verify= checks a record that is there, and takes nothing besides")
+        return _verify(Path(given["verify"]), console)
+    return _race(given, settings, results.resolve(), console)
+
+
+def _verify(folder: Path, console: Console) -> int:
+    from harness.studies.speedrun.record import check_record, digest_of, read_record, signer
+    from harness.studies.speedrun.track import read_track
+
+    record = check_record(folder, read_track(read_record(folder).track))
+    by = signer(folder)
+    for line in (
+        f"{folder}: {record.schedule} on track={record.track}, {_seconds(record)}",
+        f"its files, seeds and settings are what the record says; digest {digest_of(record)}",
+        "not signed: whoever has the folder could have written it"
+        if by is None
+        else f"signed with {by}: compare it with a key that you know",
+        f"made again by: git checkout {record.commit}",
+        f"  cadence speedrun track={record.track} {' '.join(record.settings)}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def _race(given: dict[str, str], settings: list[str], results: Path, console: Console) -> int:
+    from harness.cli.forked_runs import ForkedRuns
+    from harness.comparison.running.cells import CellRequest, resolve_cell
+    from harness.comparison.running.execution import Runs, run_cells
+    from harness.comparison.running.preview import print_failures
+    from harness.comparison.runs import read_run
+    from harness.config.compose import compose_job, plain
+    from harness.config.machine import this_machine
+    from harness.metrics.manifest import git_state
+    from harness.studies.speedrun.book import FOLDER, write_book
+    from harness.studies.speedrun.record import record_of, refuse_unnamed_code, sign, write_record
+    from harness.studies.speedrun.track import DEFAULT, read_track
+
+    track = read_track(given.get("track", DEFAULT))
+    fixed = (*track.settings, *settings, f"experiment=speedrun-{track.name}")
+    track.refuse_changed(plain(compose_job(fixed)))  # before anything is planned for it
+    cell = resolve_cell(CellRequest(track.name, fixed), this_machine())
+    git = git_state()
+    refuse_unnamed_code(git)
+    assert git is not None
+    runs = Runs((cell,), track.seeds_of(plain(cell.config), git["commit"]), results, force=True)
+    console.print(
+        f"track={track.name}: {cell.config.schedule.name} on {cell.pools}, seeds {', '.join(map(str, runs.seeds))}, "
+        f"until held-out exact match is {track.target:g}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if given.get("dry") == "true":
+        return 0
+    with ForkedRuns() as forked:
+        outcomes = run_cells(runs, console, forked.start)
+    if outcomes.failed:
+        print_failures(outcomes.failed, console)
+        return 1
+    finished = [read_run(cell.folder(seed, results)) for seed in runs.seeds]
+    record = record_of(track, finished, settings)
+    folder = results / FOLDER / track.name / record.name
+    write_record(record, finished, folder)
+    if "key" in given:
+        sign(folder, Path(given["key"]).expanduser())
+    console.print(f"{record.schedule}: {_seconds(record)}", style="bold", highlight=False)
+    for path in (folder, write_book(results)):
+        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def _seconds(record: Record) -> str:
+    from harness.metrics.formatting import number
+
+    seconds = record.seconds
+    return (
+        f"{number(seconds.value)} s ({number(seconds.low)} to {number(seconds.high)}, {len(record.runs)} seeds) to "
+        f"{record.target:g}, {number(record.devices * seconds.value)} device-seconds"
+    )

@@ -1,0 +1,241 @@
+"""A record: what the runs of a track came to, with digests of all that it rests on; written, signed, and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.comparison.conservation import check_conservation
+from harness.comparison.runs import Run
+from harness.comparison.statistics.estimates import Interval, mean_interval
+from harness.config import ConfigError
+from harness.metrics.atomic_files import write_text
+from harness.metrics.damaged import reading
+from harness.metrics.run_files import EVALUATIONS, load_config, load_evaluations
+from harness.studies.speedrun.log import log_lines
+from harness.studies.speedrun.track import Track
+
+RECORD = "record.json"
+SIGNATURE = f"{RECORD}.sig"
+LOG = "mllog.txt"
+KEPT = ("config.yaml", EVALUATIONS)
+"""Files of a run that a record keeps a copy of: its result can be computed from them."""
+
+_DIGESTED = (*KEPT, "manifest.json", "metrics.jsonl", "ledger.json", "samples.parquet", "trace.json")
+_NAMESPACE = "cadence-record"
+_ANOTHERS_TIME = ("resumed", "begun_with", "replays")  # in a manifest: some of its work was done by an earlier run
+_LIMIT_S = 60.0  # of ssh-keygen
+
+
+class RecordedRun(msgspec.Struct, frozen=True):
+    """seconds: on the run's clock when the first version that reaches the target was there; version: that one; greedy:
+    its exact match; files: SHA-256 by name; others: share of the processors that other processes had meanwhile."""
+
+    seed: int
+    seconds: float
+    version: int
+    greedy: float
+    started_at: str
+    others: float
+    files: dict[str, str]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """record.json. track_digest: SHA-256 of the track's file; plugins: SHA-256 of the user's own code, by the import
+    path that names it; settings: what was asked for besides the track's."""
+
+    track: str
+    track_digest: str
+    target: float
+    schedule: str
+    settings: tuple[str, ...]
+    devices: int
+    commit: str
+    plugins: dict[str, str]
+    python: str
+    packages: dict[str, str | None]
+    hardware: dict[str, Any]
+    runs: tuple[RecordedRun, ...]
+
+    @property
+    def seconds(self) -> Interval:
+        """To the target: the mean over runs with its t interval."""
+        return mean_interval([run.seconds for run in self.runs]).within(0.0, math.inf)
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.schedule.replace(':', '.')}-{digest_of(self)[:8]}"
+
+
+def digest_of(record: Record) -> str:
+    """SHA-256 of all that it says."""
+    return hashlib.sha256(msgspec.json.encode(record, order="sorted")).hexdigest()
+
+
+def record_of(track: Track, runs: Sequence[Run], settings: Sequence[str]) -> Record:
+    """The record that these runs of one configuration are. Raises ConfigError where they are none: simulated, of other
+    settings, seeds or code than a record has, with a ledger that does not close, or short of the target."""
+    first = runs[0].manifest
+    for run in runs:
+        _refuse(track, run)
+        for same in ("git", "plugins", "packages", "hardware"):
+            if run.manifest[same] != first[same]:
+                raise ConfigError(f"{run.path} has another {same} than {runs[0].path}: run all seeds on one machine")
+    commit = first["git"]["commit"]
+    seeds = track.seeds_of(runs[0].config, commit)
+    if tuple(run.identity.seed for run in runs) != seeds:
+        raise ConfigError(f"the seeds of this record are {seeds}; `cadence speedrun` draws them")
+    kept = check_conservation(runs)
+    if not kept.passed:
+        raise ConfigError(f"no record: {kept.problems[0]}")
+    return Record(
+        track=track.name,
+        track_digest=track.digest,
+        target=track.target,
+        schedule=runs[0].identity.schedule,
+        settings=tuple(settings),
+        devices=runs[0].config["cluster"]["devices"],
+        commit=commit,
+        plugins={one["path"]: one["sha256"] for one in first["plugins"]},
+        python=first["python"],
+        packages=first["packages"],
+        hardware=first["hardware"],
+        runs=tuple(_recorded(track, run) for run in runs),
+    )
+
+
+def _refuse(track: Track, run: Run) -> None:
+    if run.identity.backend != "real":
+        raise ConfigError(f"{run.path} is {run.identity.backend}: a record is measured, never simulated")
+    track.refuse_changed(run.config)
+    if run.config["cluster"]["oversubscribe"]:
+        raise ConfigError(
+            f"{run.path} has cluster.oversubscribe=true: devices that share cores have no seconds to count"
+        )
+    refuse_unnamed_code(run.manifest["git"])
+    for what in _ANOTHERS_TIME:
+        if what in run.manifest:
+            raise ConfigError(f"{run.path} is {what.replace('_', ' ')} by an earlier run, whose time is not in its own")
+
+
+def refuse_unnamed_code(git: Mapping[str, Any] | None) -> None:
+    """git: as in a manifest. Raises ConfigError where no commit says what ran."""
+    if git is None or git["dirty"]:
+        raise ConfigError(
+            "a record names the commit that makes it again, and this code is of none: commit what differs (your own "
+            "schedule may lie in another folder: its file is named with its digest)"
+        )
+
+
+def _recorded(track: Track, run: Run) -> RecordedRun:
+    reached = first_at(track.target, run.evaluations)
+    if reached is None:
+        best = max((found["greedy"] for found in run.evaluations), default=0.0)
+        raise ConfigError(
+            f"no record: seed {run.identity.seed} got to {best:.3f} within its budget, not {track.target}"
+        )
+    return RecordedRun(
+        seed=run.identity.seed,
+        seconds=reached["at_s"],
+        version=reached["version"],
+        greedy=reached["greedy"],
+        started_at=run.manifest["started_at"],
+        others=run.manifest["load"]["others"],
+        files={name: _digest(run.path / name) for name in _DIGESTED},
+    )
+
+
+def first_at(target: float, evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The line of eval.jsonl at which held-out exact match was first the target or more."""
+    return next((found for found in evaluations if found["greedy"] >= target), None)
+
+
+def write_record(record: Record, runs: Sequence[Run], folder: Path) -> None:
+    """record.json with its digest, and of each run `seed=<n>/` with the files that its result can be computed from, and
+    with its log lines."""
+    for recorded, run in zip(record.runs, runs, strict=True):
+        (folder / run.path.name).mkdir(parents=True, exist_ok=True)
+        for name in KEPT:
+            shutil.copyfile(run.path / name, folder / run.path.name / name)
+        write_text(folder / run.path.name / LOG, log_lines(record, recorded, run.config, run.evaluations))
+    told = {"digest": digest_of(record), **msgspec.to_builtins(record)}
+    write_text(folder / RECORD, json.dumps(told, indent=1) + "\n")
+
+
+def read_record(folder: Path) -> Record:
+    """Raises DamagedFile for a file that is none, ConfigError where it does not say what its digest was made of."""
+    path = folder / RECORD
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no {RECORD}: it is no folder of a record")
+    with reading(path):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        record = msgspec.convert(told, Record)
+    if digest_of(record) != told.get("digest"):
+        raise ConfigError(f"{path} is not as it was written: its digest is of something else")
+    return record
+
+
+def check_record(folder: Path, track: Track) -> Record:
+    """The record in this folder, held against its files, its track and itself. Raises ConfigError for the first thing
+    that is off."""
+    record = read_record(folder)
+    if (record.track, record.track_digest, record.target) != (track.name, track.digest, track.target):
+        raise ConfigError(f"{folder} is of another {record.track} than this code has: a track's file never changes")
+    for run in record.runs:
+        files = folder / f"seed={run.seed}"
+        for name in KEPT:
+            if not (files / name).is_file() or _digest(files / name) != run.files[name]:
+                raise ConfigError(f"{files / name} is not what the record was made of")
+        config, reached = load_config(files), first_at(track.target, load_evaluations(files))
+        track.refuse_changed(config)
+        if record.devices != config["cluster"]["devices"] or record.schedule != config["schedule"]["name"]:
+            raise ConfigError(
+                f"{files / 'config.yaml'} has another schedule or number of devices than {folder / RECORD}"
+            )
+        if reached is None or (reached["at_s"], reached["version"]) != (run.seconds, run.version):
+            raise ConfigError(f"{files / EVALUATIONS} does not reach {track.target} when {folder / RECORD} says")
+        if run.seed not in track.seeds_of(config, record.commit):
+            raise ConfigError(f"seed {run.seed} is not one that these settings and this commit have")
+    if len({run.seed for run in record.runs}) != track.seeds:
+        raise ConfigError(f"{folder} has {len(record.runs)} runs; track={track.name} has {track.seeds} seeds")
+    return record
+
+
+def sign(folder: Path, key: Path) -> None:
+    """Write record.json.sig with a private key of SSH's. Raises ConfigError where that cannot be done."""
+    (folder / SIGNATURE).unlink(missing_ok=True)
+    _ssh_keygen("sign", "-f", str(key), "-n", _NAMESPACE, str(folder / RECORD))
+
+
+def signer(folder: Path) -> str | None:
+    """Which key signed the record, in OpenSSH's words; None where none did. Raises ConfigError for a signature that is
+    not of this record."""
+    if not (folder / SIGNATURE).exists():
+        return None
+    with (folder / RECORD).open("rb") as record:
+        told = _ssh_keygen("check-novalidate", "-n", _NAMESPACE, "-s", str(folder / SIGNATURE), stdin=record)
+    return told.strip().rpartition(" with ")[2]
+
+
+def _ssh_keygen(action: str, *arguments: str, stdin: Any = subprocess.DEVNULL) -> str:
+    if shutil.which("ssh-keygen") is None:
+        raise ConfigError("ssh-keygen, which signs records and checks them, is not there: install OpenSSH's client")
+    command = ["ssh-keygen", "-Y", action, *arguments]
+    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+    if done.returncode:
+        raise ConfigError(f"ssh-keygen -Y {action}: {(done.stderr or done.stdout).strip().splitlines()[0]}")
+    return done.stdout
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

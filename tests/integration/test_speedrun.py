@@ -1,0 +1,45 @@
+"""A record that is made by its command, from real runs of a small track, and checked by its command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.cli import speedrun
+from harness.config.compose import compose_job, plain
+from harness.studies.speedrun.record import read_record
+from harness.studies.speedrun.track import Track
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+SETTINGS = ("model=tiny", "task=reverse", "backend=real", "iterations=6", "eval.every=2", "eval.samples=64")
+FREE = ("schedule", "engine", "training", "cluster", "algorithm.micro_batch_groups")
+
+
+def test_three_fresh_runs_make_a_record_that_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Track("", "", 1.0, 3, SETTINGS, FREE, {}).frozen_of(plain(compose_job(["schedule=fully_async", *SETTINGS])))
+    track = {"target": 0.01, "seeds": 3, "settings": list(SETTINGS), "free": list(FREE), "job": job}
+    (tmp_path / "tracks").mkdir()
+    (tmp_path / "tracks" / "small_v1.yaml").write_text(json.dumps(track))  # which is YAML, too
+    monkeypatch.setattr("harness.studies.speedrun.track.TRACKS", tmp_path / "tracks")
+    monkeypatch.setattr(
+        "harness.studies.speedrun.record.refuse_unnamed_code", lambda git: None
+    )  # of who tests a change
+    results, console = tmp_path / "results", Console(width=300)
+    asked = ["track=small_v1", "schedule=one_step_off", "cluster.threads_per_device=1"]
+    assert speedrun.run([*asked, "dry=true"], results, console) == 0 and not (results / "records").exists()
+    assert speedrun.run(asked, results, console) == 0
+    (folder,) = (results / "records" / "small_v1").iterdir()
+    record = read_record(folder)
+    assert record.schedule == "one_step_off" and record.settings == tuple(asked[1:]) and len(record.runs) == 3
+    assert folder.name in (results / "records.md").read_text()
+    capsys.readouterr()
+    assert speedrun.run([f"verify={folder}"], results, console) == 0
+    told = capsys.readouterr().out
+    assert "one_step_off on track=small_v1" in told and "not signed" in told
+    assert f"git checkout {record.commit}" in told and "track=small_v1 schedule=one_step_off" in told
