@@ -20,7 +20,7 @@ from harness.comparison.fairness import refuse_unfair
 from harness.comparison.integrity import faults_of, no_verdict
 from harness.comparison.measures import SPEED, Measure, measures_of
 from harness.comparison.runs import Cell
-from harness.comparison.verdict import verdict_of
+from harness.comparison.verdict import best_of, question_of, verdict_of
 from harness.config import ConfigError
 
 
@@ -31,7 +31,8 @@ class Comparison:
     axes: the settings that differ on purpose. simulated: all times come from the cost model. measures: also those of
     `idle/<role>` and `reach/...`, see `Measure`. profiles: empty where nothing was rewarded. gate: what the equivalence
     gate said, None where it was not asked. conservation: what came of holding every ledger against its run's files.
-    missing: runs that were asked for and are not there, as lines. claim: what the figures say, where they may say it.
+    missing: runs that were asked for and are not there, as lines. claim: what the figures say, where they may say it;
+    question: the key of the measure that it is about; best: the cells that it is for.
     """
 
     cells: tuple[Cell, ...]
@@ -43,6 +44,8 @@ class Comparison:
     profiles: tuple[PerformanceProfile, ...]
     warnings: tuple[str, ...]
     claim: str
+    question: str
+    best: tuple[int, ...]
     simulated: bool
     conservation: Conservation
     gate: Gate | None = None
@@ -78,6 +81,7 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
         raise ConfigError(f"two of the cells have the same label; they are {', '.join(cell.label for cell in cells)}")
     refuse_unfair(runs, axes)
     measures = measures_of(cells, baseline)
+    question = question_of(measures, axes)
     return Comparison(
         cells=tuple(cells),
         baseline=baseline,
@@ -88,6 +92,8 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
         profiles=profiles_of(cells),
         warnings=warnings_of(cells, measures, baseline),
         claim=verdict_of(cells, measures, baseline, axes),
+        question=question,
+        best=best_of(cells, measures, baseline, question),
         simulated=cells[0].runs[0].identity.backend == "virtual",
         conservation=check_conservation(run for cell in cells for run in cell.runs),
     )

@@ -26,6 +26,7 @@ from harness.metrics.samples import CUSTOM
 
 SPEED = "throughput/samples_per_s"
 EXACT_MATCH = "reward/exact_match"
+LAG = "staleness/mean"
 HELD_OUT = {
     "eval/greedy": "held-out accuracy, greedy",
     "eval/sampled": "held-out accuracy, sampled",
@@ -228,7 +229,7 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
         if all(is_evaluated(run, key) for run in runs)
     ]
     metrics += [
-        _neutral("staleness/mean", "mean lag of a sample", "iterations", _lag_mean),
+        _neutral(LAG, "mean lag of a sample", "iterations", _lag_mean),
         _neutral("staleness/max", "largest lag of a token", "iterations", _lag_worst),
         *_in_steps(runs),
         _neutral("response_length/mean", "response length", "tokens", _mean("response_length/mean")),

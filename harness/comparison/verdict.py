@@ -15,15 +15,40 @@ _OF_LEARNING = "algorithm."
 _NAMED = 6  # cells in a sentence
 
 
+def question_of(measures: Sequence[Measure], axes: Iterable[str]) -> str:
+    """The key of the measure that a verdict is about. Where cells differ in their algorithm, what they learn is the
+    question, and how fast they are is none."""
+    rewarded = any(measure.key == EXACT_MATCH for measure in measures)
+    return EXACT_MATCH if rewarded and any(axis.startswith(_OF_LEARNING) for axis in axes) else SPEED
+
+
+def best_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, question: str) -> tuple[int, ...]:
+    """For whom the verdict is. Of speed: the fastest cell and those that do not differ significantly from it; of
+    learning: those that are significantly higher than the baseline. None where no difference to the baseline is."""
+    (measure,) = (measure for measure in measures if measure.key == question)
+    others = [index for index in range(len(cells)) if index != baseline]
+    if question != SPEED:
+        found = {index: measure.cells[index].difference for index in others}
+        return tuple(i for i, d in found.items() if d is not None and d.distinguishable and d.interval.value > 0)
+    if not others:
+        return ()
+    best = max(others, key=lambda index: measure.cells[index].value)
+    if _faster(_ratio(measure, best)):
+        return (best, *_tied(measure, best, others))
+    if not _ratio(measure, best).distinguishable:
+        return ()
+    return (baseline, *(index for index in others if not _ratio(measure, index).distinguishable))
+
+
 def verdict_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, axes: Iterable[str]) -> str:
-    """Of the fastest cell: how fast against the baseline, and whether it learns as well. Where cells differ in their
-    algorithm, what they learn is the question, and how fast they are is none."""
+    """Of the fastest cell: how fast against the baseline, and whether it learns as well; or of what is learnt, where
+    that is the question."""
     by_key = {measure.key: measure for measure in measures}
     speed = by_key[SPEED]
     backend = cells[0].runs[0].identity.backend
     if len(cells) == 1:
         text = _alone(cells[0], speed.cells[0])
-    elif EXACT_MATCH in by_key and any(axis.startswith(_OF_LEARNING) for axis in axes):
+    elif question_of(measures, axes) == EXACT_MATCH:
         text = _best(cells, by_key[EXACT_MATCH], baseline)
     else:
         text = _fastest(cells, speed, baseline, by_key)
@@ -82,15 +107,18 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[
 
 
 def _ties(cells: Sequence[Cell], speed: Measure, best: int, others: Sequence[int]) -> str:
-    """Which of the others do not differ significantly from the fastest: the table says only what they are against the
-    baseline."""
+    """Those of the others in words, of which the table says only what they are against the baseline."""
+    named = [
+        f"{cells[index].label} ({_ratio(speed, index).interval.value:.2f}x)" for index in _tied(speed, best, others)
+    ]
+    return f", not significantly different from {_some(named)}" if named else ""
+
+
+def _tied(speed: Measure, best: int, others: Sequence[int]) -> list[int]:
+    """Which of the others do not differ significantly from the fastest."""
     rest = [index for index in others if index != best]
     against = corrected([ratio_of(speed.cells[best].per_seed, speed.cells[index].per_seed) for index in rest])
-    tied = [index for index, ratio in zip(rest, against, strict=True) if not ratio.distinguishable]
-    if not tied:
-        return ""
-    named = [f"{cells[index].label} ({_ratio(speed, index).interval.value:.2f}x)" for index in tied]
-    return f", not significantly different from {_some(named)}"
+    return [index for index, ratio in zip(rest, against, strict=True) if not ratio.distinguishable]
 
 
 def _ratio(speed: Measure, cell: int) -> Difference:

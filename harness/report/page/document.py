@@ -39,6 +39,7 @@ from harness.report.page.text import (
     made_with,
     measures_caption,
 )
+from harness.report.page.verdict_chart import chart_html, chart_of
 from harness.report.plots import FORMATS
 
 _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
@@ -86,6 +87,7 @@ def document(comparison: Comparison) -> str:
         heading=escape(headings.heading),
         verdict=escape(comparison.verdict),
         verdict_class="verdict refused" if comparison.faults else "verdict",
+        verdict_chart=chart_html(chart) if (chart := chart_of(comparison)) else "",
         facts=facts_list(headings.facts, "facts"),
         simulated=mark,
         simulated_word=", simulated" if comparison.simulated else "",

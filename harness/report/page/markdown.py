@@ -30,9 +30,11 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     headings = Headings(comparison)
     mark = " (simulated)" if comparison.simulated else ""
     cells = comparison.cells
+    first = [name for name in pictures if name.startswith("verdict.")]
     parts = [
         f"# {escaped(headings.heading)}{mark}",
         f"**{escaped(comparison.verdict)}**",
+        *(f"![verdict{mark}]({name})" for name in first),
         "; ".join(f"{name}: {escaped(value)}" for name, value in headings.facts.items()) + ".",
         "The timeline, and every figure with its dots, are in `report.html`.",
     ]
@@ -41,7 +43,7 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     parts += [f"## Results{mark}", RESULTS, _headlines(comparison)]
     if has_matrix(comparison):
         parts += ["### Schedules and corrections", as_markdown(matrix_of(comparison)).rstrip()]
-    parts += [f"![{name.removesuffix('.png')}{mark}]({name})" for name in pictures]
+    parts += [f"![{name.removesuffix('.png')}{mark}]({name})" for name in pictures if name not in first]
     parts.append(f"## Staleness{mark}")
     parts.append(
         "\n".join(

@@ -16,15 +16,18 @@ from harness.comparison.curves import REWARDS, role_times
 from harness.report.page.charts import score_range
 from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings
+from harness.report.page.verdict_chart import chart_of, draw_chart
 from harness.report.palette import DASHES, of_cells
-from harness.report.plots import save_in_every_format
+from harness.report.plots import FORMATS, save_in_every_format
 
 _PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
 _BAND_FROM = 3  # seeds
+PICTURES = ("verdict", "curves", "staleness", "idle", "profiles")
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """curves, staleness, idle and, where something was rewarded, profiles in `folder`, each as PNG, SVG and PDF."""
+    """verdict, curves, staleness, idle and profiles in `folder`, each as PNG, SVG and PDF. Where there is no verdict,
+    or nothing was rewarded, there is none of it, and none from before."""
     headings = Headings(comparison)
     title = f"{headings.curves_title} · {headings.on} · {headings.how_word}"
     drawings = {
@@ -34,6 +37,12 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     }
     if comparison.profiles:
         drawings["profiles"] = (f"Performance profiles · {headings.on} · {headings.how_word}", draw_profiles)
+    if chart := chart_of(comparison):
+        drawings = {
+            "verdict": (f"{headings.heading} · {headings.how_word}", lambda _, f: draw_chart(chart, f))
+        } | drawings
+    for path in (folder / f"{name}.{end}" for name in PICTURES for end in FORMATS):
+        path.unlink(missing_ok=True)
     return [
         path
         for name, (title, draw) in drawings.items()

@@ -27,6 +27,7 @@ from harness.report.page.charts import score_range
 from harness.report.page.data import MOST_ENGINES, timeline_data
 from harness.report.page.document import as_script, document, write_report
 from harness.report.page.markdown import markdown
+from harness.report.page.pictures import PICTURES
 from harness.report.page.text import profile_text
 from harness.report.palette import (
     CELLS,
@@ -215,9 +216,7 @@ def test_schedules_crossed_with_corrections_stand_as_a_heat_map(comparison: Comp
 
 def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparison, tmp_path: Path) -> None:
     written = write_report(comparison, tmp_path / "made_up")
-    pictures = [
-        f"{name}.{end}" for name in ("curves", "staleness", "idle", "profiles") for end in ("png", "svg", "pdf")
-    ]
+    pictures = [f"{name}.{end}" for name in PICTURES for end in ("png", "svg", "pdf")]
     assert [path.name for path in written] == ["report.html", "report.md", "measures.csv", "table.tex", *pictures]
     assert all(path.stat().st_size > 500 for path in written)
     text = written[1].read_text(encoding="utf-8")
