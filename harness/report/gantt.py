@@ -1,63 +1,159 @@
-"""The Gantt chart of a run's first iterations: one lane per engine, one colour per kind of work."""
+"""Gantt charts, a lane per engine: of one run its first iterations, of two runs the same seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter
 
 from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Timeline, lanes
 from harness.protocols import Span
-from harness.report.palette import KINDS
+from harness.report.data_versions import DataVersion
+from harness.report.palette import KINDS, VERSIONS, contrast
 
 _ITERATIONS = 6
-_SHOW_VERSION = SYNC_KINDS | BACKGROUND_SYNC_KINDS | {"generate"}
+_TRANSFERS = SYNC_KINDS | BACKGROUND_SYNC_KINDS
+_SHOW_VERSION = _TRANSFERS | {"generate"}
+_WAIT = "wait_for_samples"
+_NOT_TRAINED = "#B8C2CC"
+_WORDS = 0.07  # of the width, that "iteration 12" needs
 _SMALLEST_GAP = 0.003  # of the width
 _SMALLEST_LABEL = 0.006  # of the width, per character: text in a narrower bar would not be readable
 
+Owner = tuple[str, str]
+Paint = Callable[[Span], tuple[str, str]]
+"""The colour of a bar, and what is written in it."""
 
-def draw_gantt(figure: Figure, timeline: Timeline, iterations: int = _ITERATIONS) -> None:
-    """Draw the first iterations of `timeline`; numbers are iterations, `v` the weight version that samples or moves."""
+
+@dataclass(frozen=True)
+class NamedTimeline:
+    """One run beside others. version: of the data of its spans."""
+
+    name: str
+    timeline: Timeline
+    version: DataVersion
+
+
+def draw_gantt(figure: Figure, timeline: Timeline, version: DataVersion, iterations: int = _ITERATIONS) -> None:
+    """Draw the first iterations of `timeline`, coloured by the version that sampled the data."""
     shown, window = first_window(timeline, iterations)
     figure.set_size_inches(13, 1.9 + 0.5 * len(timeline.placement))
-    draw_lanes(figure.subplots(), timeline, shown, window)
-    legend(figure, [timeline], window)
+    axes = figure.subplots()
+    draw_lanes(axes, timeline, list(timeline.placement), shown, window, by_data(version))
+    legend_of_data(figure, [version(span) for span in _at_work(timeline, timeline.placement, window)])
 
 
-def draw_lanes(axes: Axes, timeline: Timeline, shown: list[int], window: Interval) -> None:
-    """A lane for every engine, over this window; the iterations `shown` are marked above."""
+def draw_same_seconds(figure: Figure, runs: Sequence[NamedTimeline], iterations: int = _ITERATIONS) -> None:
+    """A panel each, after warm-up and on one scale of time, as long as the slowest takes for so many iterations; with
+    how many each ends in that time, and without roles of the host."""
+    starts = [run.timeline.steady_window()[0] for run in runs]
+    ends = [
+        sorted(end for end in run.timeline.iteration_ends.values() if end > start + 1e-9)
+        for run, start in zip(runs, starts, strict=True)
+    ]
+    length = max(own[min(iterations, len(own)) - 1] - start for own, start in zip(ends, starts, strict=True))
+    owners = [[o for o, place in run.timeline.placement.items() if not place.pool.startswith("host ")] for run in runs]
+    figure.set_size_inches(13, 1.3 + sum(0.75 + 0.42 * len(own) for own in owners))
+    panels = figure.subplots(len(runs), 1, squeeze=False, height_ratios=[len(own) for own in owners])[:, 0]
+    seen: list[int | None] = []
+    for axes, run, start, own in zip(panels, runs, starts, owners, strict=True):
+        window = (start, start + length)
+        within = [i for i, end in run.timeline.iteration_ends.items() if start < end - 1e-9 and end <= window[1] + 1e-9]
+        draw_lanes(axes, run.timeline, own, within, window, by_data(run.version))
+        axes.set_title(f"{run.name}: {len(within)} iterations in {length:.2g} s", loc="left", fontweight="bold", pad=17)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _, start=start: f"{value - start:.12g}"))
+        axes.set_xticks([start + tick for tick in _ticks(length)])
+        axes.set_xlabel("")
+        seen += [run.version(span) for span in _at_work(run.timeline, own, window)]
+    panels[-1].set_xlabel("seconds, from the end of warm-up")
+    legend_of_data(figure, seen)
+
+
+def _ticks(length: float) -> list[float]:
+    step = next(
+        step
+        for step in (0.001 * factor * 10**power for power in range(9) for factor in (1, 2, 5))
+        if length / step <= 12
+    )
+    return [round(step * number, 6) for number in range(int(length / step) + 1)]
+
+
+def draw_lanes(
+    axes: Axes, timeline: Timeline, engines: Sequence[Owner], shown: Sequence[int], window: Interval, paint: Paint
+) -> None:
+    """A lane for each of these engines, over this window; the iterations `shown` are marked above."""
     spans = _within(timeline, window)
-    engines = list(timeline.placement)
     for row, owner in enumerate(engines):
         stacked = lanes(s for s in spans if (s.role, s.engine) == owner)
         height = 0.8 / max(1, len(stacked))
         for lane, lane_spans in enumerate(stacked):
             for span in lane_spans:
-                _bar(axes, span, window, row - 0.4 + lane * height, height)
-    _mark_iterations(axes, timeline, shown)
-    alone = {role for role in timeline.roles if sum(owner == role for owner, _ in engines) == 1}
+                _bar(axes, span, window, row - 0.4 + lane * height, height, paint)
+    _mark_iterations(axes, timeline, shown, window)
+    alone = {role for role, _ in engines if sum(owner == role for owner, _ in engines) == 1}
     axes.set_yticks(range(len(engines)), [role if role in alone else f"{role} {engine}" for role, engine in engines])
     axes.set(xlim=window, ylim=(len(engines) - 0.4, -0.6), xlabel="time since the run began (s)")
     axes.grid(visible=False)
 
 
+def by_kind(span: Span) -> tuple[str, str]:
+    """A colour for each kind of work; in bars the iteration, or the version that samples or moves."""
+    text = f"v{span.version}" if span.kind in _SHOW_VERSION else str(span.iteration)
+    return KINDS[span.kind], "" if span.kind == _WAIT else text
+
+
+def by_data(version: DataVersion) -> Paint:
+    """A colour for each version of the data, which is written in the bar; weights on their way have another."""
+
+    def paint(span: Span) -> tuple[str, str]:
+        found = version(span)
+        if span.kind == _WAIT or span.kind in _TRANSFERS:
+            return (KINDS[_WAIT], "") if span.kind == _WAIT else (KINDS["load_weights"], f"v{span.version}")
+        return (_NOT_TRAINED, "") if found is None else (VERSIONS[found % len(VERSIONS)], f"v{found}")
+
+    return paint
+
+
 def legend(figure: Figure, timelines: Sequence[Timeline], window: Interval = (0.0, float("inf"))) -> None:
     """Below everything: a colour for each kind of work that is in the window of one of these."""
     present = {span.kind for timeline in timelines for span in _within(timeline, window)}
-    handles = [
-        Patch(facecolor=color, edgecolor="0.6" if kind == "wait_for_samples" else color, label=kind.replace("_", " "))
-        for kind, color in KINDS.items()
-        if kind in present
-    ]
+    handles = [_patch(color, kind.replace("_", " ")) for kind, color in KINDS.items() if kind in present]
     handles.append(Patch(fill=False, edgecolor="none", label="in bars: iteration, or v = weight version"))
     figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // 2))
 
 
+def legend_of_data(figure: Figure, seen: Iterable[int | None]) -> None:
+    """Below everything: the colours of versions."""
+    found = set(seen)
+    versions = sorted(version for version in found if version is not None)
+    steps = len(VERSIONS)
+    handles = [Patch(fill=False, edgecolor="none", label="sampled by version")]
+    if len(versions) <= steps:
+        handles += [_patch(VERSIONS[version % steps], str(version)) for version in versions]
+    else:
+        handles += [_patch(color, f"{number}, {number + steps}, …") for number, color in enumerate(VERSIONS)]
+    handles += [_patch(_NOT_TRAINED, "not trained")] if None in found else []
+    handles += [_patch(KINDS["load_weights"], "weights on their way"), _patch(KINDS[_WAIT], "waits for samples")]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1.2)
+
+
+def _patch(color: str, label: str) -> Patch:
+    return Patch(facecolor=color, edgecolor="0.6" if color == KINDS[_WAIT] else color, label=label)
+
+
 def _within(timeline: Timeline, window: Interval) -> list[Span]:
     return [span for span in timeline.spans if span.end > window[0] and span.start < window[1]]
+
+
+def _at_work(timeline: Timeline, owners: Iterable[Owner], window: Interval) -> list[Span]:
+    """What has the colour of a version."""
+    shown = set(owners)
+    coloured = (span for span in _within(timeline, window) if span.kind != _WAIT and span.kind not in _TRANSFERS)
+    return [span for span in coloured if (span.role, span.engine) in shown]
 
 
 def first_window(timeline: Timeline, iterations: int) -> tuple[list[int], Interval]:
@@ -71,26 +167,26 @@ def first_window(timeline: Timeline, iterations: int) -> tuple[list[int], Interv
     return shown, (timeline.window(shown[0])[0], timeline.window(shown[-1])[1])
 
 
-def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float) -> None:
+def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float, paint: Paint) -> None:
     start, end = max(span.start, window[0]), min(span.end, window[1])
-    color = to_rgb(KINDS[span.kind])
+    color, text = paint(span)
     share = (end - start) / (window[1] - window[0])
     gap = 0.4 if share > _SMALLEST_GAP else 0.0  # a gap keeps neighbours apart, but would swallow a thin bar
     axes.add_patch(Rectangle((start, bottom), end - start, height, facecolor=color, edgecolor="white", linewidth=gap))
-    text = f"v{span.version}" if span.kind in _SHOW_VERSION else str(span.iteration)
-    if span.kind == "wait_for_samples" or share < _SMALLEST_LABEL * len(text):
+    if not text or share < _SMALLEST_LABEL * len(text):
         return
-    ink = "white" if sum(color) < 1.7 else "0.15"
+    ink = max("#FFFFFF", "#262626", key=lambda ink: contrast(ink, color))
     axes.text((start + end) / 2, bottom + height / 2, text, ha="center", va="center", color=ink, fontsize="small")
 
 
-def _mark_iterations(axes: Axes, timeline: Timeline, shown: list[int]) -> None:
-    for iteration in shown:
-        start, end = timeline.window(iteration)
-        if iteration != shown[-1]:
+def _mark_iterations(axes: Axes, timeline: Timeline, shown: Sequence[int], window: Interval) -> None:
+    windows = {iteration: timeline.window(iteration) for iteration in shown}
+    roomy = min((end - start for start, end in windows.values()), default=0.0) > _WORDS * (window[1] - window[0])
+    for iteration, (start, end) in windows.items():
+        if end < window[1]:
             axes.axvline(end, color="0.25", linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
         axes.annotate(
-            f"iteration {iteration}",
+            f"iteration {iteration}" if roomy else f"{iteration}",
             ((start + end) / 2, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 3),

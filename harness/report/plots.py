@@ -19,6 +19,7 @@ from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import identity_of, run_title
 from harness.metrics.run_files import load_evaluations, load_manifest, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Timeline
+from harness.report.data_versions import data_versions
 from harness.report.gantt import draw_gantt
 from harness.report.palette import COLORBLIND
 
@@ -54,14 +55,14 @@ def draw_run(run_dir: Path) -> list[Path]:
     metrics = pd.DataFrame(load_metrics(run_dir))
     if metrics.empty:
         raise ValueError(f"{run_dir}: no iteration has finished, there is nothing to draw")
-    samples = load_samples(run_dir).to_pandas()
-    timeline = load_timeline(run_dir)
+    table, timeline = load_samples(run_dir), load_timeline(run_dir)
+    samples, version = table.to_pandas(), data_versions(timeline, table)
     title = run_title(identity_of(load_manifest(run_dir)))
     found = pd.DataFrame(load_evaluations(run_dir))
     rewarded: dict[str, Callable[[Figure], None]] = {"reward.png": lambda figure: draw_reward(figure, metrics, found)}
     drawings: dict[str, Callable[[Figure], None]] = (rewarded if "reward/mean" in metrics else {}) | {
         "staleness.png": lambda figure: draw_staleness(figure, metrics, samples),
-        "gantt.png": lambda figure: draw_gantt(figure, timeline),
+        "gantt.png": lambda figure: draw_gantt(figure, timeline, version),
         "idle.png": lambda figure: draw_idle(figure, timeline),
     }
     return [save_figure(run_dir / name, title, draw) for name, draw in drawings.items()]

@@ -193,13 +193,13 @@ def test_what_is_under_the_pointer_is_told(page: Page) -> None:
         "role": "rollout",
         "engine": "1 (pool rollout)",
         "kind": "generate",
-        "version": "v3",
+        "data": "v3",
         "iteration": "3",
         "start": "3.1000 s",
         "duration": "700 ms",
     }
     page.mouse.move(*place(page, 2, 4.85))
-    assert tooltip(page)["kind"] == "publish weights" and tooltip(page)["version"] == "v5"
+    assert tooltip(page)["kind"] == "publish weights" and tooltip(page)["weights"] == "v5"
     page.mouse.move(*place(page, 0, 4.97))
     assert page.locator(".tooltip").is_hidden()
 
@@ -207,7 +207,15 @@ def test_what_is_under_the_pointer_is_told(page: Page) -> None:
 def test_spans_have_the_colour_of_their_version_or_of_their_kind(page: Page) -> None:
     by_version = [colour(page, 0, second) for second in (3.4, 4.4)]
     assert by_version[0] != by_version[1] == colour(page, 2, 4.6)
-    assert "v3" in page.locator("#timeline .legend").inner_text()
+    page.mouse.move(*place(page, 2, 4.6))
+    assert (tooltip(page)["data"], tooltip(page)["iteration"]) == ("v4", "4")
+    page.locator(".which").select_option("1")  # one version behind
+    assert colour(page, 2, 4.6) == by_version[0]
+    page.mouse.move(*place(page, 2, 4.6))
+    assert (tooltip(page)["data"], tooltip(page)["iteration"]) == ("v3", "4")
+    page.locator(".which").select_option("0")
+    legend = page.locator("#timeline .legend").inner_text()
+    assert legend.startswith("Version that sampled the data:") and "v3" in legend
     page.get_by_label("kind of work").check()
     by_kind = [colour(page, 0, second) for second in (3.4, 4.4)]
     assert by_kind[0] == by_kind[1] != colour(page, 2, 4.6)
@@ -275,7 +283,7 @@ def test_keys_zoom_move_and_read_spans_aloud(page: Page) -> None:
     assert tooltip(page)["engine"] == "0 (pool rollout)"
     page.keyboard.press("Shift+ArrowRight")
     assert tooltip(page)["kind"] == "load weights"
-    assert "kind load weights, version v1" in page.locator(".status").inner_text()
+    assert "kind load weights, weights v1" in page.locator(".status").inner_text()
     page.keyboard.press("ArrowDown")
     assert tooltip(page)["engine"] == "1 (pool rollout)"
     page.keyboard.press("Escape")

@@ -13,6 +13,7 @@ from harness.comparison.measures import HELD_OUT
 from harness.metrics.manifest import run_title
 from harness.metrics.timeline import TRAINING_ROLE, Interval, Timeline, lanes
 from harness.protocols import Span
+from harness.report.data_versions import DataVersion, data_versions
 from harness.report.page.colours import names_of
 from harness.report.palette import DASHES, KINDS, ON_DARK_KINDS, ON_DARK_VERSIONS, VERSIONS
 
@@ -35,6 +36,7 @@ MOST_SPANS = 60_000
 MOST_ENGINES = 16
 """Of one role; more lanes than that cannot be read."""
 _FIRST_ITERATIONS = 6
+_UNKNOWN = -1  # version
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 Owner = tuple[str, str]
@@ -87,17 +89,19 @@ def timelines_data(comparison: Comparison) -> dict[str, Any]:
             "dark": {"kinds": list(ON_DARK_KINDS.values()), "versions": list(ON_DARK_VERSIONS)},
         },
         "runs": [
-            timeline_data(cell.runs[0].timeline, run_title(cell.runs[0].identity), most)
-            | {"label": f"{cell.label}, seed {cell.runs[0].identity.seed}"}
+            timeline_data(run.timeline, run_title(run.identity), data_versions(run.timeline, run.samples), most)
+            | {"label": f"{cell.label}, seed {run.identity.seed}"}
             for cell in comparison.cells
+            for run in cell.runs[:1]
         ],
     }
 
 
-def timeline_data(timeline: Timeline, title: str, most: int = MOST_SPANS) -> dict[str, Any]:
+def timeline_data(timeline: Timeline, title: str, version: DataVersion, most: int = MOST_SPANS) -> dict[str, Any]:
     """One run's timeline, times in microseconds on the run's clock.
 
-    rows: an engine each, with one list of numbers per lane: start, duration, kind, version, iteration, and again.
+    rows: an engine each, with one list of numbers per lane: start, duration, kind, version of the data (-1 where that
+    is not known), iteration, and again.
     arrows: row of the trainer, row of the engine, when the trainer began to publish, when the engine had loaded, the
     version. ends: iteration and end. window: what to show at first. left_out: sentences on what is not here.
     most: spans at most; what comes after them is left out, by whole iterations.
@@ -122,7 +126,7 @@ def timeline_data(timeline: Timeline, title: str, most: int = MOST_SPANS) -> dic
                 "role": role,
                 "engine": engine,
                 "pool": timeline.placement[role, engine].pool,
-                "lanes": [_numbers(lane) for lane in lanes(by_owner[role, engine])],
+                "lanes": [_numbers(lane, version) for lane in lanes(by_owner[role, engine])],
             }
             for role, engine in owners
         ],
@@ -178,18 +182,13 @@ def _arrows(spans: Iterable[Span], owners: dict[Owner, int]) -> list[list[int]]:
     return arrows
 
 
-def _numbers(lane: Iterable[Span]) -> list[int]:
-    return [
-        number
-        for span in lane
-        for number in (
-            _microseconds(span.start),
-            _microseconds(span.end - span.start),
-            _KIND_NUMBERS[span.kind],
-            span.version,
-            span.iteration,
-        )
-    ]
+def _numbers(lane: Iterable[Span], version: DataVersion) -> list[int]:
+    numbers = []
+    for span in lane:
+        found = version(span)
+        times = (_microseconds(span.start), _microseconds(span.end - span.start))
+        numbers += [*times, _KIND_NUMBERS[span.kind], _UNKNOWN if found is None else found, span.iteration]
+    return numbers
 
 
 def _left_out_owners(timeline: Timeline, shown: dict[Owner, int]) -> list[str]:

@@ -8,7 +8,7 @@ const APART = 14; // pixels between the weights of two versions, at least
 const ROW = 30;
 const GAP = 6;
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif";
-const FIELDS = 5; // of a span: start, duration, kind, version, iteration
+const FIELDS = 5; // of a span: start, duration, kind, version of its data or of weights (-1: not known), iteration
 
 // The lanes of a run with the place of each, and how high they all are.
 function layOut(run) {
@@ -51,7 +51,7 @@ function painter(data, colourBy) {
   const names = ["ground", "ink", "muted", "edge", "rail", "veil"];
   const ofPage = Object.fromEntries(names.map((name) => [name, pageColour(name)]));
   const fill = (kind, version) =>
-    kind === wait || colourBy === "kind" ? kinds[kind] : versions[Math.max(0, version) % versions.length];
+    kind === wait || colourBy === "kind" ? kinds[kind] : version < 0 ? ofPage.edge : versions[version % versions.length];
   const inkOn = (colour) => (luminance(colour) > 0.2 ? "#10161c" : "#ffffff");
   return { ...ofPage, kinds, versions, fill, inkOn, wait };
 }
@@ -102,8 +102,8 @@ function drawLanes(context, view, data, paint) {
 function label(context, kind, version, left, width, lane, ink) {
   if (width < 18 || lane.height < 11) return;
   context.fillStyle = ink;
-  const short = `v${version}`;
-  const long = `${kind.replaceAll("_", " ")} ${short}`;
+  const short = version < 0 ? "" : `v${version}`;
+  const long = `${kind.replaceAll("_", " ")} ${short}`.trim();
   for (const text of [long, short]) {
     if (context.measureText(text).width + 6 <= width) {
       context.textAlign = "center";

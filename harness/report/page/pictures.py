@@ -13,6 +13,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.curves import REWARDS, role_times
+from harness.comparison.measures import SPEED
+from harness.report.data_versions import data_versions
+from harness.report.gantt import NamedTimeline, draw_same_seconds
 from harness.report.page.charts import score_range
 from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings
@@ -22,12 +25,12 @@ from harness.report.plots import FORMATS, save_in_every_format
 
 _PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
 _BAND_FROM = 3  # seeds
-PICTURES = ("verdict", "curves", "staleness", "idle", "profiles")
+PICTURES = ("verdict", "curves", "staleness", "idle", "profiles", "timelines")
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """verdict, curves, staleness, idle and profiles in `folder`, each as PNG, SVG and PDF. Where there is no verdict,
-    or nothing was rewarded, there is none of it, and none from before."""
+    """verdict, curves, staleness, idle, profiles and timelines in `folder`, each as PNG, SVG and PDF. Where there is no
+    verdict, nothing was rewarded, or a cell is alone, there is none of it, and none from before."""
     headings = Headings(comparison)
     title = f"{headings.curves_title} · {headings.on} · {headings.how_word}"
     drawings = {
@@ -37,6 +40,8 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     }
     if comparison.profiles:
         drawings["profiles"] = (f"Performance profiles · {headings.on} · {headings.how_word}", draw_profiles)
+    if len(comparison.cells) > 1:
+        drawings["timelines"] = (f"The same seconds · {headings.on} · {headings.how_word}", draw_timelines)
     if chart := chart_of(comparison):
         drawings = {
             "verdict": (f"{headings.heading} · {headings.how_word}", lambda _, f: draw_chart(chart, f))
@@ -76,6 +81,21 @@ def draw_curves(comparison: Comparison, figure: Figure) -> None:
     panels[0].set_ylabel(TITLES.get(key, key))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(handles), 6))
+
+
+def draw_timelines(comparison: Comparison, figure: Figure) -> None:
+    """The first runs of the baseline, and of the fastest of the others, over the same seconds."""
+    speed = comparison.measure(SPEED)
+    assert speed is not None, "every run has a speed"
+    others = [index for index in range(len(comparison.cells)) if index != comparison.baseline]
+    fastest = max(others, key=lambda index: speed.cells[index].value)
+    cells = [comparison.cells[index] for index in (comparison.baseline, fastest)]
+    runs = [
+        NamedTimeline(cell.label, run.timeline, data_versions(run.timeline, run.samples))
+        for cell in cells
+        for run in cell.runs[:1]
+    ]
+    draw_same_seconds(figure, runs)
 
 
 def draw_staleness(comparison: Comparison, figure: Figure) -> None:

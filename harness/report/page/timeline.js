@@ -142,6 +142,7 @@ class Timeline {
         else if (kinds[kind] !== "wait_for_samples") seen.add(lane.spans[n * FIELDS + 3]);
       }
     }
+    const unknown = this.colourBy === "version" && seen.delete(-1);
     const shown = [...seen].sort((a, b) => a - b);
     const steps = paint.versions.length;
     let items;
@@ -152,12 +153,14 @@ class Timeline {
     } else {
       items = paint.versions.map((colour, step) => [colour, `v${step}, v${step + steps}, …`]);
     }
+    if (unknown) items.push([paint.edge, "not trained"]);
     if (this.colourBy === "version") items.push([paint.kinds[kinds.indexOf("wait_for_samples")], "waits for samples"]);
     const words = JSON.stringify([this.colourBy, items, this.crowded]);
     if (words === this.legend) return;
     this.legend = words;
     const legend = this.find(".legend");
-    legend.replaceChildren(...items.map(([colour, text]) => swatch(colour, text)), arrowSample(this.crowded));
+    const meaning = this.colourBy === "version" ? "Version that sampled the data:" : "Kind of work:";
+    legend.replaceChildren(element("b", meaning), ...items.map(([colour, text]) => swatch(colour, text)), arrowSample(this.crowded));
   }
 
   choose(span, from = "pointer") {
@@ -172,7 +175,7 @@ class Timeline {
         ["role", role.replaceAll("_", " ")],
         ["engine", `${engine} (pool ${pool})`],
         ["kind", span.kindName.replaceAll("_", " ")],
-        ["version", `v${span.version}`],
+        [/weights/.test(span.kindName) ? "weights" : "data", span.version < 0 ? "not trained" : `v${span.version}`],
         ["iteration", `${span.iteration}`],
         ["start", `${seconds(span.start / 1e6, 0.0001)} s`],
         ["duration", duration(span.duration)],

@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT
 from harness.config.fields import Count, Positive
 from harness.metrics.timeline import Timeline
-from harness.report.gantt import draw_lanes, legend
+from harness.report.gantt import by_kind, draw_lanes, legend
 from harness.studies.papers.experiment import PAPERS, Context, PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, steps
 from harness.studies.papers.result import Line, Result
@@ -82,6 +82,6 @@ def draw_charts(figure: Figure, labels: Sequence[str], timelines: Sequence[Timel
     windows = [timeline.window(sorted(timeline.iteration_ends)[iterations - 1])[1] for timeline in timelines]
     for axes, label, timeline in zip(panels, labels, timelines, strict=True):
         shown = sorted(timeline.iteration_ends)[:iterations]
-        draw_lanes(axes, timeline, shown, (0.0, max(windows)))
+        draw_lanes(axes, timeline, list(timeline.placement), shown, (0.0, max(windows)), by_kind)
         axes.set_title(label, loc="left", fontsize="medium", pad=16)
     legend(figure, timelines)

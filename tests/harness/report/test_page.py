@@ -375,9 +375,13 @@ def made_up(iterations: int = 10, engines: int = 2, warmup: int = 2) -> Timeline
     return timeline
 
 
+def own(span: Span) -> int:
+    return span.version
+
+
 def test_every_span_is_there_once_by_row_and_lane() -> None:
     timeline = made_up()
-    data = timeline_data(timeline, "a run")
+    data = timeline_data(timeline, "a run", own)
     assert [(row["role"], row["engine"]) for row in data["rows"]] == list(timeline.placement)
     assert [len(row["lanes"]) for row in data["rows"]] == [2, 2, 1, 1]  # weights arrive while an engine generates
     lane = data["rows"][0]["lanes"][0]
@@ -387,7 +391,7 @@ def test_every_span_is_there_once_by_row_and_lane() -> None:
 
 
 def test_arrows_go_from_the_first_trainer_to_every_engine_that_loaded_the_version() -> None:
-    arrows = timeline_data(made_up(), "a run")["arrows"]
+    arrows = timeline_data(made_up(), "a run", own)["arrows"]
     assert len(arrows) == 20
     assert arrows[:2] == [[2, 0, 800_000, 950_000, 1], [2, 1, 800_000, 950_000, 1]]
 
@@ -396,17 +400,17 @@ def test_weights_that_nobody_published_have_no_arrow() -> None:
     timeline = Timeline({("rollout", "0"): Place("rollout", ("device 0",))})
     timeline.add([Span("rollout", "0", "load_weights", 0.0, 0.5, 0, 0)])
     timeline.end_iteration(0, 1.0)
-    assert timeline_data(timeline, "a run")["arrows"] == []
+    assert timeline_data(timeline, "a run", own)["arrows"] == []
 
 
 def test_at_first_some_iterations_after_the_warm_up_are_shown() -> None:
-    assert timeline_data(made_up(10), "a run")["window"] == [2_000_000, 8_000_000]
-    assert timeline_data(made_up(5), "a run")["window"] == [0, 5_000_000]
+    assert timeline_data(made_up(10), "a run", own)["window"] == [2_000_000, 8_000_000]
+    assert timeline_data(made_up(5), "a run", own)["window"] == [0, 5_000_000]
 
 
 def test_of_a_long_run_whole_iterations_are_left_out_and_counted() -> None:
     timeline = made_up(100)
-    data = timeline_data(timeline, "a run", most=100)
+    data = timeline_data(timeline, "a run", own, most=100)
     assert data["end"] == 16_000_000 and data["ends"][-1] == [15, 16_000_000]  # six spans each
     assert sum(len(lane) for row in data["rows"] for lane in row["lanes"]) == FIELDS * 96
     assert data["left_out"] == [
@@ -415,7 +419,7 @@ def test_of_a_long_run_whole_iterations_are_left_out_and_counted() -> None:
 
 
 def test_of_many_engines_some_have_a_row() -> None:
-    data = timeline_data(made_up(3, engines=20), "a run")
+    data = timeline_data(made_up(3, engines=20), "a run", own)
     assert len(data["rows"]) == MOST_ENGINES + 2
     assert data["left_out"] == ["rollout: 16 of 20 engines have a row."]
     assert {arrow[1] for arrow in data["arrows"]} == set(range(MOST_ENGINES))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -22,7 +23,8 @@ from harness.metrics.run_files import RunDirectory, load_samples, load_timeline
 from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.report.gantt import draw_gantt, first_window
+from harness.report.data_versions import data_versions
+from harness.report.gantt import NamedTimeline, draw_gantt, draw_same_seconds, first_window
 from harness.report.plots import draw_run
 from harness.report.summary import print_summary, summarize
 from tests.support.sample_records import trained_record, write_samples
@@ -192,12 +194,62 @@ def test_titles_of_a_virtual_run_say_simulated(tmp_path: Path, monkeypatch: pyte
 
 def test_the_gantt_chart_names_every_engine_and_the_versions_that_sample(tmp_path: Path) -> None:
     figure = Figure()
-    draw_gantt(figure, load_timeline(write_run(tmp_path, iterations=8, lag=0).path), iterations=3)
+    path = write_run(tmp_path, iterations=8, lag=0).path
+    timeline = load_timeline(path)
+    draw_gantt(figure, timeline, data_versions(timeline, load_samples(path)), iterations=3)
     words = texts(figure)
-    assert {"rollout 0", "rollout 1", "reference", "actor", "iteration 3", "v2", "generate", "update actor"} <= set(
-        words
-    )
+    assert {"rollout 0", "rollout 1", "reference", "actor", "iteration 3", "v2", "sampled by version"} <= set(words)
     assert "iteration 4" not in words
+
+
+def test_two_runs_are_drawn_over_the_same_seconds(tmp_path: Path) -> None:
+    figure, runs = Figure(), []
+    for name, lag in (("slow", 0), ("fast", 2)):
+        path = write_run(tmp_path / name, iterations=12, lag=lag).path
+        timeline = load_timeline(path)
+        runs.append(NamedTimeline(name, timeline, data_versions(timeline, load_samples(path))))
+    slow = Timeline(PLACEMENT, warmup=2)  # an iteration takes twice as long
+    slow.add(replace(span, start=2 * span.start, end=2 * span.end) for span in runs[0].timeline.spans)
+    for iteration in range(1, 13):
+        slow.end_iteration(iteration, 2 * iteration * STEP_S)
+    draw_same_seconds(figure, [replace(runs[0], timeline=slow), runs[1]], iterations=4)
+    above, below = figure.axes
+    assert above.get_title("left") == "slow: 4 iterations in 1.2 s"
+    assert below.get_title("left") == "fast: 8 iterations in 1.2 s"
+    lengths = [right - left for left, right in (axes.get_xlim() for axes in (above, below))]
+    assert lengths == pytest.approx([8 * STEP_S, 8 * STEP_S])
+
+
+def test_work_on_samples_has_the_version_that_sampled_them() -> None:
+    """Of a micro-batch its own; of the rest of the batch what most of it has, the older of two."""
+    timeline = Timeline(PLACEMENT)
+    timeline.add(
+        [
+            Span("actor", "0", "update_actor", 1.0, 2.0, 5, 5),
+            Span("actor", "0", "update_actor", 2.0, 3.0, 5, 5),
+            Span("actor", "0", "update_actor", 3.0, 3.1, 5, 5),  # the step
+            Span("reward", "0", "reward", 0.5, 0.6, 0, 5),
+            Span("reward", "0", "reward", 3.5, 3.6, 0, 6),
+            Span("rollout", "0", "generate", 0.0, 0.5, 3, 3),
+            Span("actor", "0", "publish_weights", 3.2, 3.3, 6, 5),
+        ]
+    )
+    rows = [
+        replace(trained_record([version] * 3, 5, sample_id=row), trained_at=at)
+        for row, (version, at) in enumerate([(3, 2.0000004), (3, 2.0000004), (4, 3.0002), (4, 3.0002)])
+    ]
+    table = pa.Table.from_pylist([asdict(row) for row in rows])
+    version = data_versions(timeline, table)
+    found = {(span.kind, span.start): version(span) for span in timeline.spans}
+    assert found == {
+        ("update_actor", 1.0): 3,
+        ("update_actor", 2.0): 4,
+        ("update_actor", 3.0): 3,
+        ("reward", 0.5): 3,
+        ("reward", 3.5): None,
+        ("generate", 0.0): 3,
+        ("publish_weights", 3.2): 6,
+    }
 
 
 def test_the_gantt_chart_leaves_out_a_first_iteration_that_dwarfs_the_rest() -> None:
