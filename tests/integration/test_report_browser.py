@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -324,13 +325,21 @@ def test_switches_change_the_curves_and_the_pointer_reads_them(page: Page) -> No
 
 
 def test_a_printer_gets_tables_and_charts_and_no_switches(page: Page) -> None:
-    opened: list[Any] = page.evaluate(
-        "() => { window.opened = []; addEventListener('beforeprint', () => "
-        "{ opened.push(document.querySelectorAll('details:not([open])').length) }); return window.opened; }"
+    page.emulate_media(color_scheme="dark")
+    page.evaluate(
+        """() => {
+            window.printed = [];
+            addEventListener("beforeprint", () => {
+                const { scheme } = document.querySelector("#timeline").dataset;
+                printed.push([scheme, document.querySelectorAll("details:not([open])").length]);
+            });
+        }"""
     )
-    assert opened == []
-    assert page.pdf(prefer_css_page_size=True).startswith(b"%PDF")
-    assert page.evaluate("window.opened") == [0]  # everything was unfolded
+    pdf = page.pdf(prefer_css_page_size=True)
+    assert page.evaluate("window.printed") == [["light", 0]]  # on white, and everything unfolded
+    assert 3 <= len(re.findall(rb"/Type /Page\b", pdf)) <= 6
+    width, height = map(float, re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)[0])
+    assert width < height
     assert page.locator("details:not([open])").count() > 0  # and folded again
     page.emulate_media(media="print")
     for hidden in (".controls", "nav", ".help", ".unfold", ".overview"):

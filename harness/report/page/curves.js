@@ -45,7 +45,11 @@ class Curves {
   }
 
   draw() {
-    this.width = this.host.clientWidth;
+    this.paint(this.host.clientWidth);
+  }
+
+  paint(width) {
+    this.width = width;
     if (!this.width) return;
     this.shown = this.data.curves.filter(
       ({ key, axis, cell }) => key === this.key && axis === this.axis && !this.hidden.has(cell),

@@ -16,14 +16,20 @@ unfold.addEventListener("click", () => {
   unfold.textContent = open ? "fold all" : "unfold all";
 });
 
-// What is folded is printed all the same.
+// What is folded is printed all the same; what is drawn, as wide as the paper, and on white.
+const PAPER = 703; // pixels between the margins of A4
+const drawn = [...document.querySelectorAll("section")].map((section) => section.live).filter(Boolean);
 let opened = [];
 addEventListener("beforeprint", () => {
   opened = [...document.querySelectorAll("details:not([open])")];
   for (const part of opened) part.open = true;
+  document.documentElement.classList.add("paper");
+  for (const part of drawn) part.paint(PAPER);
 });
 addEventListener("afterprint", () => {
   for (const part of opened) part.open = false;
+  document.documentElement.classList.remove("paper");
+  for (const part of drawn) part.draw();
 });
 
 // Elements that curves and timeline share.
@@ -51,9 +57,9 @@ function arrowSample(crowded) {
   return item;
 }
 
-// A canvas of so many CSS pixels, sharp on this screen, empty; returns what draws on it.
+// A canvas of so many CSS pixels, sharp on this screen or on paper, empty; returns what draws on it.
 function scaled(canvas, width, height) {
-  const ratio = window.devicePixelRatio || 1;
+  const ratio = document.documentElement.classList.contains("paper") ? 3 : window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   canvas.style.width = `${width}px`;

@@ -52,6 +52,7 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
     scale, axis, colours = scale_of(measure), span_of(measure.cells), names_of(comparison.cells)
     seeds = list(dict.fromkeys(seed for cell in measure.cells for seed in cell.per_seed))
     several = len(comparison.cells) > 1
+    more = {"interquartile mean", "P(better)", f"seed {', '.join(map(str, seeds))}"}  # than paper has room for
     heads = ["cell", "seeds and interval", "mean", "95 % interval"]
     heads += ["interquartile mean"] if any(cell.iqm for cell in measure.cells) else []
     heads += ["against the baseline", "P(better)"] if several else []
@@ -66,16 +67,18 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
         ]
         if "interquartile mean" in heads:
             iqm = f"{scale.value(values.iqm.value)} <small>{scale.bounds(values.iqm)}</small>" if values.iqm else "–"
-            parts.append(f'<td class="number">{iqm}</td>')
+            parts.append(f'<td class="number more">{iqm}</td>')
         if several:
             parts.append(f"<td>{_against(against(measure, index), index == comparison.baseline)}</td>")
             better = (
                 f"{number(values.better.value, 2)} <small>{bounds(values.better, 2)}</small>" if values.better else "–"
             )
-            parts.append(f'<td class="number">{better}</td>')
-        parts.append(f'<td class="number seeds">{scale.seeds(values)}</td>')
+            parts.append(f'<td class="number more">{better}</td>')
+        parts.append(f'<td class="number seeds more">{scale.seeds(values)}</td>')
         rows.append(f"<tr>{''.join(parts)}</tr>")
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    head = "".join(
+        f'<th scope="col" class="{"more" if text in more else "kept"}">{escape(text)}</th>' for text in heads
+    )
     table = f'<table class="measure"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
     return (
         f'<details{" open" if unfolded else ""} data-measure="{escape(measure.key)}"><summary>{escape(measure.title)} '

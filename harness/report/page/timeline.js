@@ -76,8 +76,8 @@ class Timeline {
     });
   }
 
-  paint() {
-    this.width = this.canvas.parentElement.clientWidth;
+  paint(width = this.canvas.parentElement.clientWidth) {
+    this.width = width;
     if (!this.width) return;
     const context = scaled(this.canvas, this.width, this.layout.height);
     context.font = `12px ${FONT}`;
