@@ -20,7 +20,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     for name in listed.stdout.splitlines():
-        if name.startswith(("harness/", "schedules/", "engines/", "experiments/")) or "/" not in name:
+        if name.startswith(("cadence/", "harness/", "schedules/", "engines/", "experiments/")) or "/" not in name:
             if (ROOT / name).is_file():
                 (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / "source" / name)
