@@ -38,19 +38,23 @@ def _chosen(arguments: Sequence[str]) -> dict[str, int]:
 def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
     from harness.studies.chaos.campaign import Campaign, repeat_command, run_campaign, summary, write_campaign
 
-    campaign = Campaign(chosen["first"], chosen["seeds"])
+    campaign, late = Campaign(chosen["first"], chosen["seeds"]), ""
     try:
         with console.status("simulating") as status:
             run_campaign(campaign, chosen["limit"], lambda said: status.update(f"simulating: {said}"))
+    except TimeoutError as error:
+        late = f"{error}: a run that had begun did not end; is the machine busy? What ended is below"
     finally:
         paths = write_campaign(campaign, folder)
+    if late:
+        console.print(late, style="red", highlight=False, soft_wrap=True, markup=False)
     console.print(summary(campaign), highlight=False, soft_wrap=True)
     for one in campaign.failed:
         line = f"{repeat_command(one.seed)}   {one.schedule}: {one.problems[0].splitlines()[0]}"
         console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
     for path in paths:
         console.print(f"{path}", highlight=False, soft_wrap=True)
-    return 1 if campaign.failed else 0
+    return 1 if campaign.failed or late else 0
 
 
 def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:

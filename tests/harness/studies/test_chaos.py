@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
@@ -10,7 +11,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from harness.cli.chaos import run
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.virtual_runtime import run_virtual
 from harness.studies.chaos.campaign import Campaign, page, run_campaign
@@ -39,6 +42,20 @@ def test_a_seed_that_failed_is_named_with_the_command_that_repeats_it() -> None:
     failed = Chaos(7, "half_step", struck=Counter(cut=1), problems=["iteration 2 trained 3 samples of 8"])
     text = page(Campaign(7, 1, done=[failed]))
     assert "make chaos FIRST=7 SEEDS=1" in text and "- iteration 2 trained 3 samples of 8" in text
+
+
+def test_a_machine_too_busy_to_end_what_was_begun_is_said_beside_what_did_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(campaign: Campaign, limit_s: float, told: object) -> None:
+        campaign.done.append(Chaos(7, "half_step"))
+        raise TimeoutError("waited 5520 s for simulated chaos")
+
+    monkeypatch.setattr("harness.studies.chaos.campaign.run_campaign", half)
+    said = io.StringIO()
+    assert run(["first=7", "seeds=2"], tmp_path, Console(file=said, width=200)) == 1
+    assert "waited 5520 s for simulated chaos: a run that had begun did not end" in said.getvalue()
+    assert "1 simulated runs" in (tmp_path / "chaos/simulated.md").read_text()
 
 
 def test_what_crosses_an_edge_of_a_slow_process_keeps_its_order() -> None:
