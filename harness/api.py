@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from harness.comparison.running.process import RunProcess
 from harness.config import ConfigError
 from harness.config.job import flatten
+from harness.metrics.done import is_done
 from harness.metrics.manifest import identity_of
 from harness.metrics.run_files import (
     finished_runs,
-    is_done,
     load_config,
     load_ledger,
     load_manifest,
@@ -130,9 +130,9 @@ def run(*settings: str, results: str | Path | None = None, quiet: bool = False, 
 
 def load(path: str | Path) -> Results:
     """All finished runs in a folder: of one run, of a cell, of an experiment, or the whole results folder. Raises
-    FileNotFoundError where there is none."""
+    FileNotFoundError where there is none, ConfigError, which names it, for a file that is not as it was written."""
     path = Path(path).resolve()
-    found = [path] if is_done(path) else finished_runs(path)
+    found = [path] if is_done(path) else [run for run in finished_runs(path) if is_done(run)]
     if not found:
         raise FileNotFoundError(f"{path} holds no finished run: no folder seed=<n> with DONE in it")
     return Results(tuple(found))

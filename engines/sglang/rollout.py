@@ -116,11 +116,11 @@ class SGLangRollout:
         self._changed.set()
 
     async def finished(self) -> list[Completion]:
-        """Raises RuntimeError: the server is gone, or silent; there is work, but the weights are incomplete or asleep;
-        or the engine was closed."""
+        """Raises RuntimeError: the server is gone, or silent; there is work and no pause, but weights are asleep, or
+        incomplete and not on their way; or the engine was closed."""
         self._requests.watch()
         while not self._done:
-            if self._rows or (self._admitting and self._waiting):
+            if not (self._paused or self._loading) and (self._rows or (self._admitting and self._waiting)):
                 self._require_ready()
             else:
                 self._require_alive()
@@ -176,6 +176,7 @@ class SGLangRollout:
             await self._sender.load(version, weights)
         finally:
             self._loading = False
+            self._changed.set()
         self.version, self._initial = version, None
         self._start()
 

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING
 
 import psutil
@@ -35,6 +37,10 @@ _SPARE_TOKENS = 8
 
 _CPU_CACHE_TOKENS = 1 << 16
 """At most, where no plan of memory says more."""
+
+
+_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 20_000  # above those of most services, and of Ray's workers
 
 
 def open_server(
@@ -216,6 +222,12 @@ def _environment(device: torch.device, token: str) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that the kernel gives to nobody unasked, as are the next thousand, of which the server takes more: it does so
+    half a minute later."""
+    below = int(_KERNELS_PORTS.read_text().split()[0]) - 1000
+    own = range(_FIRST_PORT, below)
+    for port in (*SystemRandom().sample(own, min(len(own), 100)), 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no port of 127.0.0.1 is free")

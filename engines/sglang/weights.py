@@ -22,6 +22,7 @@ import torch.distributed as dist
 from engines.experts import apart
 from engines.loading import ExpectedWeights, next_bucket, only_partly
 from engines.sglang.client import SGLangClient, both
+from engines.stores import listening_store
 
 _LINK_TIMEOUT_S = 120.0  # of one broadcast
 _LOOK_AGAIN_S = 0.005
@@ -130,10 +131,10 @@ class WeightSender:
 
     async def _meet(self) -> None:
         """A group of us and the server, under a name of its own: a server cannot use one twice."""
-        timeout = timedelta(seconds=min(_LINK_TIMEOUT_S, self._client.timeout_s))
+        timeout_s = min(_LINK_TIMEOUT_S, self._client.timeout_s)
         host = _own_address(self._client.url)
         self._name = f"cadence-{uuid.uuid4().hex}"
-        self._store = store = dist.TCPStore(host, 0, 2, True, timeout, wait_for_workers=False)
+        self._store = store = listening_store(host, 2, timeout_s)
         body = {
             "master_address": host,
             "master_port": store.port,
@@ -149,7 +150,7 @@ class WeightSender:
             await asyncio.wait({post}, timeout=_LOOK_AGAIN_S)
         if post.done():
             post.result()
-        joined = asyncio.create_task(asyncio.to_thread(_join, store, self._name, host, timeout))
+        joined = asyncio.create_task(asyncio.to_thread(_join, store, self._name, host, timedelta(seconds=timeout_s)))
         await both(post, joined)
         self._group = joined.result()
 

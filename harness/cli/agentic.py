@@ -18,5 +18,5 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         raise ConfigError(f"{arguments[0]} changes nothing: `make agentic` has no settings")
     with console.status("simulating") as status:
         path = write_page(lambda said: status.update(f"simulating: {said}"))
-    console.print(f"{path}", highlight=False)
+    console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     return 0

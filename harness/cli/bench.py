@@ -21,14 +21,14 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     """Run one configuration over its seeds, and say what came out. CADENCE_FOLDERS names a file that gets the folders
     of the runs, a line each. server: forks the workers, by default one for all seeds. `dry=true`: say which runs these
     would be, with every setting, and run none."""
-    from harness.config.machine import this_machine
     from harness.metrics.run_files import run_directory
     from harness.metrics.run_inputs import refuse_changed_inputs
+    from harness.runtime.machine import machine_of_runs
     from harness.runtime.runtime import cluster_address
     from harness.studies.planner.automatic import settled
 
     own, settings = own_arguments(arguments, "dry")
-    job = settled(settings, this_machine())
+    job = settled(settings, machine_of_runs())
     config, plan = job.config, job.plan
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
     if not config.force:
@@ -77,5 +77,10 @@ def _say_what_would_run(job: SettledJob, runs: Mapping[str, bool], console: Cons
     for line in job.messages:
         console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
     for folder, to_do in runs.items():
-        console.print(f"# {folder}: {'would be run' if to_do else 'is done already'}", highlight=False, soft_wrap=True)
+        console.print(
+            f"# {folder}: {'would be run' if to_do else 'is done already'}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
     console.print(OmegaConf.to_yaml(plain(job.config)).rstrip(), highlight=False, soft_wrap=True, markup=False)

@@ -53,7 +53,7 @@ def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
         line = f"{repeat_command(one.seed)}   {one.schedule}: {one.problems[0].splitlines()[0]}"
         console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
     for path in paths:
-        console.print(f"{path}", highlight=False, soft_wrap=True)
+        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     return 1 if campaign.failed or late else 0
 
 
@@ -71,5 +71,5 @@ def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
         console.print(line_of(felt[-1]), style=style, highlight=False, soft_wrap=True, markup=False)
         paths = write_felt(felt, folder)
     for path in paths if felt else ():
-        console.print(f"{path}", highlight=False, soft_wrap=True)
+        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     return 1 if any(one.problems for one in felt) else 0

@@ -12,7 +12,8 @@ from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.running.cells import schedule_cells
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
-from harness.config.machine import Machine, this_machine
+from harness.config.machine import Machine
+from harness.runtime.machine import machine_of_runs
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -20,7 +21,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """
-    machine = this_machine()
+    machine = machine_of_runs()
     with ForkedRuns(at_once="dry=true" not in arguments) as runs:
         return run_comparison(compare_request(arguments, machine), machine, results, console, runs.start)
 

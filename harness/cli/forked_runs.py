@@ -11,8 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-
+from harness.cli.console import PlainTextConsole
 from harness.cli.main import answered
 from harness.comparison.running.process import RunProcess
 from harness.driver.preload import PRELOAD
@@ -81,4 +80,6 @@ def _bench(settings: list[str], results: Path, environment: Mapping[str, str], t
     torch.set_num_threads(threads)
     sys.argv = [str(Path(bench.__file__).parents[1] / "__main__.py"), "bench", *settings]
     with closing(ForkServer.join(descriptor)) as server:
-        sys.exit(answered(lambda: bench.run(settings, results, Console(), server), Console(stderr=True)))
+        sys.exit(
+            answered(lambda: bench.run(settings, results, PlainTextConsole(), server), PlainTextConsole(stderr=True))
+        )

@@ -16,10 +16,11 @@ from harness.comparison.running.corrections import correction_axes, named_correc
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
-from harness.config.machine import Machine, this_machine
+from harness.config.machine import Machine
 from harness.config.plugins import is_path
 from harness.report.correction_matrix import draw_matrix
 from harness.report.page.document import print_written
+from harness.runtime.machine import machine_of_runs
 from schedules import SCHEDULES
 
 _SCHEDULES = "fully_async,half_step,one_step_off"
@@ -45,7 +46,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     arguments: `schedules=`, `staleness=`, `corrections=` (lists with commas), `dry=true`, and settings of all jobs.
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """
-    machine, results = this_machine(), results.resolve()
+    machine, results = machine_of_runs(), results.resolve()
     with ForkedRuns(at_once="dry=true" not in arguments) as runs:
         request = matrix_request(arguments, machine)
         code = run_comparison(request, machine, results, console, runs.start)

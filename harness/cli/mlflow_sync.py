@@ -9,6 +9,8 @@ from rich.console import Console
 
 from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
+from harness.config.fields import checked_name
+from harness.metrics.formatting import redacted
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -19,7 +21,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     own, others = own_arguments(arguments, "experiment")
     if others:
         raise ConfigError(f"{others[0]} changes nothing here; choose runs with EXPERIMENT=bench")
-    uri, folder = tracking_uri(results), results / "".join(own["experiment"][-1:])
+    named = [checked_name("experiment", name) for name in own["experiment"][-1:]]
+    uri, folder = redacted(tracking_uri(results)), results.joinpath(*named)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not there; run `make bench` first")
     runs: list[SyncedRun] = []

@@ -114,6 +114,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     ),
     "sample": (_plain("folder", "where to", "FOLDER"),),
     "ui": (_plain("port", "on loopback", "N"),),
+    "serve": (
+        _plain("port", "8767, unless given; 0: a free one", "N"),
+        _plain("host", "an address of this machine that others reach; TLS only", "ADDRESS"),
+        _plain("certificate", "of TLS", "PEM"),
+        _plain("key", "of the certificate", "PEM"),
+    ),
 }
 """By command; of the others none."""
 

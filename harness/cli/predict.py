@@ -30,5 +30,5 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for write, end in ((write_csv, "csv"), (partial(draw, name=path.stem), "png")):
         write(folder / f"{path.stem}-{given}.{end}", predictions=predicted.predictions, given=given)
-        console.print(f"{folder / f'{path.stem}-{given}.{end}'}", highlight=False, soft_wrap=True)
+        console.print(f"{folder / f'{path.stem}-{given}.{end}'}", highlight=False, soft_wrap=True, markup=False)
     return 0

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from harness.cli.arguments import own_arguments
 from harness.cli.calibrate import print_costs
+from harness.config.fields import checked_name
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -21,7 +22,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
     own, settings = own_arguments(arguments, "name", "profile")
     job = compose_job(settings)
-    name = own["name"][-1] if own["name"] else f"{job.model.name}_profile"
+    name = checked_name("name", own["name"][-1] if own["name"] else f"{job.model.name}_profile")
     path = Path(own["profile"][-1]) if own["profile"] else results / "profiles" / f"{name}.json"
     if own["profile"]:
         found = read_profile(path)
@@ -35,7 +36,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
                 progress=lambda row: status.update(f"timing {row}"),
             )
         write_profile(path, found)
-        console.print(f"{path}", highlight=False, soft_wrap=True)
+        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     fitted = fitted_costs(found, base_of(found, settings), name)
     shares = peak_shares(found, fitted.cost)
     written = write_costs(results / "costs", fitted, [*about(found), *shares])

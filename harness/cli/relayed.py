@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 
 import msgspec
-from rich.console import Console
 
 import harness.runtime.local_runtime
 from harness.cli import bench
+from harness.cli.console import PlainTextConsole
 from harness.cli.main import RESULTS, answered
 from harness.studies.chaos.relay import Told, relayed
 
 if __name__ == "__main__":
     told = msgspec.json.decode(sys.argv[1], type=Told)
     harness.runtime.local_runtime.LocalRuntime = relayed(told)  # type: ignore[misc]
-    sys.exit(answered(lambda: bench.run(sys.argv[2:], RESULTS, Console()), Console(stderr=True)))
+    sys.exit(answered(lambda: bench.run(sys.argv[2:], RESULTS, PlainTextConsole()), PlainTextConsole(stderr=True)))

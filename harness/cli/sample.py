@@ -21,7 +21,9 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     folder = Path(named[0])
     with console.status(f"making {folder}") as status:
         make_sample(folder, lambda step: status.update(f"making {folder}: the model sees demonstrations, {step}"))
-    console.print(f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", highlight=False, soft_wrap=True)
+    console.print(
+        f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", highlight=False, soft_wrap=True, markup=False
+    )
     console.print(
         f'make bench MODEL={shlex.quote(str(folder / "model"))} TASK=data ARGS="task.data={folder}/train.jsonl '
         f'task.held_out_data={folder}/test.jsonl"',

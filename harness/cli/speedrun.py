@@ -53,8 +53,8 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
     from harness.comparison.running.preview import print_failures
     from harness.comparison.runs import read_run
     from harness.config.compose import compose_job, plain
-    from harness.config.machine import this_machine
     from harness.metrics.manifest import git_state
+    from harness.runtime.machine import machine_of_runs
     from harness.studies.speedrun.book import FOLDER, write_book
     from harness.studies.speedrun.record import record_of, refuse_unnamed_code, sign, write_record
     from harness.studies.speedrun.track import DEFAULT, read_track
@@ -62,7 +62,7 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
     track = read_track(given.get("track", DEFAULT))
     fixed = (*track.settings, *settings, f"experiment=speedrun-{track.name}")
     track.refuse_changed(plain(compose_job(fixed)))  # before anything is planned for it
-    cell = resolve_cell(CellRequest(track.name, fixed), this_machine())
+    cell = resolve_cell(CellRequest(track.name, fixed), machine_of_runs())
     git = git_state()
     refuse_unnamed_code(git)
     assert git is not None

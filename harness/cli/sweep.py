@@ -12,12 +12,13 @@ from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.running.cells import swept_cells
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
-from harness.config.machine import Machine, this_machine
+from harness.config.machine import Machine
+from harness.runtime.machine import machine_of_runs
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Compare along settings that have several values, `name=value,value`; `dry=true`. Returns the exit code."""
-    machine = this_machine()
+    machine = machine_of_runs()
     with ForkedRuns(at_once="dry=true" not in arguments) as runs:
         return run_comparison(sweep_request(arguments, machine), machine, results, console, runs.start)
 

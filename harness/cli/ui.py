@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.metrics.formatting import redacted
 
 _LINKS = 5  # experiments that are printed
 _VIEW = "compareRunsMode=CHART&workflowType=machine_learning"  # MLflow's own opens on traces, of which there are none
@@ -20,7 +21,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Serve MLflow on what was written, on loopback, until interrupted."""
     server = os.environ.get("MLFLOW_TRACKING_URI", "")
     if server.startswith("http"):
-        console.print(f"runs are mirrored to {server} (MLFLOW_TRACKING_URI): it is its own page", highlight=False)
+        mirrored = f"runs are mirrored to {redacted(server)} (MLFLOW_TRACKING_URI): it is its own page"
+        console.print(mirrored, highlight=False, markup=False, soft_wrap=True)
         return 0
     database = (results / "mlflow.db").resolve()
     if not database.exists():

@@ -53,6 +53,11 @@ def _of_seeds(cells: Sequence[Cell], baseline: int) -> Iterator[str]:
 
 def _of_origin(cells: Sequence[Cell]) -> Iterator[str]:
     runs = [run for cell in cells for run in cell.runs]
+    if unchecked := sum(not run.checked for run in runs):
+        yield (
+            f"{unchecked} of the {len(runs)} runs are of an earlier version, whose DONE does not say what their files "
+            "were: they are taken as they are"
+        )
     commits = {(run.manifest["git"] or {}).get("commit", "unknown") for run in runs}
     if len(commits) > 1:
         yield f"the runs come from {len(commits)} commits: {', '.join(sorted(commit[:7] for commit in commits))}"

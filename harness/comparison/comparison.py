@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from harness.comparison.cautions import outlying_runs, warnings_of
 from harness.comparison.conservation import Conservation, check_conservation
@@ -31,7 +31,8 @@ class Comparison:
     axes: the settings that differ on purpose. simulated: all times come from the cost model. measures: also those of
     `idle/<role>` and `reach/...`, see `Measure`. profiles: empty where nothing was rewarded. gate: what the equivalence
     gate said, None where it was not asked. conservation: what came of holding every ledger against its run's files.
-    missing: runs that were asked for and are not there, as lines. claim: what the figures say, where they may say it;
+    missing: runs that were asked for and are not there, as lines. left_out: why, by label, of cells that are not
+    compared, which says nothing of those that are. claim: what the figures say, where they may say it;
     question: the key of the measure that it is about; best: the cells that it is for.
     """
 
@@ -50,6 +51,7 @@ class Comparison:
     conservation: Conservation
     gate: Gate | None = None
     missing: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -91,7 +93,7 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
         staleness=staleness_of(cells),
         profiles=profiles_of(cells),
         warnings=warnings_of(cells, measures, baseline),
-        claim=verdict_of(cells, measures, baseline, axes),
+        claim=verdict_of(cells, measures, baseline, question),
         question=question,
         best=best_of(cells, measures, baseline, question),
         simulated=cells[0].runs[0].identity.backend == "virtual",

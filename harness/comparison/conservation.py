@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from harness.comparison.runs import Run
 from harness.config.job import trained_in_iteration
-from harness.metrics.samples import FATES
+from harness.metrics.damaged import reading
+from harness.metrics.samples import FATES, read_columns
 
 _RESPONSES = "responses.parquet"
 
@@ -62,8 +61,8 @@ def _of_ledger(run: Run) -> Iterator[str]:
     if accounted != ledger["admitted"]:
         yield f"ledger.json admitted {ledger['admitted']} samples and accounts for {accounted}"
     for fate, ids in _named(ledger).items():
-        if len(set(ids)) != ledger[fate]:
-            yield f"ledger.json counts {ledger[fate]} {fate} and names {len(set(ids))}"
+        if len(set(ids)) != ledger.get(fate, 0):
+            yield f"ledger.json counts {ledger.get(fate, 0)} {fate} and names {len(set(ids))}"
     by_iteration = ledger["trained_by_iteration"]
     if sum(by_iteration.values()) != ledger["trained"]:
         yield f"ledger.json counts {ledger['trained']} trained, and {sum(by_iteration.values())} over its iterations"
@@ -97,7 +96,8 @@ def _of_samples(run: Run) -> Iterator[str]:
     if dict(by_iteration) != ledger["trained_by_iteration"]:
         yield "samples.parquet and the ledger differ in how many samples each iteration trained"
     if (run.path / _RESPONSES).exists():
-        answered = set(pq.read_table(run.path / _RESPONSES, columns=["sample_id"]).column(0).to_pylist())
+        with reading(run.path / _RESPONSES):
+            answered = set(read_columns(run.path / _RESPONSES, ["sample_id"]).column(0).to_pylist())
         if answered != by_fate["trained"]:
             yield f"{_RESPONSES} and samples.parquet differ in {len(answered ^ by_fate['trained'])} trained samples"
 

@@ -56,6 +56,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     kept = comparison.conservation
     for line in (kept.summary(), *kept.problems):
         _line(console, line, style="" if kept.passed else "bold red")
+    for label, why in comparison.left_out.items():
+        _line(console, f"{label} is left out: {why}", style="dim")
     for warning in comparison.warnings:
         _line(console, f"Warning: {warning}", style="yellow")
 

@@ -8,7 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.metrics.run_files import CRITIC, load_metrics, load_samples, weight_files
+import msgspec
+
+from harness.config.files import MIB, read_json
+from harness.metrics.damaged import reading
+from harness.metrics.done import CRITIC
+from harness.metrics.run_files import load_metrics, load_samples, weight_files
 from harness.metrics.samples import read_responses
 
 GATE = "gate.json"
@@ -118,7 +123,5 @@ def read_gate(folder: Path) -> Gate | None:
     path = folder / GATE
     if not path.exists():
         return None
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    tree.pop("passed")
-    pairs = tuple(Pair(pair["name"], pair["path"], tuple(pair["differing"])) for pair in tree.pop("pairs"))
-    return Gate(pairs=pairs, **tree)
+    with reading(path, "take it away: `make compare` runs the gate again"):
+        return msgspec.convert(read_json(path, MIB), Gate)

@@ -8,15 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+import msgspec
 
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.equivalence import GATE_RUNS, read_gate
 from harness.comparison.fairness import first_difference, run_key
 from harness.comparison.runs import Cell, Run, read_run, runs_in
 from harness.config import ConfigError
+from harness.config.files import MIB, read_json
+from harness.config.plugins import is_path
 from harness.metrics.atomic_files import write_text
-from harness.metrics.run_files import is_done
+from harness.metrics.damaged import reading
+from harness.metrics.done import is_done
+from harness.metrics.run_files import check_folder_name
 
 CAMPAIGN = "campaign.json"
 _AXES = ("schedule",)
@@ -50,8 +54,14 @@ class Campaign:
     warnings: tuple[str, ...]
 
     def settings_of(self, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-        """Complete settings by label, of cells that were given just these."""
-        return {cell.label: cell.settings for cell in self.cells if tuple(given.get(cell.label, ())) == cell.given}
+        """Complete settings by label, of cells that were given just these. Not where they name code besides: a file
+        says what was planned, and only who gives a command says what is run."""
+        return {
+            cell.label: cell.settings
+            for cell in self.cells
+            if tuple(given.get(cell.label, ())) == cell.given == cell.settings[: len(cell.given)]
+            and not any(is_path(setting) for setting in cell.settings[len(cell.given) :])
+        }
 
 
 def write_campaign(folder: Path, campaign: Campaign) -> None:
@@ -64,8 +74,13 @@ def read_campaign(folder: Path) -> Campaign | None:
     path = folder / CAMPAIGN
     if not path.exists():
         return None
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    return TypeAdapter(Campaign).validate_python(tree)
+    with reading(path, "take it away, and ask for the comparison again"):
+        campaign: Campaign = msgspec.convert(read_json(path, 16 * MIB), Campaign)
+        for cell in campaign.cells:
+            check_folder_name("a cell", cell.name)
+            if not cell.label.isprintable():
+                raise ValueError(f"the label of cell {cell.name} is no line of text")
+    return campaign
 
 
 def common_seeds(folder: Path, campaign: Campaign) -> list[int]:
@@ -108,13 +123,13 @@ def comparison_of(folder: Path, campaign: Campaign) -> Comparison:
     Raises ConfigError where nothing is, or where cells may not be compared.
     """
     cells, missing = finished_cells(folder, campaign)
-    left_out = [f"{label} is left out: {why}" for label, why in campaign.left_out.items()]
     comparison = compare(cells, campaign.axes)
     return replace(
         comparison,
-        warnings=(*campaign.warnings, *left_out, *comparison.warnings),
+        warnings=(*campaign.warnings, *comparison.warnings),
         gate=read_gate(folder),
         missing=tuple(missing),
+        left_out=campaign.left_out,
     )
 
 
@@ -151,13 +166,12 @@ def comparison_in(folder: Path) -> Comparison:
     if campaign is not None:
         return comparison_of(folder, campaign)
     cells, left_out = comparable(cells_in(folder))
-    comparison = compare(cells)
-    return replace(comparison, warnings=(*left_out, *comparison.warnings))
+    return replace(compare(cells), left_out=left_out)
 
 
-def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
+def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], dict[str, str]]:
     """The most that may be held against each other, over the seeds that they share; of equally many, those with the
-    run that finished last. And why others are left out."""
+    run that finished last. And why others are left out, by label."""
     groups: list[list[Cell]] = []
     for cell in cells:
         like = (group for group in groups if _unlike(cell, group[0]) is None)
@@ -165,16 +179,16 @@ def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
             groups.append(group := [])
         group.append(cell)
     kept = max(groups, key=lambda group: (len(group), max(map(_finished_at, group))))
-    seeds, shared, left_out = set(kept[0].seeds), list[Cell](), list[str]()
+    seeds, shared, left_out = set(kept[0].seeds), list[Cell](), dict[str, str]()
     for cell in cells:
         if cell not in kept:
             unlike = "{}={}, not {}".format(*(_unlike(cell, kept[0]) or ()))
-            left_out.append(f"{cell.label} is left out: it has {unlike} as {kept[0].label}")
+            left_out[cell.label] = f"it has {unlike} as {kept[0].label}"
         elif seeds & set(cell.seeds):
             seeds &= set(cell.seeds)
             shared.append(cell)
         else:
-            left_out.append(f"{cell.label} is left out: it has none of the seeds {', '.join(map(str, sorted(seeds)))}")
+            left_out[cell.label] = f"it has none of the seeds {', '.join(map(str, sorted(seeds)))}"
     return [
         replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in seeds)) for cell in shared
     ], left_out

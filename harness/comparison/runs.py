@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from harness.metrics.damaged import reading
+from harness.metrics.done import check_files, is_done, read_done
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
     finished_runs,
-    is_done,
     load_config,
     load_evaluations,
     load_ledger,
@@ -22,6 +23,7 @@ from harness.metrics.run_files import (
     load_samples,
     load_timeline,
 )
+from harness.metrics.schemas import ComparedLine, ConfigFile
 from harness.metrics.timeline import Timeline
 
 
@@ -34,6 +36,7 @@ class Run:
     config: dict[str, Any]
     metrics: list[dict[str, Any]]
     ledger: dict[str, Any]
+    checked: bool = False  # DONE says what its files were, and they are that
 
     @cached_property
     def identity(self) -> RunIdentity:
@@ -85,7 +88,8 @@ def read_run(path: Path) -> Run:
     then or later, raises DamagedFile for one that is not what a run writes."""
     if not is_done(path):
         raise FileNotFoundError(f"{path} has no finished run: there is no DONE in it")
-    return run_of(path)
+    check_files(path)
+    return replace(run_of(path), checked=read_done(path).files is not None)
 
 
 def run_of(path: Path) -> Run:
@@ -94,18 +98,10 @@ def run_of(path: Path) -> Run:
     with reading(path / "metrics.jsonl"):
         if not run.metrics:
             raise ValueError("it has no iteration")
-    with reading(path / "manifest.json"):
-        assert run.identity
+        msgspec.convert(run.metrics, list[ComparedLine])
     with reading(path / "config.yaml"):
-        for name in _SETTINGS:
-            run.config[name]
+        msgspec.convert(run.config, ConfigFile)
     return run
-
-
-_SETTINGS = (
-    *("schedule", "model", "engine", "task", "algorithm", "cluster", "backend"),
-    *("iterations", "warmup_iterations"),
-)
 
 
 def runs_in(folder: Path) -> list[Run]:

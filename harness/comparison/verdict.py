@@ -26,13 +26,13 @@ def best_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, q
     """For whom the verdict is. Of speed: the fastest cell and those that do not differ significantly from it; of
     learning: those that are significantly higher than the baseline. None where no difference to the baseline is."""
     (measure,) = (measure for measure in measures if measure.key == question)
-    others = [index for index in range(len(cells)) if index != baseline]
+    others = _others(cells, baseline)
     if question != SPEED:
         found = {index: measure.cells[index].difference for index in others}
         return tuple(i for i, d in found.items() if d is not None and d.distinguishable and d.interval.value > 0)
     if not others:
         return ()
-    best = max(others, key=lambda index: measure.cells[index].value)
+    best = _fastest_of(others, measure)
     if _faster(_ratio(measure, best)):
         return (best, *_tied(measure, best, others))
     if not _ratio(measure, best).distinguishable:
@@ -40,7 +40,7 @@ def best_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, q
     return (baseline, *(index for index in others if not _ratio(measure, index).distinguishable))
 
 
-def verdict_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, axes: Iterable[str]) -> str:
+def verdict_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, question: str) -> str:
     """Of the fastest cell: how fast against the baseline, and whether it learns as well; or of what is learnt, where
     that is the question."""
     by_key = {measure.key: measure for measure in measures}
@@ -48,7 +48,7 @@ def verdict_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int
     backend = cells[0].runs[0].identity.backend
     if len(cells) == 1:
         text = _alone(cells[0], speed.cells[0])
-    elif question_of(measures, axes) == EXACT_MATCH:
+    elif question == EXACT_MATCH:
         text = _best(cells, by_key[EXACT_MATCH], baseline)
     else:
         text = _fastest(cells, speed, baseline, by_key)
@@ -82,8 +82,8 @@ def _some(labels: Sequence[str]) -> str:
 
 
 def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[str, Measure]) -> str:
-    others = [index for index in range(len(cells)) if index != baseline]
-    best = max(others, key=lambda index: speed.cells[index].value)
+    others = _others(cells, baseline)
+    best = _fastest_of(others, speed)
     ratio = _ratio(speed, best)
     name, base, how = cells[best].label, cells[baseline].label, _ratio_text(cells, speed, best, baseline)
     if _faster(ratio):
@@ -100,10 +100,18 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[
     good = [index for index in others if not _lower(learnt[index]) and _faster(_ratio(speed, index))]
     if not _lower(learnt[best]) or not good:
         return verdict
-    next_best = max(good, key=lambda index: speed.cells[index].value)
+    next_best = _fastest_of(good, speed)
     which = f"Of those that learn no worse than {base}, as far as these seeds can tell,"
     how = _ratio_text(cells, speed, next_best, baseline)
     return f"{verdict} {which} {cells[next_best].label} is the fastest with {how}."
+
+
+def _others(cells: Sequence[Cell], baseline: int) -> list[int]:
+    return [index for index in range(len(cells)) if index != baseline]
+
+
+def _fastest_of(cells: Sequence[int], speed: Measure) -> int:
+    return max(cells, key=lambda index: speed.cells[index].value)
 
 
 def _ties(cells: Sequence[Cell], speed: Measure, best: int, others: Sequence[int]) -> str:

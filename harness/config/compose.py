@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from harness.config import ConfigError, JobConfig, ModelConfig, job_config
+from harness.config.files import read_yaml
 from harness.config.job import COMMON_TO_TASKS
 from harness.config.model_folder import is_source, looks_like_source, model_settings
 from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, lookup, make, plugin
@@ -29,6 +31,8 @@ DOCS = _ROOT / "docs" if (_ROOT / "docs").is_dir() else Path("docs")
 """Where pages are written: of this checkout; of the current folder where this is an installed copy."""
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
 _FILE = ".yaml"
+_LONGEST_NAME = 200  # bytes of one; longer than that of any setting
+_DEEPEST = 32  # brackets in each other: more, and parsers of values run out of stack
 """The end of a choice that is a file instead of a name."""
 _FREE = (
     *(
@@ -166,12 +170,14 @@ def _schedule_class(name: str) -> type[Schedule]:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """What a file of settings says. Raises ConfigError where there is none, or it holds no settings."""
-    if not path.is_file():
-        raise ConfigError(f"{path} is no file; `make list` shows the choices that have names")
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path))
-    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {str(error).splitlines()[0]}") from error
+        if not path.is_file():
+            raise ConfigError(f"{path} is no file; `make list` shows the choices that have names")
+        tree = read_yaml(path)
+    except ConfigError:
+        raise
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds no settings; write a line such as `name: {path.stem}` for each")
     return {str(key): value for key, value in tree.items()}
@@ -255,6 +261,10 @@ def _check_override(override: str) -> None:
     setting, equals, value = override.lstrip("+~").partition("=")
     if not setting or not (equals or override.startswith("~")):
         raise ConfigError(f"{override} cannot be read; write setting=value, such as iterations=20")
+    if len(setting.encode(errors="replace")) > _LONGEST_NAME:  # Hydra looks for a folder of that name
+        raise ConfigError(f"{setting[:40]}... is no setting; `make list` shows the files that name them all")
+    if max(accumulate((sign in "[{(") - (sign in "]})") for sign in value), default=0) > _DEEPEST:
+        raise ConfigError(f"{setting} is nested deeper than {_DEEPEST} levels; no setting is")
     own = value.endswith(_FILE) or (is_path(value) and setting in _PLUGINS)
     own = own or (setting == "model" and (is_source(value) or looks_like_source(value)))
     if setting in GROUPS and not own and value not in choices(setting):
@@ -264,7 +274,7 @@ def _check_override(override: str) -> None:
         raise ConfigError(f"{override} cannot be read; a group has one choice: {setting}={value}")
     if setting == "experiment" and not value.isascii():
         raise ConfigError(f"{override} cannot name a folder; use letters a to z, digits, `_`, `-` and inner dots")
-    if setting.startswith("hydra."):
+    if setting.startswith(("hydra.", "hydra/")):
         raise ConfigError(f"{override} is no setting of a job; `make list` shows the files that name them all")
 
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 STRICT = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
 
 
+MOST_DEVICES = 65_536
+_MOST_SEEDS = 100_000
+_MOST = 10**12  # of anything that is counted
+
+
 def _share(value: Any) -> int | str:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError("is no share; give a number >= 1, a percentage, `rest`, or a role to share with")
+    if isinstance(value, int) and value > MOST_DEVICES:
+        raise ValueError(f"is more than any job has; use at most {MOST_DEVICES}")
     return value
 
 
@@ -23,6 +30,8 @@ def _seeds(value: Any) -> int | tuple[int, ...]:
         raise ValueError("gives no seeds; use how many (seeds=3) or which (seeds=[3,4])")
     if value == 0 or not listed or min(listed) < 0 or len(set(listed)) < len(listed):
         raise ValueError("gives no seeds; use a number >= 1, or different numbers >= 0 such as seeds=[3,4]")
+    if (value if isinstance(value, int) else len(listed)) > _MOST_SEEDS:
+        raise ValueError(f"is more than anybody waits for; use at most {_MOST_SEEDS}")
     return value if isinstance(value, int) else tuple(listed)
 
 
@@ -39,8 +48,9 @@ def one_of(*names: str) -> AfterValidator:
 
 
 # Strict: neither `true` nor `1.0` is a number of anything.
-Count = Annotated[int, Strict(), Field(ge=1)]
-CountFromZero = Annotated[int, Strict(), Field(ge=0)]
+Count = Annotated[int, Strict(), Field(ge=1, le=_MOST)]
+CountFromZero = Annotated[int, Strict(), Field(ge=0, le=_MOST)]
+Devices = Annotated[int, Strict(), Field(ge=1, le=MOST_DEVICES)]
 Positive = Annotated[float, Strict(), Field(gt=0)]
 NotNegative = Annotated[float, Strict(), Field(ge=0)]
 Fraction = Annotated[float, Strict(), Field(gt=0, le=1)]
@@ -50,8 +60,8 @@ Below1 = Decay
 AtLeast1 = Annotated[float, Strict(), Field(ge=1)]
 Above1 = Annotated[float, Strict(), Field(gt=1)]
 Switch = Annotated[bool, Strict()]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$")]
-"""Names a folder."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$", max_length=128)]
+"""Names a folder, or a file but for its ending."""
 NameOrPath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*(:\w+)?$")]
 """Of a registry, or `package.module:Name` of the user's own."""
 Share = Annotated[int | str, BeforeValidator(_share)]
@@ -68,8 +78,24 @@ _NUMBER = "constrained-float"
 """What pydantic calls the number in a setting that is a number or a word."""
 
 
+_HALF = 1000  # characters of a message that quotes more than anybody reads
+
+
 class ConfigError(ValueError):
-    """A setting that cannot work. The message is one line: the value, what is wrong with it, and the fix."""
+    """A setting that cannot work. The message is one line: the value, what is wrong with it, and the fix. What it
+    quotes may be anybody's: neither line ends nor what a terminal takes as commands come through."""
+
+    def __init__(self, message: str) -> None:
+        line = "".join(character if character.isprintable() else " " for character in message)
+        super().__init__(line if len(line) <= 2 * _HALF else f"{line[:_HALF]} ... {line[-_HALF:]}")
+
+
+def checked_name(setting: str, name: str) -> str:
+    """Raises ConfigError for a name that would not stay in the folder that it is for."""
+    try:
+        return TypeAdapter(Name).validate_python(name)
+    except ValidationError as error:
+        raise ConfigError(first_line(error, setting)) from error
 
 
 def first_line(error: ValidationError, prefix: str = "") -> str:
@@ -106,6 +132,7 @@ _ADVICE = {
     "less_than": "is too large; use a number below {lt}",
     "less_than_equal": "is too large; use at most {le}",
     "tuple_type": "is no list of values; write one such as [0.5,2.0]",
+    "string_too_long": "is too long for a name; use at most {max_length} characters",
     "too_long": "has too many values; use {max_length}",
     "value_error": "{error}",
     "model_attributes_type": "is no set of settings; change single ones, as in model.layers=2",

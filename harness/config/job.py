@@ -20,6 +20,7 @@ from harness.config.fields import (
     Count,
     CountFromZero,
     Decay,
+    Devices,
     Fraction,
     Name,
     NameOrPath,
@@ -334,7 +335,7 @@ class ClusterConfig:
     """The devices of the job. On a CPU machine one device is one core."""
 
     name: Name
-    devices: Count
+    devices: Devices
     kind: Literal["auto", "cpu", "gpu"] = "auto"
     threads_per_device: Count = 1
     oversubscribe: Switch = False  # let a CPU job use more devices than there are cores (for tests, not for timing)

@@ -50,7 +50,12 @@ _REFUSED: dict[str, tuple[tuple[str, ...], tuple[object, ...]]] = {
 
 def is_source(value: str) -> bool:
     """Whether this names a model by where it is: a repository of the hub, or a folder with a config.json."""
-    return value.startswith(HUB) or (Path(value).expanduser() / "config.json").is_file()
+    return value.startswith(HUB) or _holds_model(os.path.expanduser(value))
+
+
+def _holds_model(folder: str) -> bool:
+    """Any text may be asked about: unlike Path's, these functions of os say no to what can be no name."""
+    return os.path.isfile(os.path.join(folder, "config.json"))
 
 
 def looks_like_source(value: str) -> bool:
@@ -65,9 +70,9 @@ def local_folder(source: str, *, weights: bool = True, setting: str = "model.che
     one line, where there is no such folder, or the repository can neither be found in the cache nor be downloaded.
     """
     if not source.startswith(HUB):
-        folder = Path(source).expanduser().resolve()
-        if not (folder / "config.json").is_file():
+        if not _holds_model(os.path.expanduser(source)):
             raise ConfigError(f"{setting}={source} holds no model; name a local directory with config.json and weights")
+        folder = Path(source).expanduser().resolve()
         if weights and not any(folder.glob("*.safetensors")):
             raise ConfigError(
                 f"{setting}={source} holds no *.safetensors; name a folder with weights, or model.checkpoint=null for "

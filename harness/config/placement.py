@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.config import AlgorithmConfig, ConfigError
+from harness.config.fields import MOST_DEVICES
 
+_PERCENT = re.compile(r"([1-9][0-9]?|100)%")
 DEVICE_ROLES = ("rollout", "actor", "actor_fwd", "reference", "critic")
 HOST_ROLES = ("reward", "filter", "advantages")
 
@@ -49,6 +52,25 @@ def resolve_split(split: Mapping[str, int | str], devices: int, roles: tuple[str
 
     Raises ConfigError where a value cannot be read, or where the split needs more devices than there are.
     """
+    owner_of, counts = _owned(split, devices, roles)
+    placed: dict[str, tuple[int, ...]] = {}
+    start = 0
+    for role, count in counts.items():
+        placed[role] = tuple(range(start, start + count))
+        start += count
+    return Placement({role: placed[owner_of[role]] for role in DEVICE_ROLES if role in owner_of})
+
+
+def devices_of(role: str, split: Mapping[str, int | str], devices: int, roles: tuple[str, ...]) -> int:
+    """How many devices `resolve_split` gives a role. Raises as it does."""
+    owner_of, counts = _owned(split, devices, roles)
+    return counts[owner_of[role]]
+
+
+def _owned(
+    split: Mapping[str, int | str], devices: int, roles: tuple[str, ...]
+) -> tuple[dict[str, str], dict[str, int]]:
+    """The role whose devices each uses, and how many such a one has."""
     wanted = {role: split[role] for role in split if role in roles}
     if "critic" in roles:
         wanted.setdefault("critic", "actor")
@@ -64,15 +86,11 @@ def resolve_split(split: Mapping[str, int | str], devices: int, roles: tuple[str
     needed = sum(counts.values())
     if needed > devices:
         parts = " + ".join(f"{role} {count}" for role, count in counts.items())
-        enough = next((n for n in range(needed, 4 * needed) if sum(_counts(owners, n).values()) <= n), None)
+        more = range(needed, min(4 * needed, MOST_DEVICES + 1))
+        enough = next((n for n in more if sum(_counts(owners, n).values()) <= n), None)
         fix = "make the split smaller" if enough is None else f"set DEVICES={enough} or make the split smaller"
         raise ConfigError(f"schedule.split needs {needed} devices ({parts}), the job has {devices}; {fix}")
-    placed: dict[str, tuple[int, ...]] = {}
-    start = 0
-    for role, count in counts.items():
-        placed[role] = tuple(range(start, start + count))
-        start += count
-    return Placement({role: placed[owner_of[role]] for role in DEVICE_ROLES if role in wanted})
+    return owner_of, counts
 
 
 def _owner(role: str, split: Mapping[str, int | str]) -> str:
@@ -109,7 +127,4 @@ def _counts(owners: Mapping[str, int | str], devices: int) -> dict[str, int]:
 
 def _percent(value: int | str) -> int | None:
     """50 for "50%"; None for what is no percentage of 1 to 100."""
-    if not isinstance(value, str) or not value.endswith("%") or not value[:-1].isdecimal():
-        return None
-    percent = int(value[:-1])
-    return percent if 1 <= percent <= 100 else None
+    return int(value[:-1]) if isinstance(value, str) and _PERCENT.fullmatch(value) else None

@@ -116,13 +116,14 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             drops_stragglers=config.engine.on_straggler == "drop",
             critic_ranks=-(-counts.get("critic", 1) // config.training.tensor_parallel),
             beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
-        )
+        ),
+        run.checkpoints,
     )
     spec = WorkerSpec(
         config,
         schedule.order,
         schedule.eta,
-        queue,
+        queue.for_role("writer") if isinstance(queue, RemoteQueue) else queue,
         backend.clock,
         run.turn_timeout_s,
         backend.engines,

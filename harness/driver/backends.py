@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
-from torch.distributed import TCPStore
-
+from engines.stores import listening_store
 from harness.config import JobConfig, ModelConfig
 from harness.config.checks.job import JobPlan
 from harness.cost_model.job_cost import simulated_cost
@@ -22,7 +21,7 @@ from harness.driver.replay import Replay
 from harness.driver.restarts import Restarts
 from harness.protocols import Clock
 from harness.runtime.fork_server import ForkServer
-from harness.runtime.runtime import RealClock, Runtime, cluster_address
+from harness.runtime.runtime import RealClock, RoleName, Runtime, cluster_address
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
 from harness.weight_sync.simulated import SimulatedTransport
 from harness.weight_sync.transports import GroupTransport, LocalTransport, WeightTransport
@@ -84,12 +83,12 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
         in_time = SimulatedTransport(transport, simulated.times, clock)
         return Backend(clock, VirtualRuntime(), simulated, LocalTransport() if run.schedule.colocated else in_time)
     runtime = stack.enter_context(_runtime(run))
-    carry = LocalTransport() if run.schedule.colocated else GroupTransport(transport, runtime.host, timeout_s)
+    carry = LocalTransport() if run.schedule.colocated else GroupTransport(transport, runtime.host_of, timeout_s)
     if run.plan.backend == "paced":
         return Backend(clock, runtime, _simulated_engines(run), carry)
     world = len(run.plan.placement.devices["actor"])
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
-    store = TCPStore(runtime.host, 0, world, True, timedelta(seconds=timeout_s), wait_for_workers=False)
+    store = listening_store(runtime.host, world, timeout_s)
     plan, place = run.plan, (runtime.host, store.port)
     critics = len(plan.placement.devices.get("critic", ()))
     engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.share, critics)
@@ -128,12 +127,29 @@ def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes
     if (address := cluster_address()) is not None:
         from harness.runtime.ray_cluster import RayCluster
 
-        per_engine = run.config.engine.tensor_parallel
         return RayCluster(
-            address, placement, gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s, per_engine=per_engine
+            address,
+            placement,
+            gpu=gpu,
+            start_timeout_s=start_s,
+            call_timeout_s=call_s,
+            silence_s=cluster.heartbeat_timeout_s,
+            per_engine=run.config.engine.tensor_parallel,
+            together=run.config.training.tensor_parallel,
+            logs=run.logs,
+            reads=[] if run.plan.backend != "real" or run.model.checkpoint is None else [Path(run.model.checkpoint)],
+            writes=partial(_writes_results, run),
         )
     from harness.runtime.local_runtime import LocalRuntime
 
     return LocalRuntime(
         gpu=gpu, start_timeout_s=start_s, call_timeout_s=call_s, logs=run.logs, preload=PRELOAD, server=run.server
     )
+
+
+def _writes_results(run: RunSpec, role: RoleName) -> bool:
+    """Whether this role, wherever it is, writes into the folder of results."""
+    kind, rank = role
+    checkpoints = run.checkpoints is not None and (run.config.checkpoint.every > 0 or run.resumed is not None)
+    weights = run.config.save_weights and rank == 0 and run.plan.backend == "real"
+    return kind in ("actor", "critic") and (checkpoints or weights)

@@ -8,6 +8,7 @@ is decided as soon as it cannot come otherwise, and does not depend on which ver
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -17,13 +18,22 @@ Decision = Literal["kept", "refused", "again", "spare"]
 
 
 class Candidates:
-    """Of one batch, that needs so many places."""
+    """Of one batch, that needs so many places. decided: what is certain of whom; given by a checkpoint, which need not
+    know of those that were kept: they are judged again."""
 
-    def __init__(self, places: int, spares: int) -> None:
+    def __init__(self, places: int, spares: int, decided: Iterable[tuple[int, Decision]] = ()) -> None:
         self.places, self.spares = places, spares
+        self.decided: dict[int, Decision] = {}
         self._judged = np.zeros(places + spares, bool)
         self._refused = np.zeros(places + spares, bool)
-        self._decided = np.zeros(places + spares, bool)
+        for candidate, decision in decided:
+            self.remember(candidate, decision)
+
+    def remember(self, candidate: int, decision: Decision) -> None:
+        """As it was decided before."""
+        self.decided[candidate] = decision
+        if decision != "spare":
+            self.judged(candidate, passed=decision == "kept")
 
     def judged(self, candidate: int, passed: bool) -> None:
         """What the filter said of the group that it was first."""
@@ -37,7 +47,7 @@ class Candidates:
         order = np.arange(len(refused))
         ahead = (order - np.minimum(self.spares, at_most), order - np.minimum(self.spares, refused))
         found: dict[int, Decision] = {}
-        for candidate in np.flatnonzero(~self._decided).tolist():
+        for candidate in order[[number not in self.decided for number in order.tolist()]].tolist():
             least, most = ahead[0][candidate], ahead[1][candidate]
             if least >= self.places:
                 found[candidate] = "spare"
@@ -49,5 +59,5 @@ class Candidates:
                 found[candidate] = "again"
             elif at_most[candidate] < self.spares:
                 found[candidate] = "refused"
-        self._decided[list(found)] = True
+        self.decided |= found
         return found

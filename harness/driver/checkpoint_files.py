@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from harness.driver.candidates import Decision
 from harness.metrics.ledger import DropReason, LedgerState
 from harness.tasks.buffer import DealerState
 
@@ -60,11 +61,13 @@ class PartitionRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RefilledPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a partition of `places` groups a filter has refused so many."""
+    """Of a partition of `places` groups a filter has refused so many. decided: what becomes of those of its candidates,
+    numbered from 0, of which that is certain, but for the kept ones."""
 
     number: int
     places: int
     refused: int
+    decided: list[tuple[int, Decision]] = []
 
 
 class RefilledState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,14 +78,16 @@ class RefilledState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The group in a place was refused by a filter, or dropped as a straggler, and the place dealt another prompt. at:
-    seconds on the run's clock; rewards: of its samples, None for what is no number."""
+    """The group in a place was refused by a filter, or dropped as a straggler, and the place dealt another prompt; or,
+    `replaced`, a spare took its part. at: seconds on the run's clock; rewards: of its samples, None for what is no
+    number."""
 
     partition: int
     place: int
     at: float
     rewards: list[float | None]
     reason: DropReason = "filtered"
+    replaced: bool = False
 
 
 class PromptState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

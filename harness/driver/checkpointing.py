@@ -52,13 +52,14 @@ async def at_once(step: Callable[[], object]) -> None:
 
 @dataclass
 class _Begun:
-    """A checkpoint that is being made. state: written by all ranks."""
+    """A checkpoint that is being made. state: written by all ranks; saving: the queue, from when it is."""
 
     version: int
     folder: Path
     state: asyncio.Task[FileFacts]
     kl_coefficient: float | None = None
     cut: Cut | None = None
+    saving: asyncio.Task[None] | None = None
     at: float = 0.0
     refused: list[Refusal] = field(default_factory=list)
 
@@ -127,11 +128,19 @@ class Checkpoints:
         self._begun.cut = cut
 
     async def save_queue(self) -> None:
-        """2: before the queue forgets anything, where a checkpoint waits for it."""
-        if self._begun is not None:
-            self._begun.at = self._clock.now()
-            await self._queue.save(str(self._begun.folder / QUEUE))
-            self._begun.refused = self._refused()  # now: of all that begins again in what was saved, and maybe more
+        """2: before the queue forgets anything, where a checkpoint waits for it. Once: training that is faster than
+        this waits for it with its next version."""
+        if (begun_ := self._begun) is None:
+            return
+        if begun_.saving is None:
+            begun_.saving = asyncio.create_task(self._save_queue(begun_))
+            begun_.saving.add_done_callback(retrieved)
+        await asyncio.shield(begun_.saving)
+
+    async def _save_queue(self, begun_: _Begun) -> None:
+        begun_.at = self._clock.now()
+        await self._queue.save(str(begun_.folder / QUEUE))
+        begun_.refused = self._refused()  # now: of all that begins again in what was saved, and maybe more
 
     def complete(self) -> None:
         """3: the queue is there. Goes on beside the run."""

@@ -113,12 +113,16 @@ class RefilledPrompts(PromptSource):
         places = {_place_of(group) for group in in_flight}
         state = super().state(places)
         partitions = [
-            RefilledPartition(part.number, self._places[name], self._refused[name])
+            RefilledPartition(part.number, self._places[name], self._refused[name], self._decided(name))
             for part in state.partitions
             for name in [partition_name(part.number)]
         ]
         deals = [(place, self._deals[place]) for place in sorted(places & self._deals.keys())]
         return msgspec.structs.replace(state, refilled=RefilledState(deals, partitions))
+
+    def _decided(self, partition: str) -> list[tuple[int, Decision]]:
+        of = self._candidates_of(partition).decided
+        return [(candidate, decision) for candidate, decision in sorted(of.items()) if decision != "kept"]
 
     def refused_since(self) -> list[Refusal]:
         since, self._since = self._since, None
@@ -132,15 +136,33 @@ class RefilledPrompts(PromptSource):
         assert state.refilled is not None, "the job has a filter"
         self._deals = dict(state.refilled.deals)
         for part in state.refilled.partitions:
-            self._places[partition_name(part.number)] = part.places
-            self._refused[partition_name(part.number)] = part.refused
+            name = partition_name(part.number)
+            self._places[name], self._refused[name] = part.places, part.refused
+            self._candidates[name] = Candidates(part.places, self._spares, part.decided)
         of_places = {_place_of(group): at for group, at in admitted.items()}
         for refusal in refused:
             if refusal.place in of_places:  # others were admitted later, and will be again
                 self._refused[partition_name(refusal.partition)] += 1
-                self._refuse(refusal)
-                of_places[refusal.place] = refusal.at
+                if refusal.replaced:
+                    self._tell_refused(refusal)
+                    del of_places[refusal.place]
+                else:
+                    self._refuse(refusal)
+                    of_places[refusal.place] = refusal.at
+                self._remember(refusal)
         return of_places
+
+    def _remember(self, refusal: Refusal) -> None:
+        """What was decided of a place when it was first refused."""
+        candidates = self._candidates_of(partition_name(refusal.partition))
+        candidate = refusal.place - self._ranges[refusal.partition][0]
+        if candidate not in candidates.decided:
+            candidates.remember(candidate, "refused" if refusal.replaced else "again")
+
+    def _candidates_of(self, partition: str) -> Candidates:
+        if partition not in self._candidates:
+            self._candidates[partition] = Candidates(self._places[partition], self._spares)
+        return self._candidates[partition]
 
     def first_sample(self, group: int) -> int:
         return (group + self._deals.get(group, 0) * DEALT_AGAIN) * self.group_size
@@ -174,7 +196,7 @@ class RefilledPrompts(PromptSource):
         made = {group: self._judged.pop(group, None) for group in (*decided, *late)}
         problems = [self._refuse(_refusal(name, group, now, made[group])) for group in again]
         for group in refused:
-            self._tell_refused(_refusal(name, group, now, made[group]))
+            self._tell_refused(_refusal(name, group, now, made[group], replaced=True))
         self._leave(spare)
         unjudged = {group for group in spare if made[group] is None}
         self._unneeded = (self._unneeded | unjudged) - set(late)
@@ -205,9 +227,7 @@ class RefilledPrompts(PromptSource):
     def _decisions(self, partition: str, verdicts: Mapping[int, _Verdict]) -> dict[int, Decision]:
         """By group: of those that were judged just now, and of those before of which nothing was certain."""
         first = self._ranges[iteration_of(partition)][0]
-        if partition not in self._candidates:
-            self._candidates[partition] = Candidates(self._places[partition], self._spares)
-        candidates, found = self._candidates[partition], dict[int, Decision]()
+        candidates, found = self._candidates_of(partition), dict[int, Decision]()
         for group, verdict in verdicts.items():
             passed = verdict.reason is None
             if group in self._stale:
@@ -233,6 +253,8 @@ class RefilledPrompts(PromptSource):
         first = self.first_sample(refusal.place)
         self.dealer.told(first, [math.nan if reward is None else reward for reward in refusal.rewards])
         self.observer.dropped(range(first, first + self.group_size), refusal.reason)
+        if self._since is not None:
+            self._since.append(refusal)
 
     def _refuse(self, refusal: Refusal) -> Problem:
         """The next problem of its place. In one step, so that a place in flight is always in the ledger."""
@@ -241,8 +263,6 @@ class RefilledPrompts(PromptSource):
         self._deals[place] = self._deals.get(place, 0) + 1
         problem = self._problem(place)
         self._tell_admitted(place, problem, refusal.at)
-        if self._since is not None:
-            self._since.append(refusal)
         return problem
 
     def _check_rounds(self, partition: str, groups: Sequence[int], replaced: int) -> None:
@@ -272,9 +292,9 @@ def _place_of(group: int) -> int:
     return group % DEALT_AGAIN
 
 
-def _refusal(partition: str, group: int, at: float, verdict: _Verdict | None) -> Refusal:
+def _refusal(partition: str, group: int, at: float, verdict: _Verdict | None, *, replaced: bool = False) -> Refusal:
     assert verdict is not None and verdict.reason is not None, "it was refused"
-    return Refusal(iteration_of(partition), group, at, verdict.rewards, verdict.reason)
+    return Refusal(iteration_of(partition), group, at, verdict.rewards, verdict.reason, replaced)
 
 
 def _number(reward: float) -> float | None:

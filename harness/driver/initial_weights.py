@@ -19,6 +19,7 @@ from harness.tasks import Task
 
 RECIPE = 1
 """Raise this when the warm start's arithmetic changes, so that kept weights are made anew."""
+_MADE_WITHIN_S = 1800.0  # by another process: a minute or two on a machine that is not busy
 _COMPARED = 256  # problems that distinguish tasks of one name
 
 
@@ -38,7 +39,8 @@ def initial_model(
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
     folder = results.resolve() / "cache" / f"{model.name}-{task.name}-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with Lock(folder.parent / ".lock", wait=True):
+    busy = f"another process has been making a warm start for {_MADE_WITHIN_S:g} s; see whether it lives, and try again"
+    with Lock(folder.parent / ".lock", within_s=_MADE_WITHIN_S, busy=busy):
         if not folder.exists():
             _make(model, task, folder, progress)
     return replace(model, checkpoint=str(folder))

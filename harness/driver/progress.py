@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -29,6 +31,33 @@ def print_banner(plan: JobPlan, console: Console) -> None:
     console.print(_SAYS[plan.backend], style="bold yellow", highlight=False)
     if plan.why:
         console.print(f"Why: {plan.why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def waiting_for(console: Console, what: str, every_s: float = 30.0) -> Iterator[Callable[[str], None]]:
+    """A status on a terminal; where there is none (a pipe, CI), a line every `every_s` seconds, so that no long wait is
+    silent. What is yielded is told what is waited for from now on."""
+    if console.is_terminal:
+        with console.status(what) as status:
+            yield status.update
+        return
+    over, began = threading.Event(), time.monotonic()
+
+    def say(line: str) -> None:
+        nonlocal what
+        what = line
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            console.print(f"{what} ({time.monotonic() - began:.0f} s)", highlight=False, soft_wrap=True, markup=False)
+
+    thread = threading.Thread(target=repeat, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield say
+    finally:
+        over.set()
+        thread.join()
 
 
 class ProgressDisplay:

@@ -15,6 +15,7 @@ from harness.driver.observer import Observer
 from harness.protocols import Clock
 from harness.tasks import DataBuffer, Dealer, Problem, Task
 from harness.transfer_queue import Column, Ragged, TransferQueue
+from harness.workers.computing_role import abandon
 from harness.workers.dataflow import partition_name, text_column
 from harness.workers.training import TrainReport
 
@@ -57,16 +58,16 @@ class PromptSource:
         below = min(below, self.groups)
         while self.next < below:
             creating = self._create(below) if self.next == self._end else None
-            await asyncio.sleep(0)  # it leaves before the prompts are made
             groups = range(self.next, min(below, self._end))
             try:
+                await asyncio.sleep(0)  # it leaves before the prompts are made
                 problems = [self._problem(group) for group in groups]
+                if creating is not None:
+                    await creating
             except BaseException:
                 if creating is not None:
-                    creating.cancel()
+                    abandon(creating)
                 raise
-            if creating is not None:
-                await creating
             self.next = groups.stop  # in one step with what the observer is told: a checkpoint has both or neither
             await self._put(partition_name(len(self._ranges) - 1), groups, problems)
 

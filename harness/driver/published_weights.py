@@ -12,6 +12,7 @@ from harness.driver.checkpointing import Checkpoints
 from harness.driver.evaluation import Evaluation
 from harness.driver.observer import Observer
 from harness.driver.pools import Pool, RolloutPool
+from harness.runtime.runtime import retrieved
 from harness.transfer_queue import TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
@@ -142,6 +143,7 @@ class PublishedWeights:
         record = self.observer.published(version)
         cut = self.cut(version) if due else None
         self._recording = asyncio.create_task(self._record(record, queue, cut))
+        self._recording.add_done_callback(retrieved)  # a run may end before anybody waits for it
         self.observer.doing("actor", "waiting")
 
     async def _leave(self, queue: Awaitable[Any], transfer: Sequence[Coroutine[Any, Any, None]]) -> None:

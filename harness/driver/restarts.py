@@ -16,7 +16,7 @@ from harness.metrics.restarts import Restart
 from harness.protocols import Clock
 from harness.runtime.runtime import Handle, Runtime, WorkerDied, death_in
 from harness.transfer_queue import TransferQueue
-from harness.weight_sync.coordinator import Coordinator
+from harness.weight_sync.coordinator import Coordinator, NotBrought
 from harness.weight_sync.membership import LostEngine
 from harness.workers.dataflow import partition_name
 from schedules import Order
@@ -36,17 +36,21 @@ class Restarts:
         self._counts = Counter[str]()
 
     def allow(self, roles: Iterable[str]) -> bool:
-        """Whether they may once more; then it is counted."""
-        name = ", ".join(sorted(roles))
-        if self._counts[name] >= self.limit:
-            return False
-        self._counts[name] += 1
-        return True
+        """Whether they may once more."""
+        return self._counts[_together(roles)] < self.limit
+
+    def count(self, roles: Iterable[str]) -> None:
+        """They were, or it was tried."""
+        self._counts[_together(roles)] += 1
 
     @property
     def used_up(self) -> str:
         """For the message of what died once more."""
         return f"it was started again {self.limit} times before (restarts.limit={self.limit})"
+
+
+def _together(roles: Iterable[str]) -> str:
+    return ", ".join(sorted(roles))
 
 
 class WorkerRestarts:
@@ -94,7 +98,9 @@ class WorkerRestarts:
 
 
 class EngineRestarts:
-    """Of rollout engines, each alone in its worker. They hold the newest weights when they are at work again."""
+    """Of rollout engines, each alone in its worker. They hold the newest weights when they are at work again.
+
+    Counted are those that came of it, or failed by the engine: a death after which all go back is counted there."""
 
     def __init__(
         self,
@@ -116,17 +122,26 @@ class EngineRestarts:
         while self._restarts.allow([engine.name]):
             await self._coordinator.ended()
             try:
-                await self._runtime.start_again(engine)
-                version = await self._coordinator.bring(engine, self._settled)
-            except Exception as error:
-                if (again := death_in(error)) is None:
-                    raise
-                death = str(again)
+                version = await self._started(engine)
+            except NotBrought as error:
+                self._restarts.count([engine.name])
+                death = str(error)
                 continue
+            self._restarts.count([engine.name])
             done = f"started again with version {version}"
             self._hear(Restart([engine.name], how(death), done, round(began, 3), round(self._clock.now() - began, 3)))
             return version
         return None
+
+    async def _started(self, engine: Handle[Any]) -> int:
+        """The version that it then holds. Raises NotBrought."""
+        try:
+            await self._runtime.start_again(engine)
+        except Exception as error:
+            if (death := death_in(error)) is None:
+                raise
+            raise NotBrought(str(death)) from error
+        return await self._coordinator.bring(engine, self._settled)
 
     async def _settled(self) -> int:
         """Version of the trainer's weights, once they are of one. Raises LostEngine where that cannot be."""
@@ -166,6 +181,7 @@ async def started_again(
         if not restarts.allow(roles):
             why = str(death) if not restarts.limit else f"{death}; {restarts.used_up}"
             raise GivenUp(why) from death
+        restarts.count(roles)
         try:
             return await runtime.start_again(handle)
         except Exception as error:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from harness.comparison.run_summary import summary_of
 from harness.comparison.runs import run_of
-from harness.config import JobConfig, ModelConfig
+from harness.config import ConfigError, JobConfig, ModelConfig
 from harness.config.checks.begin_with import run_to_begin_with
 from harness.config.checks.job import JobPlan
 from harness.config.checks.replay import run_to_replay
@@ -29,27 +29,20 @@ from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt, NothingToGoBackTo
 from harness.driver.final_model import model_card, write_critic_files, write_model_files
 from harness.driver.initial_weights import initial_model
-from harness.driver.progress import ProgressDisplay
+from harness.driver.progress import ProgressDisplay, waiting_for
 from harness.driver.replay import Replay
 from harness.driver.restarts import GivenUp, Restarts, how, roles_in
 from harness.driver.session import Session
+from harness.metrics.done import CRITIC, MODEL
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
 from harness.metrics.restarts import Restart
-from harness.metrics.run_files import (
-    CRITIC,
-    MODEL,
-    RunDirectory,
-    load_config,
-    load_metrics,
-    mirrored_files,
-    run_directory,
-)
+from harness.metrics.run_files import RunDirectory, load_config, load_metrics, mirrored_files, run_directory
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.protocols import EngineDied
 from harness.rl.learning_rate import peak_rate
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import leaving_when_asked, run_in
-from harness.runtime.runtime import Handle, WorkerDied, ask_all, parts_of
+from harness.runtime.runtime import Handle, WorkerDied, ask_all, cluster_address, parts_of
 from harness.tasks import make_task, tokenizer_of
 from harness.weight_sync.membership import LostEngine
 from harness.workers.training_state import RememberingRole
@@ -77,7 +70,7 @@ def run_seed(
     its workers, and stays for other runs.
 
     Where roles die that cannot be started again by themselves, all go back to the last checkpoint together. Raises
-    WorkerDied where there is none, or where they did so too often."""
+    WorkerDied where there is none, where they did so too often, or where what is left has no room for them."""
     restarts, loss = Restarts(config.restarts.limit), None
     while True:
         try:
@@ -86,6 +79,8 @@ def run_seed(
             assert loss is not None, "asked for after one"
             raise WorkerDied(f"{loss.why}; no checkpoint was whole: the run cannot go back to one") from None
         except Exception as failure:
+            if loss is not None and isinstance(failure, ConfigError):  # what a cluster has left may be too little
+                raise GivenUp(f"{loss.why}; {failure}; checkpoints are kept: the same command goes on") from failure
             loss = _loss(failure, config, restarts)
             server = None if server is not None and server.has_ended() else server
 
@@ -100,6 +95,7 @@ def _loss(failure: Exception, config: JobConfig, restarts: Restarts) -> Loss:
     loss = Loss(how(death), roles_in(str(death)), time.monotonic())
     if not restarts.allow(loss.roles):
         raise GivenUp(f"{death}; {restarts.used_up}") from failure
+    restarts.count(loss.roles)
     return loss
 
 
@@ -145,7 +141,7 @@ def _attempt(
             _initial_model(config, plan, results, console),
             seed,
             folder.path / LOGS,
-            folder.path / CHECKPOINTS,
+            folder.path.absolute() / CHECKPOINTS,
             earlier.checkpoint,
             replay,
             lambda: leave.asked,
@@ -251,11 +247,13 @@ def _start(
     console: Console,
 ) -> Mirror:
     """Bring everything up. MLflow takes seconds to load and to make its database: the roles start meanwhile."""
-    with console.status("starting the queue") as status, ThreadPoolExecutor(1) as background:
+    cluster = cluster_address()
+    what = "starting the queue" if cluster is None else f"waiting for the Ray cluster at {cluster} to place the workers"
+    with waiting_for(console, what) as say, ThreadPoolExecutor(1) as background:
         mirror = background.submit(open_mirror)
         session.start(stack)
-        run_in(runner, session.connect(status.update))
-        status.update("waiting for MLflow")
+        run_in(runner, session.connect(say))
+        say("waiting for MLflow")
         return stack.enter_context(mirror.result())
 
 

@@ -225,10 +225,19 @@ class Session:
         if not self.run.config.cluster.serve_membership or not isinstance(self.clock, RealClock):
             yield
             return
-        from harness.weight_sync.service import fleet_app, serving
+        from harness.metrics.prometheus import run_text
+        from harness.runtime.http_server import serving
+        from harness.weight_sync.service import fleet_app
 
-        token = secrets.token_urlsafe(32)
-        app = fleet_app(self.assembly.coordinator.fleet, token, now=self.clock.now, health=self._health)
+        token, newest = secrets.token_urlsafe(32), dict[str, float]()
+        self.recorder.listeners.append(newest.update)
+        app = fleet_app(
+            self.assembly.coordinator.fleet,
+            token,
+            now=self.clock.now,
+            health=self._health,
+            metrics=lambda: run_text(self._health(), newest),
+        )
         async with serving(app) as url:
             with self.publish_address(url, token):
                 yield

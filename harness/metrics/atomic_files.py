@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_LOOK_S = 0.05  # between two tries for a lock
 
 
 @contextmanager
@@ -37,14 +40,22 @@ class Lock:
     The file itself stays: deleting a lock file lets two holders in.
     """
 
-    def __init__(self, path: Path, *, wait: bool, busy: str = "the lock is held by another process") -> None:
-        """Take the lock; with `wait` false, raise BlockingIOError with the message `busy` if another holds it."""
+    def __init__(self, path: Path, *, within_s: float = 0.0, busy: str = "the lock is held by another process") -> None:
+        """Take the lock; BlockingIOError with the message `busy` where another holds it for so many seconds."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        due = time.monotonic() + within_s
+        while not self._taken():
+            if time.monotonic() >= due:
+                os.close(self._fd)
+                raise BlockingIOError(f"{path}: {busy}")
+            time.sleep(_LOOK_S)
+
+    def _taken(self) -> bool:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._fd)
-            raise BlockingIOError(f"{path}: {busy}") from None
+            return False
+        return True
 
     def release(self) -> None:
         """Release the lock. Releasing twice does nothing."""

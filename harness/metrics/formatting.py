@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 _SIGNIFICANT = 3
@@ -69,6 +70,11 @@ def latex_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     table = pd.DataFrame(rows, columns=list(heads)).style.hide(axis="index")
     table = table.format(escape="latex").format_index(escape="latex", axis="columns")
     return str(table.to_latex(hrules=True, column_format="l" + "r" * (len(heads) - 1))).replace("−", "$-$")
+
+
+def redacted(text: str) -> str:
+    """Without the passwords of addresses in it: user:***@host."""
+    return re.sub(r"(://[^/\s:@]*):[^/\s]*@", r"\1:***@", text)
 
 
 def escaped(text: str) -> str:

@@ -44,9 +44,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from harness.config.job import flatten
 from harness.metrics.atomic_files import Lock
+from harness.metrics.done import INCOMPLETE, check_files, read_done
+from harness.metrics.formatting import redacted
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
-    INCOMPLETE,
     finished_runs,
     load_config,
     load_manifest,
@@ -56,6 +57,7 @@ from harness.metrics.run_files import (
     mirrored_files,
 )
 
+_LOCKED_S = 120.0  # by another process, which makes an experiment in a second or two
 _BATCH = 1000  # MLflow's limit of metrics per log_batch
 _PARAM_BATCH = 100  # and of params
 _QUEUE, _SYSTEM = "queue/", "system/"
@@ -138,7 +140,10 @@ class Store:
             self.client.log_artifact(run_id, str(path))
 
     def _lock(self) -> Lock:
-        return Lock(self.results / ".mlflow.lock", wait=True)
+        busy = (
+            f"another process has been making its experiment for {_LOCKED_S:g} s; see whether it lives, and try again"
+        )
+        return Lock(self.results / ".mlflow.lock", within_s=_LOCKED_S, busy=busy)
 
     def _experiment(self, name: str) -> str:
         """The id of the MLflow experiment, made if it is not there, brought back if it was deleted. A server knows
@@ -235,14 +240,14 @@ def description(identity: RunIdentity, manifest: Mapping[str, Any]) -> str:
 
 
 def first_line(failure: BaseException) -> str:
-    """What went wrong, without MLflow's details; of a request that failed, which one."""
+    """What went wrong, without MLflow's details and without passwords; of a request that failed, which one."""
     lines = [line for line in str(failure).splitlines() if not line.startswith("(raised as a result of")]
     line = lines[0] if lines and lines[0] else type(failure).__name__
-    return re.sub(r" failed with (timeout )?exception .*", " failed", line)
+    return redacted(re.sub(r" failed with (timeout )?exception .*", " failed", line))
 
 
 def milliseconds(isotime: str) -> int:
-    """A time as manifest.json and DONE hold it, since 1970."""
+    """A time as manifest.json holds it, since 1970."""
     return int(datetime.fromisoformat(isotime).timestamp() * 1000)
 
 
@@ -388,6 +393,7 @@ def sync(results: Path, folder: Path) -> Iterator[SyncedRun]:
 
 def sync_run(store: Store, path: Path) -> SyncedRun:
     """Make or complete the mirror of the finished run in folder `path`."""
+    check_files(path)
     manifest, config = load_manifest(path), load_config(path)
     identity = identity_of(manifest)
     same = [run for run in store.attempts(identity) if run.data.tags.get(STARTED_AT) == manifest[STARTED_AT]]
@@ -433,4 +439,4 @@ def _lacking(store: Store, run: Run, metrics: Iterable[Metric]) -> list[Metric]:
 
 
 def _done_at(path: Path) -> int:
-    return milliseconds((path / "DONE").read_text(encoding="utf-8").strip())
+    return int(read_done(path).at.timestamp() * 1000)

@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,9 +17,11 @@ import pyarrow as pa
 from omegaconf import OmegaConf
 
 from harness.config import JobConfig
+from harness.config.files import read_json, read_text, read_yaml
 from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import Lock, write_text
 from harness.metrics.damaged import reading
+from harness.metrics.done import DONE, INCOMPLETE, MODEL, is_done, write_done
 from harness.metrics.growing_file import GrowingFile
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
@@ -33,20 +35,14 @@ from harness.metrics.parts import (
 )
 from harness.metrics.restarts import Restart
 from harness.metrics.samples import read_samples, write_responses, write_table
+from harness.metrics.schemas import LARGEST, EvaluationLine, IterationLine, LedgerFile, ManifestFile, TraceFile
 from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 
 _LOCK = ".lock"
-MODEL = "model"
-"""The folder of the final weights, with all that transformers and the engines need to load them."""
-CRITIC = "critic"
-"""That of the final critic, where there is one, as a model that classifies tokens."""
 EVALUATIONS = "eval.jsonl"
 """A line for each version whose held-out accuracy was found."""
 RESTARTS = "restarts.jsonl"
 """A line for each time that roles died and were started again; there only where some did."""
-INCOMPLETE = "mlflow-incomplete.txt"
-"""There while MLflow lacks something of a finished run, and says why."""
-
 
 Kept = Callable[[Path], Collection[str]]
 """What is to stay of what an earlier attempt left in a run's folder, which is locked: names of files and folders."""
@@ -63,6 +59,12 @@ def run_directory(config: JobConfig, seed: int, results: Path, kept: Kept = noth
     return RunDirectory(results, config.experiment, cell_name(config), seed, kept)
 
 
+def check_folder_name(what: str, name: str) -> None:
+    """Raises ValueError for a name that would leave its place."""
+    if not name or "/" in name or name.startswith("."):
+        raise ValueError(f"{what} {name!r} cannot name a folder: it is empty, holds '/' or begins with '.'")
+
+
 class RunDirectory:
     """Writes and reads the files of one run; `start` before writing, `finish` or `close` at the end.
 
@@ -73,8 +75,7 @@ class RunDirectory:
     def __init__(self, root: Path, experiment: str, cell: str, seed: int, kept: Kept = nothing_kept) -> None:
         """root: the results folder. Raises ValueError if a name would leave its place in the layout."""
         for what, name in (("experiment", experiment), ("cell", cell)):
-            if not name or "/" in name or name.startswith("."):
-                raise ValueError(f"{what} {name!r} cannot name a folder: it is empty, holds '/' or begins with '.'")
+            check_folder_name(what, name)
         self.path = Path(root) / experiment / cell / f"seed={seed}"
         self._kept = kept
         self._lock: Lock | None = None
@@ -85,7 +86,7 @@ class RunDirectory:
 
     @property
     def done(self) -> bool:
-        """Whether the run finished and every file was written."""
+        """Whether the run finished and every file is there. Raises DamagedFile where one is not as it was written."""
         return is_done(self.path)
 
     def start(self) -> None:
@@ -95,8 +96,8 @@ class RunDirectory:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         busy = "this cell and seed is being run by another process; wait for it, or give this run another experiment"
-        self._lock = Lock(self.path / _LOCK, wait=False, busy=busy)
-        (self.path / "DONE").unlink(missing_ok=True)  # first: the rest is no result without it
+        self._lock = Lock(self.path / _LOCK, busy=busy)
+        (self.path / DONE).unlink(missing_ok=True)  # first: the rest is no result without it
         stay = {_LOCK, *self._kept(self.path)}
         for left in [left for left in self.path.iterdir() if left.name not in stay]:
             if left.is_dir() and not left.is_symlink():
@@ -222,19 +223,25 @@ class RunDirectory:
 
     def finish(self) -> None:
         """Write DONE and release the folder. Everything else must be there."""
-        write_text(self.path / "DONE", datetime.now(UTC).isoformat(timespec="seconds") + "\n")
+        self._close_files()
+        write_done(self.path)
         self.close()
 
     def close(self) -> None:
         """Release the folder; without `finish` before, the run stays unfinished. Raises OSError where a file's last
         bytes cannot be written, once all are closed."""
-        open_ones = [one for one in (self._parts, self._system, self._metrics, self._arrivals) if one is not None]
         with ExitStack() as closing:
             if self._lock is not None:
                 closing.callback(self._lock.release)
+            self._lock = None
+            self._close_files()
+
+    def _close_files(self) -> None:
+        open_ones = [one for one in (self._parts, self._system, self._metrics, self._arrivals) if one is not None]
+        with ExitStack() as closing:
             for one in open_ones:
                 closing.callback(one.close)
-            self._parts = self._metrics = self._system = self._arrivals = self._lock = None
+            self._parts = self._metrics = self._system = self._arrivals = None
 
     def __enter__(self) -> RunDirectory:
         self.start()
@@ -250,19 +257,14 @@ class RunDirectory:
 def locked(path: Path, busy: str) -> Lock:
     """The folder of a run that nobody writes; as a context manager it stays so. Raises BlockingIOError, which says
     `busy`, where somebody does."""
-    return Lock(path / _LOCK, wait=False, busy=busy)
-
-
-def is_done(path: Path) -> bool:
-    """Whether the run in this folder finished."""
-    return (path / "DONE").exists()
+    return Lock(path / _LOCK, busy=busy)
 
 
 def load_config(path: Path) -> dict[str, Any]:
     """config.yaml of the run in folder `path`, as nested mappings of plain values. This and all that follow raise
     DamagedFile for a file that is not what a run writes."""
     with reading(path / "config.yaml"):
-        config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"), resolve=True)
+        config = read_yaml(path / "config.yaml")
         if not isinstance(config, dict):
             raise ValueError("it holds no settings")
         return {str(name): value for name, value in config.items()}
@@ -270,12 +272,15 @@ def load_config(path: Path) -> dict[str, Any]:
 
 def finished_runs(folder: Path) -> list[Path]:
     """The folders of all finished runs below `folder`: an experiment's, a cell's, or several experiments'. By path."""
-    return [done.parent for done in sorted(folder.rglob("seed=*/DONE"))]
+    return [done.parent for done in sorted(folder.rglob(f"seed=*/{DONE}"))]
 
 
 def load_manifest(path: Path) -> dict[str, Any]:
     """manifest.json of the run in folder `path`."""
-    return _object(path / "manifest.json")
+    manifest = _object(path / "manifest.json")
+    with reading(path / "manifest.json"):
+        msgspec.convert(manifest, ManifestFile)
+    return manifest
 
 
 def load_metrics(path: Path) -> list[dict[str, Any]]:
@@ -285,41 +290,47 @@ def load_metrics(path: Path) -> list[dict[str, Any]]:
     """
     lines = _lines(path / "metrics.jsonl")
     with reading(path / "metrics.jsonl"):
-        for line in msgspec.convert(lines, list[dict[str, float | None]]):
-            if missing := [name for name in AXES if line.get(name) is None]:
-                raise ValueError(f"a line has no {missing[0]}")
+        msgspec.convert(lines, list[dict[str, float | None]])
+        read = msgspec.convert(lines, list[IterationLine])
+        for before, line in pairwise(read):
+            if line.iteration != before.iteration + 1:
+                raise ValueError(f"iteration {line.iteration} follows {before.iteration}")
+            if line.seconds < before.seconds or line.samples < before.samples:
+                raise ValueError(f"seconds or samples are fewer after iteration {line.iteration} than before")
     return [{name: math.nan if value is None else value for name, value in line.items()} for line in lines]
 
 
 def load_evaluations(path: Path) -> list[dict[str, Any]]:
     """eval.jsonl of the run in folder `path`, by version; empty for a run that evaluated none."""
-    return _lines(path / EVALUATIONS) if (path / EVALUATIONS).exists() else []
+    return _lines(path / EVALUATIONS, EvaluationLine) if (path / EVALUATIONS).exists() else []
 
 
 def load_restarts(path: Path) -> list[dict[str, Any]]:
     """restarts.jsonl of the run in folder `path`: roles that died, and what was done. Empty where none did."""
-    return _lines(path / RESTARTS) if (path / RESTARTS).exists() else []
+    return _lines(path / RESTARTS, Restart) if (path / RESTARTS).exists() else []
 
 
 def load_system(path: Path) -> list[dict[str, float]]:
     """How busy the machine was during the run in folder `path`: `time` (seconds since 1970) and `system/...`. Empty for
     a run that was made before this was sampled."""
-    return _lines(path / "system.jsonl") if (path / "system.jsonl").exists() else []
+    return _lines(path / "system.jsonl", dict[str, float]) if (path / "system.jsonl").exists() else []
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
+def _lines(file: Path, each: Any = dict[str, Any]) -> list[dict[str, Any]]:
+    """each: the type of a line, for what is relied on of it."""
     with reading(file):
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = read_text(file, LARGEST[file.name]).split("\n")
     objects = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or cut off
         with reading(file.with_name(f"{file.name}, line {number}")):
             objects.append(_mapping(json.loads(line)))
+            msgspec.convert(objects[-1], each)
     return objects
 
 
 def _object(file: Path) -> dict[str, Any]:
     with reading(file):
-        return _mapping(json.loads(file.read_text(encoding="utf-8")))
+        return _mapping(read_json(file, LARGEST[file.name]))
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -331,8 +342,8 @@ def _mapping(value: object) -> dict[str, Any]:
 def mirrored_files(path: Path) -> list[Path]:
     """The files of the run in folder `path` that MLflow gets: all but what only the folder needs; the final model is a
     folder, and stays."""
-    left_out = {INCOMPLETE, "DONE"}
-    files = sorted(file for file in path.iterdir() if file.is_file())
+    left_out = {INCOMPLETE, DONE}
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.is_symlink())
     return [file for file in files if file.name not in left_out and not file.name.startswith(".")]
 
 
@@ -354,9 +365,9 @@ def load_timeline(path: Path) -> Timeline:
     """The Timeline that trace.json of the run in folder `path` holds; of one that has not ended, so far."""
     if not (path / "trace.json").exists() and (path / PARTS).is_dir():
         return read_timeline_so_far(path / PARTS)
-    trace = _object(path / "trace.json")
-    with reading(path / "trace.json"):
-        return timeline_of(trace)
+    file = path / "trace.json"
+    with reading(file):
+        return timeline_of(msgspec.json.decode(read_text(file, LARGEST[file.name]), type=TraceFile))
 
 
 def load_summary(path: Path) -> dict[str, float]:
@@ -372,17 +383,5 @@ def load_ledger(path: Path) -> dict[str, Any]:
     """ledger.json of the run in folder `path`."""
     ledger = _object(path / "ledger.json")
     with reading(path / "ledger.json"):
-        msgspec.convert(ledger, _LedgerFile)
+        msgspec.convert(ledger, LedgerFile)
     return ledger
-
-
-class _LedgerFile(msgspec.Struct):
-    """What is relied on in one, whatever else it says."""
-
-    admitted: int
-    trained: int
-    in_flight: int
-    dropped_stale: int
-    trained_by_iteration: dict[str, int]
-    in_flight_ids: list[int]
-    dropped_ids: dict[str, list[int]]

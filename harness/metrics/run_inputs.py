@@ -8,7 +8,8 @@ from typing import Any
 
 from harness.config import ConfigError, JobConfig
 from harness.config.inputs import inputs_of
-from harness.metrics.run_files import is_done, load_manifest
+from harness.metrics.done import is_done
+from harness.metrics.run_files import load_manifest
 
 SHOWN = 12
 """Digits of a digest that tell two apart."""

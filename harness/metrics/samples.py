@@ -330,13 +330,26 @@ def write_table(path: Path, table: pa.Table) -> None:
         pq.write_table(table, temporary)
 
 
+_MOST_ROWS, _MOST_BYTES = 200_000_000, 64 << 30
+
+
+def read_columns(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Of a Parquet file. Raises ValueError for one that says it has more rows, or bytes when read, than any run writes:
+    a few bytes may stand for as many as fit no memory."""
+    told = pq.read_metadata(path)
+    size = sum(told.row_group(number).total_byte_size for number in range(told.num_row_groups))
+    if told.num_rows > _MOST_ROWS or size > _MOST_BYTES:
+        raise ValueError(f"it has {told.num_rows:,} rows of {size:,} bytes, more than any run writes")
+    return pq.read_table(path, columns=columns)
+
+
 def read_samples(path: Path) -> pa.Table:
     """The table of samples.parquet: the columns of SCHEMA, then whatever others the file has.
 
     A column that may be null and is not there reads as null, so that older runs stay readable. Raises ValueError where
     another one is missing, or one has another type.
     """
-    found = pq.read_table(path)
+    found = read_columns(path)
     columns = []
     for expected in SCHEMA:
         if expected.name not in found.column_names and expected.nullable:
@@ -348,6 +361,10 @@ def read_samples(path: Path) -> pa.Table:
                 f"\n{found.schema.remove_metadata()}"
             )
         columns.append(found.column(expected.name))
+        if columns[-1].null_count and not expected.nullable:
+            raise ValueError(f"{path} cannot be read: column {expected.name} has no value in some rows")
+    if unknown := set(found.column("fate").unique().to_pylist()) - set(FATES):
+        raise ValueError(f"{path} cannot be read: {unknown} is no fate of a sample; they are {', '.join(FATES)}")
     others = [name for name in found.column_names if name not in SCHEMA.names]
     schema = pa.schema([*SCHEMA, *(found.schema.field(name) for name in others)])
     return pa.table([*columns, *(found.column(name) for name in others)], schema=schema)

@@ -14,9 +14,11 @@ from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any
 
 from harness.metrics.restarts import Restart
+from harness.metrics.schemas import TraceFile, TraceSpan
 from harness.protocols import Span
 
 SYNC_KINDS = frozenset({"load_weights", "publish_weights"})
@@ -257,12 +259,15 @@ def length(intervals: Iterable[Interval]) -> float:
 def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
     """The time in `intervals` and in none of the `holes`."""
     left: list[Interval] = []
-    cuts = union(holes)
+    cuts, first = union(holes), 0
     for start, end in union(intervals):
-        for low, high in clip(cuts, (start, end)):
-            if low > start:
-                left.append((start, low))
-            start = high
+        while first < len(cuts) and cuts[first][1] <= start:
+            first += 1
+        at = first
+        while at < len(cuts) and cuts[at][0] < end:
+            if cuts[at][0] > start:
+                left.append((start, cuts[at][0]))
+            start, at = cuts[at][1], at + 1
         if end > start:
             left.append((start, end))
     return left
@@ -300,14 +305,14 @@ def chrome_trace(timeline: Timeline, restarts: Iterable[Restart] = ()) -> dict[s
     }
 
 
-def timeline_of(trace: dict[str, Any]) -> Timeline:
+def timeline_of(trace: TraceFile) -> Timeline:
     """The Timeline that `chrome_trace` was given, times rounded to nanoseconds."""
-    other = trace["otherData"]
-    placement = {(p["role"], p["engine"]): Place(p["pool"], tuple(p["devices"])) for p in other["placement"]}
-    timeline = Timeline(placement, started_at=other["started_at"], warmup=other["warmup"])
-    for iteration, at in other["iteration_ends"].items():
+    told = trace.other_data
+    placement = {(one.role, one.engine): Place(one.pool, one.devices) for one in told.placement}
+    timeline = Timeline(placement, started_at=told.started_at, warmup=told.warmup)
+    for iteration, at in told.iteration_ends.items():
         timeline.end_iteration(int(iteration), at)
-    timeline.add(_span(event) for event in trace["traceEvents"] if event["ph"] == "X")
+    timeline.add(_span(event) for event in trace.trace_events if isinstance(event, TraceSpan))
     return timeline
 
 
@@ -317,13 +322,16 @@ def lanes(spans: Iterable[Span]) -> list[list[Span]]:
     An engine whose weights arrive while it generates has two; viewers draw overlapping slices of one thread wrongly.
     """
     laid: list[list[Span]] = []
+    taken: list[tuple[float, int]] = []  # until when, and which lane; a heap, so that no span looks at every lane
+    free: list[int] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
-        for lane in laid:
-            if lane[-1].end <= span.start + _SAME_INSTANT_S:
-                lane.append(span)
-                break
-        else:
-            laid.append([span])
+        while taken and taken[0][0] <= span.start + _SAME_INSTANT_S:
+            heappush(free, heappop(taken)[1])
+        lane = heappop(free) if free else len(laid)
+        if lane == len(laid):
+            laid.append([])
+        laid[lane].append(span)
+        heappush(taken, (span.end, lane))
     return laid
 
 
@@ -347,16 +355,16 @@ def _mark(restart: Restart) -> dict[str, Any]:
     return {"ph": "i", "s": "g", "name": name, "pid": 1, "tid": 1, "ts": round(restart.at_s * 1e6, 3), "args": told}
 
 
-def _span(event: dict[str, Any]) -> Span:
-    start, args = event["ts"] / 1e6, event["args"]
+def _span(event: TraceSpan) -> Span:
+    start = event.ts / 1e6
     return Span(
-        role=event["cat"],
-        engine=args["engine"],
-        kind=event["name"],
+        role=event.cat,
+        engine=event.args.engine,
+        kind=event.name,
         start=start,
-        end=start + event["dur"] / 1e6,
-        version=args["version"],
-        iteration=args["iteration"],
+        end=start + event.dur / 1e6,
+        version=event.args.version,
+        iteration=event.args.iteration,
     )
 
 

@@ -12,16 +12,18 @@ from matplotlib.ticker import FuncFormatter
 
 from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Timeline, lanes
 from harness.protocols import Span
-from harness.report.data_versions import DataVersion
+from harness.report.data_versions import OWN_KINDS, DataVersion
 from harness.report.palette import KINDS, VERSIONS, contrast
 
 _ITERATIONS = 6
 _TRANSFERS = SYNC_KINDS | BACKGROUND_SYNC_KINDS
-_SHOW_VERSION = _TRANSFERS | {"generate"}
 _WAIT = "wait_for_samples"
 _NOT_TRAINED = "#B8C2CC"
 _WORDS = 0.07  # of the width, that "iteration 12" needs
 _SMALLEST_GAP = 0.003  # of the width
+_LOWEST_LABEL = 0.1  # of a lane of an engine: text in a lower bar would not be readable
+MOST_BARS = 4_000
+"""In one panel; what a picture lasts grows with them, and others may have written a trace."""
 _SMALLEST_LABEL = 0.006  # of the width, per character: text in a narrower bar would not be readable
 
 Owner = tuple[str, str]
@@ -87,6 +89,10 @@ def draw_lanes(
 ) -> None:
     """A lane for each of these engines, over this window; the iterations `shown` are marked above."""
     spans = _within(timeline, window)
+    if len(spans) > MOST_BARS:
+        told = f"the first {MOST_BARS:,} of {len(spans):,} bars"
+        axes.annotate(told, (1, 0), (-4, 4), "axes fraction", "offset points", ha="right", va="bottom")
+        spans = spans[:MOST_BARS]
     for row, owner in enumerate(engines):
         stacked = lanes(s for s in spans if (s.role, s.engine) == owner)
         height = 0.8 / max(1, len(stacked))
@@ -102,7 +108,7 @@ def draw_lanes(
 
 def by_kind(span: Span) -> tuple[str, str]:
     """A colour for each kind of work; in bars the iteration, or the version that samples or moves."""
-    text = f"v{span.version}" if span.kind in _SHOW_VERSION else str(span.iteration)
+    text = f"v{span.version}" if span.kind in OWN_KINDS else str(span.iteration)
     return KINDS[span.kind], "" if span.kind == _WAIT else text
 
 
@@ -110,9 +116,11 @@ def by_data(version: DataVersion) -> Paint:
     """A colour for each version of the data, which is written in the bar; weights on their way have another."""
 
     def paint(span: Span) -> tuple[str, str]:
+        if span.kind == _WAIT:
+            return KINDS[_WAIT], ""
+        if span.kind in _TRANSFERS:
+            return KINDS["load_weights"], f"v{span.version}"
         found = version(span)
-        if span.kind == _WAIT or span.kind in _TRANSFERS:
-            return (KINDS[_WAIT], "") if span.kind == _WAIT else (KINDS["load_weights"], f"v{span.version}")
         return (_NOT_TRAINED, "") if found is None else (VERSIONS[found % len(VERSIONS)], f"v{found}")
 
     return paint
@@ -173,7 +181,7 @@ def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float,
     share = (end - start) / (window[1] - window[0])
     gap = 0.4 if share > _SMALLEST_GAP else 0.0  # a gap keeps neighbours apart, but would swallow a thin bar
     axes.add_patch(Rectangle((start, bottom), end - start, height, facecolor=color, edgecolor="white", linewidth=gap))
-    if not text or share < _SMALLEST_LABEL * len(text):
+    if not text or share < _SMALLEST_LABEL * len(text) or height < _LOWEST_LABEL:
         return
     ink = max("#FFFFFF", "#262626", key=lambda ink: contrast(ink, color))
     axes.text((start + end) / 2, bottom + height / 2, text, ha="center", va="center", color=ink, fontsize="small")

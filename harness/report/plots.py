@@ -40,6 +40,7 @@ _STYLE: Any = {
     "grid.color": "0.92",
     "axes.axisbelow": True,
     "legend.frameon": False,
+    "text.parse_math": False,  # names may be anybody's
 }
 _DPI = 150
 FORMATS = ("png", "svg", "pdf")

@@ -13,12 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.metrics.done import is_done
 from harness.metrics.formatting import number, percent
 from harness.metrics.ledger import ENGINE_EVENTS
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
 from harness.metrics.restarts import Restart
 from harness.metrics.run_files import (
-    is_done,
     load_evaluations,
     load_ledger,
     load_manifest,

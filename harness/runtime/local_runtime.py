@@ -14,13 +14,15 @@ from typing import Any
 
 from harness.config.gpus import VISIBLE, gpus
 from harness.config.plugins import import_folders
+from harness.logs import RUN, run_in
 from harness.runtime.fork_server import ForkedProcess, ForkServer
 from harness.runtime.runtime import Build, Handle, RoleName
 from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.runtime.worker_server import run_worker
 from harness.transfer_queue import QueueSpec, TransferQueue
+from harness.transfer_queue.remote.handshake import new_token
 from harness.transfer_queue.remote.process import QueueProcess
-from harness.transfer_queue.remote.sockets import Address, listen, new_address, new_token
+from harness.transfer_queue.remote.sockets import Address, forget_address, listen, new_address
 
 _WORKER = "harness.runtime.worker_server"
 
@@ -53,6 +55,7 @@ class LocalRuntime:
         self._stack = ExitStack()
         self._workers = ConnectedWorkers(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=True)
         self._processes: list[ForkedProcess] = []
+        self._addresses: list[Address] = []
         self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
 
     def __enter__(self) -> LocalRuntime:
@@ -68,11 +71,18 @@ class LocalRuntime:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def start_queue(self, spec: QueueSpec) -> TransferQueue:
+    def host_of(self, handle: Handle[Any]) -> str:
+        return self.host
+
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
         """The queue of this run, in a process of its own, which ends with the run."""
         limits = self._workers
         started = QueueProcess.start(
-            spec, timeout_s=limits.start_timeout_s, call_timeout_s=limits.call_timeout_s or 60.0
+            spec,
+            timeout_s=limits.start_timeout_s,
+            call_timeout_s=limits.call_timeout_s or 60.0,
+            saves=None if saves is None else str(saves),
+            run="" if self.logs is None else run_in(self.logs),
         )
         self._stack.callback(started.stop)
         self._queue = started
@@ -100,12 +110,15 @@ class LocalRuntime:
         devices, roles, build = self._starts[name]
         pickled, token = pickle.dumps(build), new_token()
         listener, address = listen(new_address())
+        self._addresses.append(address)
         with listener:
             process = self._server.start(
                 run_worker,
                 (name, list(roles), pickled, token),
                 [listener.fileno()],
-                environment=network_environment(self.gpu) | (device_environment(devices) if self.gpu else {}),
+                environment=network_environment(self.gpu)
+                | (device_environment(devices) if self.gpu else {})
+                | ({} if self.logs is None else {RUN: run_in(self.logs)}),
                 log=self.logs and self.logs / f"{name}.log",
             )
         self._processes.append(process)
@@ -124,6 +137,7 @@ class LocalRuntime:
         await self._workers.start_clocks(origin)
 
     def _end_workers(self) -> None:
+        self._workers.stopped()
         try:
             for process in self._processes:
                 process.signal(signal.SIGTERM)
@@ -137,6 +151,8 @@ class LocalRuntime:
         finally:
             for process in self._processes:
                 process.close()
+            for address in self._addresses:
+                forget_address(address)
 
 
 class _LocalProcess:
@@ -190,8 +206,3 @@ def server_environment() -> dict[str, str]:
 def network_environment(gpu: bool) -> dict[str, str]:
     """By which workers find each other."""
     return {} if gpu else {"GLOO_SOCKET_IFNAME": "lo"}
-
-
-def worker_environment(gpu: bool) -> dict[str, str]:
-    """What workers have in their environment beyond that of this process."""
-    return server_environment() | network_environment(gpu)

@@ -248,19 +248,11 @@ def _short(failure: Failure) -> str:
     return failure.kinds[0].rpartition(":")[2] if failure.kinds else "Exception"
 
 
-# -- messages: the driver proves that it has the token, then asks
+# -- messages, once both sides have proved that they have the token
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
     """Its class is its first item; the number of the call is in the frame."""
-
-
-class Challenge(Message):
-    nonce: bytes
-
-
-class Proof(Message):
-    digest: bytes
 
 
 class Call(Message):
@@ -302,9 +294,8 @@ class Failed(Message):
 
 
 Request = Call | ReadClock | StartClock | StopClock | Ping | EndRole
-Answer = Challenge | Done | Failed
+Answer = Done | Failed
 decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_proof = msgspec.msgpack.Decoder(Proof).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 

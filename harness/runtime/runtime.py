@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from harness.protocols import Clock, EngineDied
@@ -65,9 +66,13 @@ class Runtime(Protocol):
 
     @property
     def host(self) -> str:
-        """Where processes of this run meet; loopback unless they are on several machines."""
+        """Where processes of this run reach this one; loopback unless they are on several machines."""
 
-    def start_queue(self, spec: QueueSpec) -> TransferQueue: ...
+    def host_of(self, handle: Handle[Any]) -> str:
+        """Where they reach the process of this role, which has answered."""
+
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
+        """saves: the folder below which it may be saved."""
 
     def kill_queue(self) -> None:
         """Its process, whatever it is doing."""

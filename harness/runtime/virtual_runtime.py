@@ -9,6 +9,7 @@ import math
 import selectors
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from harness.runtime.runtime import Build, Handle, Role, RoleName, role_name
@@ -194,7 +195,10 @@ class VirtualRuntime:
     def __init__(self) -> None:
         self._workers: list[tuple[list[LocalRole[Any]], list[RoleName], Build]] = []
 
-    def start_queue(self, spec: QueueSpec) -> TransferQueue:
+    def host_of(self, handle: Handle[Any]) -> str:
+        return self.host
+
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
         return LocalQueue(spec)
 
     def kill_queue(self) -> None:

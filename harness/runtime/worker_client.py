@@ -17,16 +17,17 @@ import msgspec
 
 from harness.runtime import messages as m
 from harness.runtime.runtime import Handle, RoleName, WorkerDied, retrieved, role_name
+from harness.transfer_queue.remote.handshake import greet
 from harness.transfer_queue.remote.sockets import (
     Address,
     ClientSocket,
+    Framer,
     Outbox,
     Splitter,
     abandon_in_children,
+    check_peer,
     client_socket,
-    header,
     send_at_once,
-    token_digest,
 )
 
 R_co = TypeVar("R_co", covariant=True)
@@ -55,17 +56,25 @@ class ConnectionEnded(ConnectionError):
 
 class WorkerConnection:
     """To one worker, opened by its first call, for one event loop. start_timeout_s: the longest wait for its roles to
-    be made."""
+    be made; here: it is on this host, where the end of a process ends its connection."""
 
     def __init__(
-        self, worker: str, process: WorkerProcess, token: bytes, *, roles: Iterable[str], start_timeout_s: float
+        self,
+        worker: str,
+        process: WorkerProcess,
+        token: bytes,
+        *,
+        roles: Iterable[str],
+        start_timeout_s: float,
+        here: bool = True,
     ) -> None:
-        self.worker, self.process, self.token = worker, process, token
+        self.worker, self.process, self.token, self.here = worker, process, token, here
         self.roles = set(roles)
         """That have not been ended."""
         self.start_timeout_s = start_timeout_s
         self.ended: str | None = None
         self._opening: asyncio.Future[_Stream] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def ask(self, request: m.Message) -> msgspec.Raw:
         """The answer, encoded. Raises what the call raised there, ConnectionEnded where the worker ends before."""
@@ -81,11 +90,11 @@ class WorkerConnection:
         """Wait until its roles are there, or could not be made: then calls say why. The process's id."""
         return m.decode(await self.ask(m.Ping()), int)
 
-    async def start_clock(self, origin: float, *, here: bool) -> None:
-        """Time 0 of its roles, a reading of time.monotonic in this process. here: it is on this host, where all
-        processes read the same. Nothing happens where it is dead: what it was for says so."""
+    async def start_clock(self, origin: float) -> None:
+        """Time 0 of its roles, a reading of time.monotonic in this process; all processes of a host read the same.
+        Nothing happens where it is dead: what it was for says so."""
         with suppress(ConnectionEnded):
-            ahead = 0.0 if here else await self._clock_ahead()
+            ahead = 0.0 if self.here else await self._clock_ahead()
             await self.ask(m.StartClock(origin + ahead))
 
     async def stop_clock(self) -> float:
@@ -138,13 +147,17 @@ class WorkerConnection:
     async def _open(self) -> _Stream:
         try:
             async with asyncio.timeout(self.start_timeout_s):
-                sock, place = client_socket(await self.process.address())
+                address = await self.process.address()
+                sock, place = client_socket(address)
                 sock.setblocking(False)
                 await asyncio.get_running_loop().sock_connect(sock, place)
+                check_peer(sock)
                 send_at_once(sock)
                 _keep_alive(sock)
                 stream = _Stream(self, sock)
-                await stream.admitted
+                await stream.open(address)
+                if not self.here:
+                    self._watching = asyncio.create_task(self._watch(stream))
                 return stream
         except TimeoutError as error:
             raise TimeoutError(f"{self.worker} was not ready within {self.start_timeout_s} s") from error
@@ -152,6 +165,10 @@ class WorkerConnection:
             if isinstance(error, ConnectionEnded | PermissionError):
                 raise
             raise ConnectionEnded(await self.reason(f"no connection to it: {error}")) from error
+
+    async def _watch(self, stream: _Stream) -> None:
+        """A host that is gone ends no connection: who started the process knows first that it died."""
+        stream.end(await self.process.death(float("inf")))
 
     async def reason(self, otherwise: str) -> str:
         """How it died."""
@@ -165,13 +182,22 @@ class _Stream:
     def __init__(self, connection: WorkerConnection, sock: ClientSocket) -> None:
         self._connection, self._sock = connection, sock
         self._loop = asyncio.get_running_loop()
-        self._splitter, self._outbox = Splitter(m.FRAME_LIMIT), Outbox(sock)
+        self._framer, self._splitter = Framer(m.FRAME_LIMIT), Splitter(m.FRAME_LIMIT, descriptors=0)
+        self._outbox = Outbox(sock)
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._calls = 0
         self._failing: asyncio.Task[None] | None = None
-        self.admitted: asyncio.Future[msgspec.Raw] = self._loop.create_future()
-        self._loop.add_reader(sock.fileno(), self._readable)
         abandon_in_children(self)
+
+    async def open(self, address: Address) -> None:
+        """PermissionError where one side has not the other's token, ConnectionError where the worker ends."""
+        connection = self._connection
+        try:
+            self._channel = await greet(self._sock, connection.token, connection.worker, address)
+        except BaseException:
+            self._sock.close()
+            raise
+        self._loop.add_reader(self._sock.fileno(), self._readable)
 
     async def ask(self, request: m.Message) -> msgspec.Raw:
         if self._connection.ended is not None:
@@ -190,7 +216,7 @@ class _Stream:
         self._calls += 1
         self._waiting[self._calls] = answer
         try:
-            self._outbox.send(header(self._calls, body, limit=m.FRAME_LIMIT) + body)
+            self._outbox.send(self._channel.seal(self._framer.frame(self._calls, body)))
         except OSError:  # the reader sees the end, too
             return
         if self._outbox:
@@ -209,7 +235,7 @@ class _Stream:
             data = self._sock.recv(_CHUNK)
             if not data:
                 return self.end()
-            for frame in self._splitter.feed(data):
+            for frame in self._splitter.feed(self._channel.unseal(data)):
                 self._take(frame.call, m.decode_answer(frame.body))
         except BlockingIOError:
             return
@@ -219,17 +245,11 @@ class _Stream:
             self.end(f"it answered with what is no message: {error}")
 
     def _take(self, call: int, answer: m.Answer) -> None:
-        if isinstance(answer, m.Challenge):
-            self._send(m.Proof(token_digest(self._connection.token, answer.nonce)), self.admitted)
-            return
-        waiting = self._waiting.pop(call, None if call else self.admitted)
+        waiting = self._waiting.pop(call, None)
         if waiting is None or waiting.done():  # who asked has given up
             return
         if isinstance(answer, m.Failed):
-            error = m.error_of(answer.failure)
-            waiting.set_exception(error)
-            if waiting is self.admitted:
-                self.end(str(error))
+            waiting.set_exception(m.error_of(answer.failure))
         else:
             waiting.set_result(answer.value)
 
@@ -245,7 +265,7 @@ class _Stream:
     async def _fail(self, reason: str | None) -> None:
         how = reason or self._connection.ended or await self._connection.reason("its connection ended")
         self._connection.ended = how
-        for answer in [self.admitted, *self._waiting.values()]:
+        for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(ConnectionEnded(how))
         self._waiting.clear()
@@ -365,15 +385,26 @@ class ConnectedWorkers:
         connection = self._connection(worker, *launch(worker), [one.name for one in handles])
         for one in handles:
             one.connection = connection
-        for one in handles:
-            await one.role.waiting()
+        try:
+            for one in handles:
+                await one.role.waiting()
+        except TimeoutError as error:  # where it was is no room for it, as while its host is away
+            raise WorkerDied(str(error)) from error
         if self._origin is not None:
-            await connection.start_clock(self._origin, here=self.here)
+            await connection.start_clock(self._origin)
 
     def _connection(self, worker: str, process: WorkerProcess, token: bytes, roles: Iterable[str]) -> WorkerConnection:
-        connection = WorkerConnection(worker, process, token, roles=roles, start_timeout_s=self.start_timeout_s)
+        connection = WorkerConnection(
+            worker, process, token, roles=roles, start_timeout_s=self.start_timeout_s, here=self.here
+        )
         self.connections[worker] = connection
         return connection
+
+    def stopped(self) -> None:
+        """They are about to be, by this process: how one ended is asked of nobody from now on, least of all of an event
+        loop that is itself at its end."""
+        for connection in self.connections.values():
+            connection.ended = connection.ended or "it was stopped"
 
     async def stop_clocks(self) -> float:
         """Of every worker that lives; the latest of their times."""
@@ -385,7 +416,7 @@ class ConnectedWorkers:
         self._origin = origin
         async with asyncio.TaskGroup() as tasks:
             for connection in self.connections.values():
-                tasks.create_task(connection.start_clock(origin, here=self.here))
+                tasks.create_task(connection.start_clock(origin))
 
 
 def _keep_alive(sock: socket.socket) -> None:

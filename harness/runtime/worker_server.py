@@ -20,15 +20,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-
+from harness.logs import log_as_lines
 from harness.runtime import messages as m
 from harness.runtime.runtime import Built, RoleName, WorkerDied, role_name
-from harness.transfer_queue.remote.sockets import Framed, Splitter, WireError, check_digest, header, new_nonce
+from harness.transfer_queue.remote.channel import server_channels
+from harness.transfer_queue.remote.handshake import ANSWER, REFUSED, Handshake, new_nonce
+from harness.transfer_queue.remote.sockets import Framed, Framer, Splitter, WireError, check_peer
 
 _PR_SET_NAME = 15
 _HANDSHAKE_S = 30.0
-_HANDSHAKE_LIMIT = 1024  # bytes of a message before the token is proved
+_STRANGERS = 16  # connections that have proved nothing yet; the oldest goes for one more
 
 _log = logging.getLogger(__name__)
 
@@ -37,16 +38,21 @@ class WorkerServer:
     """Answers calls on the public coroutine methods of roles, once `roles` are there. Where making them fails, every
     call raises that error.
 
-    listener: a socket that listens; token: what a client must prove that it has.
+    listener: a socket that listens; token: what a client must prove that it has; on_left: called when the connection
+    of one that did has ended.
     """
 
-    def __init__(self, worker: str, listener: socket.socket, token: bytes) -> None:
-        self.worker, self.token = worker, token
+    def __init__(
+        self, worker: str, listener: socket.socket, token: bytes, on_left: Callable[[], None] = lambda: None
+    ) -> None:
+        self.worker, self.token, self.on_left = worker, token, on_left
         self._listener = listener
+        self.new_channel, self.address = server_channels(listener)
         self._roles: dict[str, object] = {}
         self._failure: m.Failure | None = None
         self._running: dict[str, set[asyncio.Task[Any]]] = {}
         self.clients: set[asyncio.Transport] = set()
+        self.strangers: dict[asyncio.Transport, None] = {}  # of them, in the order in which they came
         self._ended: set[str] = set()
         self._stop = asyncio.Event()
 
@@ -71,6 +77,11 @@ class WorkerServer:
 
     def stop(self) -> None:
         self._stop.set()
+
+    def version(self) -> int | None:
+        """The newest that a role of it has."""
+        versions = (getattr(role, "version", None) for role in self._roles.values())
+        return max((version for version in versions if isinstance(version, int)), default=None)
 
     def find(self, request: m.Call) -> Callable[[], Coroutine[Any, Any, Any]]:
         """What a call asks for, with its arguments. Raises what refuses it."""
@@ -140,40 +151,69 @@ class _Client(asyncio.Protocol):
 
     def __init__(self, server: WorkerServer) -> None:
         self._server = server
-        self._splitter = Splitter(_HANDSHAKE_LIMIT)
-        self._nonce = new_nonce()
-        self._take = self._admit
+        self._framer, self._splitter = Framer(m.FRAME_LIMIT), Splitter(m.FRAME_LIMIT, descriptors=0)
+        self._channel = server.new_channel()
+        self._challenge, self._said = new_nonce(), b""
+        self._read = self._open_channel
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._server.clients.add(self._transport)
         self._deadline = self._loop.call_later(_HANDSHAKE_S, self._transport.abort)
-        self._send(0, m.Challenge(self._nonce))
+        try:
+            check_peer(self._transport.get_extra_info("socket"))
+        except PermissionError:
+            return self._transport.abort()
+        self._server.clients.add(self._transport)
+        self._server.strangers[self._transport] = None
+        if len(self._server.strangers) > _STRANGERS:
+            next(iter(self._server.strangers)).abort()
+        self._open_channel(b"")
 
     def data_received(self, data: bytes) -> None:
         try:
-            for frame in self._splitter.feed(data):
-                self._take(frame)
-        except WireError as error:
-            self._refuse(0, error)
+            self._read(data)
+        except ConnectionError:  # the channel's: nothing more can be said through it
+            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._deadline.cancel()
         self._server.clients.discard(self._transport)
+        self._server.strangers.pop(self._transport, None)
+        if self._read == self._read_requests:
+            self._server.on_left()
 
-    def _admit(self, frame: Framed) -> None:
-        try:
-            check_digest(self._server.token, self._nonce, m.decode_proof(frame.body).digest)
-        except (msgspec.MsgspecError, PermissionError):
-            return self._refuse(
-                frame.call, PermissionError(f"{self._server.worker} refuses a client without its token")
-            )
+    def _open_channel(self, data: bytes) -> None:
+        """At once where that needs nothing of the client."""
+        self._transport.write(self._channel.begin(data))
+        if self._channel.is_open:
+            self._read = self._read_proof
+            self._write(self._challenge)
+
+    def _write(self, data: bytes) -> None:
+        self._transport.write(self._channel.seal(data))
+
+    def _read_proof(self, data: bytes) -> None:
+        self._said += self._channel.unseal(data)
+        if len(self._said) < ANSWER or self._transport.is_closing():
+            return
+        handshake = Handshake.admitted(self._server.token, self._challenge, self._said)  # none where it says more
+        if handshake is None:
+            self._write(REFUSED)
+            return self._transport.close()
         self._deadline.cancel()
-        self._splitter.limit = m.FRAME_LIMIT
-        self._take = self._serve
-        self._send(frame.call, m.done(os.getpid()))
+        del self._server.strangers[self._transport]
+        self._write(handshake.server_proof())
+        self._read = self._read_requests
+
+    def _read_requests(self, data: bytes) -> None:
+        try:
+            for frame in self._splitter.feed(self._channel.unseal(data)):
+                self._serve(frame)
+        except WireError as error:
+            self._fail(0, error)
+            self._transport.close()
 
     def _serve(self, frame: Framed) -> None:
         try:
@@ -215,17 +255,13 @@ class _Client(asyncio.Protocol):
         _log.debug("call %d failed", call, exc_info=error)
         self._send(call, m.Failed(m.failure_of(error, where)))
 
-    def _refuse(self, call: int, error: Exception) -> None:
-        self._fail(call, error)
-        self._transport.close()
-
     def _send(self, call: int, answer: m.Message) -> None:
         if self._transport.is_closing():
             return
         body = m.encode(answer)
         if len(body) > m.FRAME_LIMIT:
             body = m.encode(m.Failed(m.failure_of(ValueError(f"an answer of {len(body)} bytes is too long to travel"))))
-        self._transport.write(header(call, body, limit=m.FRAME_LIMIT) + body)
+        self._write(self._framer.frame(call, body))
 
 
 def run_worker(worker: str, roles: Sequence[RoleName], build: bytes, token: bytes, descriptor: int) -> None:
@@ -236,6 +272,7 @@ def run_worker(worker: str, roles: Sequence[RoleName], build: bytes, token: byte
 
     async def serve() -> None:
         server = WorkerServer(worker, listener, token)
+        log_as_lines(worker, server.version)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, server.stop)
         await server.serve(lambda: pickle.loads(build)(roles))

@@ -91,6 +91,14 @@ COLUMNS = ("schedule", "devices", "weights", "rollout", "training", "a real run"
 the pool that they share; rollout, training: the most that lies on a device, GiB, and when."""
 
 
+def merged(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """A row for the schedules of which all the same is to be said."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, *cells in rows:
+        names.setdefault(tuple(cells), []).append(name)
+    return [(", ".join(alike), *cells) for cells, alike in names.items()]
+
+
 def row(found: PlannedMemory) -> tuple[str, ...]:
     """Of one job, by `COLUMNS`."""
     plan, told = found.plan, refusal(found)
@@ -116,9 +124,9 @@ def write_page(progress: Callable[[str], None] = lambda said: None) -> Path:
             progress(f"{model} on {machine}")
             job = [f"model={model}", f"device={device}", f"cluster.devices={gpus}", f"max_tokens={RESPONSE}"]
             usable = USABLE * compose_job(job).device.memory_bytes / GIB
-            parts.append(f"\n## {model} on {machine}: {usable:.1f} GiB to use on each\n\n")
+            parts.append(f"\n## {model} on {machine}: {usable:.1f} GiB usable a device\n\n")
             parts.append(f"| {' | '.join(COLUMNS)} |\n|---|---|---|---|---|---|---|\n")
-            parts += [f"| {' | '.join(cells)} |\n" for cells in every_schedule(job)]
+            parts += [f"| {' | '.join(cells)} |\n" for cells in merged(every_schedule(job))]
     path = DOCS / "gpu_memory.md"
     path.write_text("".join(parts), encoding="utf-8")
     return path
@@ -137,12 +145,11 @@ RESPONSE = 8192
 
 _HEAD = f"""# What fits on GPUs
 
-Written by `make memory`, from the plan of memory that the check at the door uses ([gpu.md](gpu.md)); nothing here was
-measured on a GPU. A real job of each model with the embedded engine and responses of up to {RESPONSE:,} tokens, under
-every schedule, with the settings that are chosen where none are given.
+Written by `make memory` from the plan of memory that every real job is checked by ([gpu.md](gpu.md)), not measured on a
+GPU: the embedded engine, responses of up to {RESPONSE:,} tokens, the settings that are chosen where none are given.
 
-*devices*: of each pool, rollout's first. *weights*: masters and copies on a device, GiB, rollout's / training's, or of
-the pool that they share. *rollout*, *training*: the most that lies on a device, GiB, and in which phase.
+*devices*: of each pool, rollout's first. In GiB on a device: *weights*, masters and copies, of rollout / training or of
+the pool that they share; *rollout*, *training*, the most that lies there, and in which phase.
 """
 
 

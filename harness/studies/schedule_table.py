@@ -67,14 +67,12 @@ responses, responses of 1,000 tokens in the mean before a cap at 8,000 (log-norm
 {DEVICES} devices, one engine each, {SLOTS} slots, half the time of a decode step independent of the batch.
 `colocate_sync` uses all {DEVICES} for each phase in turn, with 0.5 s to give the device back and 0.5 s to take it
 again; the others give {DEVICES // 2} to rollout and {DEVICES // 2} to training, which takes them {TRAIN_S:g} s a
-batch. With all slots full all the time the rollout pool would need 2, 10 or 20 s a batch: so many seconds make
-training the bottleneck, balance the two, or make generation it. (It never is full to the end of a batch; the heavy
-tail costs most.) A transfer takes 0.1 or 3 s over the network; from the host's memory to the device no more than
-0.5 s. Reference and old log-probs are left out.
+batch. The rollout pool would need 2, 10 or 20 s a batch if all its slots were always full (they never are to the end):
+training is the bottleneck, the two balance, or generation is. A transfer takes 0.1 or 3 s over the network; from the
+host's memory to the device no more than 0.5 s. Reference and old log-probs are left out.
 
-*Lag* is in iterations (mean over samples of each one's mean over tokens). *Exposed* are the seconds of an iteration
-in which a device waits for a weight transfer, a mean over devices. *Idle* is the share of the time after warm-up in
-which a pool's devices do nothing, a mean over its devices."""
+*Lag* is in iterations. *Exposed* are the seconds of an iteration in which a device waits for a weight transfer, a mean
+over devices. *Idle* is the share of the time in which a pool's devices do nothing, a mean over its devices."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +194,8 @@ def write_page(progress: Callable[[str], None]) -> Path:
 _FREE = 0.98
 
 _WHY = (
-    "When version v arrives, engines may start the second half of batch v and the first half of batch v + 1; the "
-    "trainer has the first half of batch v, which is half of its work. So half a step is free as long as a batch is "
-    "generated, its longest responses too, in the time that half a batch is trained; with eta = 1 it has the time of a "
-    "whole one."
+    "Half a step is free as long as a batch is generated, its longest responses too, in the time that half a batch is "
+    "trained; with eta = 1 it has the time of a whole one."
 )
 
 _HEAD = (

@@ -14,9 +14,7 @@ from harness.config.compose import DOCS
 from harness.driver.session import simulate
 from harness.metrics.atomic_files import write_text
 from harness.studies.schedule_table import (
-    DEVICES,
     ITERATIONS,
-    SLOTS,
     WARMUP,
     Condition,
     ScheduleFigures,
@@ -39,23 +37,15 @@ LATENCIES = {
 }
 
 INTRO = f"""\
-Written by `make agentic`; nothing here was measured. Every row is a run of the schedule's own file on the virtual clock
-(seed 0, {ITERATIONS} iterations, the first {WARMUP} left out). The job is that of
-[schedule_table.md](schedule_table.md) where generation and training balance and transfers are fast: 32 prompts x 8
-samples a batch, {DEVICES} devices, {SLOTS} slots an engine. A sample has {TURNS.mean:g} turns in the mean (log-normal,
-sigma {TURNS.sigma:g}, {TURNS.cap} at most) of {TURN_TOKENS.mean:g} tokens ({TURN_TOKENS.sigma:g}, {TURN_TOKENS.cap:,}
-at most), and reads {OBSERVATION.mean:g} after each but the last. Then it waits for its tool: not at all, 1 s or 10 s
-each time, or a log-normal time of 10 s in the mean with sigma 2: half of these waits are shorter than 1.4 s, one of a
-hundred is longer than 140 s.
+Written by `make agentic`; nothing here was measured. Every row runs the schedule's own file on the virtual clock (seed
+0, {ITERATIONS} iterations, the first {WARMUP} left out): the job of [schedule_table.md](schedule_table.md) where
+generation and training balance, with a light tail and fast transfers. A sample has {TURNS.mean:g} turns in the mean
+(log-normal, sigma {TURNS.sigma:g}, {TURNS.cap} at most) of {TURN_TOKENS.mean:g} tokens ({TURN_TOKENS.sigma:g},
+{TURN_TOKENS.cap:,} at most), and reads {OBSERVATION.mean:g} after each but the last. Then it waits for its tool: not at
+all, 1 s, 10 s, or a log-normal time of 10 s in the mean with sigma 2 (half below 1.4 s, one of a hundred above 140 s).
+Settings, and what a waiting sample holds: [simulator.md](simulator.md#samples-of-several-turns).
 
-While a sample waits it holds no slot. The engine goes on with others, if its schedule lets it have any: who waits for
-the end of a batch waits for its slowest sample, and a sample's latencies add up over its turns. What the environment
-wrote is prefilled when the sample comes back; the rest of its prefix is still there, unless weights came in between.
-`cost.turns`, `cost.observation_tokens` and `cost.tool_latency` are settings of any simulated run
-([simulator.md](simulator.md#samples-of-several-turns)).
-
-*Lag*, *exposed* and *idle* are as in [schedule_table.md](schedule_table.md); an engine all of whose samples wait for
-their tools is idle."""
+A batch waits for its slowest sample, whose latencies add up. An engine whose samples all wait is idle."""
 
 Study = Mapping[str, Mapping[str, ScheduleFigures]]
 """Latency -> schedule -> figures."""

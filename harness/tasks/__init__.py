@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def tokenizer_of(config: JobConfig) -> Tokenizer:
     setting = "model.checkpoint" if named is None else "model.tokenizer"
     source = named or str(folder)
     alone = named is not None and not named.startswith(HUB)  # a tokenizer needs no model beside it
-    found = Path(source).expanduser() if alone else local_folder(source, weights=False, setting=setting)
+    found = Path(os.path.expanduser(source)) if alone else local_folder(source, weights=False, setting=setting)
     if named is None and not (found / "tokenizer.json").is_file():
         return load_tokenizer()
     try:

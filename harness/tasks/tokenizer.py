@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -87,7 +88,7 @@ def load_tokenizer(folder: Path = CHARACTER_TOKENIZER) -> Tokenizer:
     Responses end in what generation_config.json and config.json name, and in the tokenizer's own end of text. Raises
     ValueError where there is no tokenizer, or nothing ends a response.
     """
-    if not (folder / "tokenizer.json").is_file():
+    if not os.path.isfile(folder / "tokenizer.json"):  # Path's raises for what can be no name
         raise ValueError(f"{folder} has no tokenizer.json; save the tokenizer with transformers' save_pretrained")
     text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     text.no_truncation()

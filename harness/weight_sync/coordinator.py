@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.protocols import EngineDied, Span
-from harness.runtime.runtime import Handle, Waits, WorkerDied, ask_all, death_in, parts_of
+from harness.runtime.runtime import Handle, Waits, WorkerDied, ask_all, death_in, parts_of, retrieved
 from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
 from harness.weight_sync.plan import TransferError, TransferPlan
@@ -31,10 +31,16 @@ Failures = Sequence[tuple[Receiver, Exception]]
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """attempts: how often a transfer is tried; verify: check every tensor against its digest."""
+    """attempts: how often a transfer is tried, besides those that a receiver dies over; verify: check every tensor
+    against its digest."""
 
     attempts: int = 3
     verify: bool = False
+
+
+class NotBrought(RuntimeError):
+    """An engine that was started again has no weights: it died before, or every attempt at a transfer failed. The
+    message names it."""
 
 
 class Coordinator:
@@ -105,8 +111,8 @@ class Coordinator:
         """The newest weights to this engine alone, which was started again and is idle; their version.
 
         They are those that training has come to, between two batches, so they may be of a version that no other engine
-        has yet. settled: waits until the trainer's weights are of a version, and says of which. Raises what kept the
-        engine from them: its death, or what ends a run.
+        has yet. settled: waits until the trainer's weights are of a version, and says of which. Raises NotBrought
+        where this engine could not get them, or what ends a run.
         """
         async with self._one_at_a_time:
             await self.finish()
@@ -123,9 +129,7 @@ class Coordinator:
             return await self._transport.publish(self.trainers, receivers, version)
 
         for _, error in await self._retrying.run(version, [engine], attempt):
-            if how := await engine.death():  # over a connection that broke for it, too
-                raise WorkerDied(f"{engine.name} died before it had version {version}: {how}") from error
-            raise error
+            raise NotBrought(f"{engine.name} did not get version {version}: {self._tried(error)}") from error
 
     async def _publish(self, version: int) -> None:
         await self.finish()
@@ -161,6 +165,7 @@ class Coordinator:
         for spans in await ask_all(self.trainers, lambda actor: actor.publish(version)):
             self._observe(spans)
         self._transfer = asyncio.create_task(self._transfer_to_hosts(version, engines))
+        self._transfer.add_done_callback(retrieved)  # a run may end before anybody waits for it
         self._transfer.add_done_callback(lambda _: self._wake())
 
     async def wait_arrived(self, version: int) -> None:
@@ -264,9 +269,12 @@ class Coordinator:
         reasons = {}
         for name, error in errors.items():
             held = self.membership.of(name).version
-            tried = f" (after {self.retry.attempts} attempts)" if isinstance(error, TransferError) else ""
-            reasons[name] = f"{name} did not get version {version} and holds version {held}: {error}{tried}"
+            reasons[name] = f"{name} did not get version {version} and holds version {held}: {self._tried(error)}"
         return reasons
+
+    def _tried(self, error: Exception) -> str:
+        """With how often."""
+        return f"{error} (after {self.retry.attempts} attempts)" if isinstance(error, TransferError) else str(error)
 
     def _loaded(self, receivers: Sequence[Receiver], version: int) -> None:
         for receiver in receivers:
@@ -287,7 +295,8 @@ class RetryingTransfer:
     """Runs transfers, and connects the transport whenever the receivers changed or a transfer failed.
 
     What may succeed the next time (`TransferError`) is tried `attempts` times, over new process groups. A receiver that
-    died, or does not answer, is given up at once. Any other error is a bug, and raised.
+    died, or does not answer, is given up at once; what failed with it for the others is no attempt of theirs. Any other
+    error is a bug, and raised.
     """
 
     def __init__(
@@ -313,15 +322,13 @@ class RetryingTransfer:
 
     async def connect_living(self, receivers: Sequence[Receiver]) -> Failures:
         """Connect those that live; returns the others. Raises what keeps the living from connecting."""
-        living, dead = list(receivers), list[tuple[Receiver, Exception]]()
-        for attempt in range(1, self.attempts + 1):
-            if (failure := await self._connection_failure(living)) is None:
-                break
+        living, dead, left = list(receivers), list[tuple[Receiver, Exception]](), self.attempts
+        while (failure := await self._connection_failure(living)) is not None:
             gone = [receiver for receiver in living if await receiver.death()]
-            if attempt == self.attempts and not gone:
+            if not gone and not (left := left - 1):
                 raise failure
             living = [receiver for receiver in living if receiver not in gone]
-            dead += [(receiver, failure) for receiver in gone]
+            dead += [(receiver, await _cause(receiver, failure)) for receiver in gone]
         return dead
 
     async def run(self, version: int, receivers: Sequence[Receiver], attempt: Attempt) -> Failures:
@@ -329,9 +336,10 @@ class RetryingTransfer:
 
         Raises an ExceptionGroup of what no other attempt would mend, the death of a training rank included.
         """
-        failures: list[tuple[Receiver, Exception]] = []
-        missing = list(receivers)
-        for number in range(1, self.attempts + 1):
+        failures, missing = list[tuple[Receiver, Exception]](), list(receivers)
+        number, left = 0, self.attempts
+        while missing:
+            number += 1
             if (failure := await self._connection_failure(missing)) is not None:
                 outcome = TransferOutcome(failed=dict.fromkeys((receiver.name for receiver in missing), failure))
             else:
@@ -341,12 +349,13 @@ class RetryingTransfer:
                 self._observe(spans)
             if outcome.failed:
                 self._connected = None
-            failed = [(receiver, error) for receiver in missing if (error := outcome.failed.get(receiver.name))]
-            gone = [receiver for receiver, error in failed if _is_absence(error) or await receiver.death()]
-            failures += [(receiver, error) for receiver, error in failed if receiver in gone or number == self.attempts]
-            missing = [receiver for receiver, _ in failed if receiver not in gone]
-            if not missing:
-                break
+            errors = [(receiver, error) for receiver in missing if (error := outcome.failed.get(receiver.name))]
+            failed = [(receiver, await _cause(receiver, error)) for receiver, error in errors]
+            gone = [receiver for receiver, error in failed if _is_absence(error)]
+            if not gone:
+                left -= 1
+            failures += [(receiver, error) for receiver, error in failed if receiver in gone or not left]
+            missing = [receiver for receiver, _ in failed if receiver not in gone] if left else []
         return failures
 
     async def _connection_failure(self, receivers: Sequence[Receiver]) -> TransferError | None:
@@ -368,6 +377,13 @@ class RetryingTransfer:
         if any(name in trainers or not _is_absence(error) for name, error in hard.items()):
             # All of them: an error of one may be how it met the death of another.
             raise ExceptionGroup(f"version {version} was not brought to the engines", list(hard.values()))
+
+
+async def _cause(receiver: Receiver, error: Exception) -> Exception:
+    """How it died, where a connection broke for that."""
+    if _is_absence(error) or (how := await receiver.death()) is None:
+        return error
+    return WorkerDied(f"{receiver.name} died: {how}")
 
 
 def _is_absence(error: Exception) -> bool:

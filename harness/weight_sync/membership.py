@@ -294,8 +294,9 @@ class Fleet(Generic[Engine_co]):
             await self._lost.wait()
 
     async def back(self, name: str) -> bool:
-        """Whether it works: one that is started again is waited for. Raises what `lose` does where it comes to that."""
-        if (coming := self._coming.get(name)) is not None:
+        """Whether it works: one that is started again is waited for, again where it dies once more as it comes. Raises
+        what `lose` does where it comes to that."""
+        while (coming := self._coming.get(name)) is not None:
             await asyncio.shield(coming)
         return name in self.membership.working
 
@@ -322,7 +323,8 @@ class Fleet(Generic[Engine_co]):
         else:
             self.add(self._handles[name], version)
             await self.welcome(self._handles[name])
-        del self._coming[name]
+        if self._coming[name] is asyncio.current_task():  # else it died meanwhile, and comes back once more
+            del self._coming[name]
 
     def _lost_for_good(self, lost: Mapping[str, str], but: str | None = None) -> None:
         """Raises LostEngine where the run is to end with them. but: is not to come back any more."""
@@ -335,6 +337,8 @@ class Fleet(Generic[Engine_co]):
         asked to come back take part in this transfer."""
         for task in [task for task in (*self._leaving.values(), *self._coming.values()) if task.done()]:
             task.result()
+        if any(member.requested == "leave" for member in self.membership.members):
+            await self._lose_dead()  # else one might leave that is the last
         for member in self.membership.begin_transfer():
             name, engine = member.name, self._handles[member.name]
             if member.health == "leaving":
@@ -344,6 +348,14 @@ class Fleet(Generic[Engine_co]):
                 await self.lose({name: str(death)})
             else:
                 self._notify(name, "joins", "")
+
+    async def _lose_dead(self) -> None:
+        """Engines that work, as far as anybody knows, and are dead."""
+        working = self.working
+        deaths = await asyncio.gather(*(engine.death(_ANSWER_S) for engine in working))
+        await self.lose(
+            {engine.name: f"{engine.name} died: {how}" for engine, how in zip(working, deaths, strict=True) if how}
+        )
 
     def received(self, engines: Sequence[Handle[Any]]) -> None:
         """They have the weights of a transfer: those that were to join work from now on."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
+from engines.stores import listening_store
 from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, pack, unpack, verify
 
 SOURCE = 0
@@ -250,8 +251,8 @@ class Rendezvous:
 
 
 def open_rendezvous(host: str, receivers: int, timeout_s: float, senders: int = 1) -> tuple[Rendezvous, dist.Store]:
-    """A store on a free port of `host` and the way to it. The store lives as long as it is held."""
-    store = dist.TCPStore(host, 0, receivers + 1, True, _seconds(timeout_s), wait_for_workers=False)
+    """A store on a free port of the address `host` and the way to it. The store lives as long as it is held."""
+    store = listening_store(host, receivers + 1, timeout_s)
     return Rendezvous(host, store.port, receivers + 1, timeout_s, senders), store
 
 

@@ -1,9 +1,11 @@
 """Membership over HTTP: the engines of a run, a membership by itself, and a client of both.
 
-Every request carries the token (`Authorization: Bearer ...`). A run serves its engines as long as it lasts, in its own
-event loop and on loopback:
+Every request carries the token (`Authorization: Bearer ...`); of one without nothing but its headers is read. A body
+has at most 64 KiB, and 10 s to come. A run serves its engines as long as it lasts, in its own event loop, on
+loopback:
 
     GET    /health                     of each role its state, when it was last heard, what it does, its version
+    GET    /metrics                    the same, and the newest iteration, for Prometheus
     GET    /topology                   epoch, members with version, health, rank and what was requested of them
     POST   /members/{name}/leave       finish what it runs and get no more weights, from the next transfer on
     POST   /members/{name}/join        come back with the weights of the next transfer
@@ -25,53 +27,64 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hmac
 import logging
 import os
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import httpx2
-import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import FastAPI
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from harness.protocols import Clock
+from harness.runtime.http_server import LOOPBACK, authenticated_app, serving
 from harness.weight_sync.membership import Fleet, Kind, MemberRequest, Membership, MembershipConflict, UnknownMember
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = "127.0.0.1"
 _KEEP_ALIVE_S = 2.0  # less than the server's 5 s: a connection that it just closed loses the request
 
 
+_REFUSALS = {UnknownMember: 404, MembershipConflict: 409}
+_Version = Annotated[int, Field(ge=0, lt=1 << 53)]  # what every reader of JSON can hold
+
+
 class JoinRequest(BaseModel):
+    """Texts of limited length are looked at, and half a character is refused; without one it would be believed."""
+
     name: Annotated[str, Field(min_length=1, max_length=200)]
     kind: Kind = "engine"
-    version: Annotated[int, Field(ge=0)] = 0
-    place: str = ""
+    version: _Version = 0
+    place: Annotated[str, Field(max_length=1000)] = ""
 
 
 class Heartbeat(BaseModel):
-    version: Annotated[int, Field(ge=0)]
+    version: _Version
 
 
 def fleet_app(
-    fleet: Fleet, token: str, *, now: Callable[[], float], health: Callable[[], dict[str, Any]] = dict
+    fleet: Fleet,
+    token: str,
+    *,
+    now: Callable[[], float],
+    health: Callable[[], dict[str, Any]] = dict,
+    metrics: Callable[[], bytes] = bytes,
 ) -> FastAPI:
     """The engines of a run. Their health is checked when the topology is asked for: an engine that computes does not
-    answer at once, and counts as silent. health: of all roles, as is known without asking."""
-    app, membership = _authenticated_app(token), fleet.membership
+    answer at once, and counts as silent. health: of all roles, as is known without asking; metrics: for Prometheus."""
+    app, membership = authenticated_app("Cadence weight sync", token, _REFUSALS), fleet.membership
 
     @app.get("/health")
     async def get_health() -> dict[str, Any]:
         return health()
+
+    @app.get("/metrics", response_class=Response)
+    async def get_metrics() -> Response:
+        return Response(metrics(), media_type="text/plain; version=0.0.4")
 
     @app.get("/topology")
     async def get_topology() -> dict[str, Any]:
@@ -90,7 +103,7 @@ def membership_app(
     membership: Membership, token: str, *, silent_after_s: float = 30.0, now: Callable[[], float] = time.monotonic
 ) -> FastAPI:
     """A membership by itself. silent_after_s: seconds without a heartbeat after which a member counts as silent."""
-    app = _authenticated_app(token)
+    app = authenticated_app("Cadence weight sync", token, _REFUSALS)
 
     @app.post("/members")
     async def join(member: JoinRequest) -> dict[str, Any]:
@@ -115,30 +128,6 @@ def membership_app(
     return app
 
 
-def _authenticated_app(token: str) -> FastAPI:
-    """Without routes yet. Refuses requests without the token (401), before anything else of them is looked at; for
-    unknown members (404), and in conflict with their state (409)."""
-    if not token:
-        raise ValueError("the service needs a token: anybody who reaches it could make engines leave")
-
-    app = FastAPI(title="Cadence weight sync", docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.middleware("http")
-    async def authorised(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        given = request.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            told = "the token is wrong or missing; send it as `Authorization: Bearer <token>`"
-            return JSONResponse({"detail": told}, status_code=401)
-        return await answer(request)
-
-    def refuse(status: int) -> Callable[[Request, Exception], JSONResponse]:
-        return lambda request, error: JSONResponse({"detail": str(error)}, status_code=status)
-
-    app.add_exception_handler(UnknownMember, refuse(404))
-    app.add_exception_handler(MembershipConflict, refuse(409))
-    return app
-
-
 def member_status(membership: Membership, name: str, now: float) -> dict[str, Any]:
     """All that is known of a member."""
     member = asdict(membership.of(name))
@@ -150,28 +139,6 @@ def topology(membership: Membership, now: float) -> dict[str, Any]:
     """Which members take part in the next transfer, under which rank, and which do not."""
     members = [member_status(membership, member.name, now) for member in membership.members]
     return {"epoch": membership.epoch, "sender": 0, "members": members}
-
-
-class _EmbeddedServer(uvicorn.Server):
-    """Leaves signals to the program that it runs in."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@asynccontextmanager
-async def serving(app: FastAPI, host: str = LOOPBACK, port: int = 0) -> AsyncIterator[str]:
-    """Serve it in this event loop meanwhile; its address. Port 0 takes a free one. Raises OSError where it is taken."""
-    listening = socket.create_server((host, port))
-    server = _EmbeddedServer(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
-    task = asyncio.create_task(server.serve([listening]))
-    try:
-        yield f"http://{host}:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
-        listening.close()
 
 
 class Refused(RuntimeError):

@@ -65,10 +65,11 @@ class WeightTransport(Protocol):
 
 @dataclass
 class GroupTransport:
-    """Between real processes, which meet as a process group at `host`; their waits end after timeout_s."""
+    """Between real processes, which meet as a process group where the first that sends is: `host_of` says how others
+    reach that. Their waits end after timeout_s."""
 
     name: Transport
-    host: str
+    host_of: Callable[[Sender], str]
     timeout_s: float
     _rendezvous: Rendezvous | None = field(default=None, init=False, compare=False)
     _senders: int = field(default=1, init=False, compare=False)
@@ -77,7 +78,7 @@ class GroupTransport:
         senders = self._senders = sending_ranks(self.name, len(trainers), len(plan.buckets))
         await ask_all(trainers[senders:], lambda actor: actor.gather_only(plan, senders))
         first, *beside = trainers[:senders]
-        offer = await first.role.open(self.name, plan, self.host, len(receivers), self.timeout_s, senders)
+        offer = await first.role.open(self.name, plan, self.host_of(first), len(receivers), self.timeout_s, senders)
         self._rendezvous = offer.rendezvous
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -4,8 +4,8 @@ the critic's."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -103,9 +103,13 @@ class Training:
 
         Waits for rows only; the roles before it unblock it. The next micro-batch is fetched while one is computed.
         """
-        report, updates = TrainReport(), self.updates
-        arriving = self._arriving(report, iteration, first)
-        kept: list[Batch] = []
+        report = TrainReport()
+        async with aclosing(self._arriving(report, iteration, first)) as arriving:
+            await self._train(report, arriving, iteration)
+        return report
+
+    async def _train(self, report: TrainReport, arriving: AsyncIterator[Batch], iteration: int) -> None:
+        updates, kept = self.updates, list[Batch]()
         if updates.whole_batch:
             kept += [await self._with_proximal(report, batch, iteration) async for batch in arriving]
             async with self._turn():
@@ -116,7 +120,6 @@ class Training:
             await self._pass(report, arriving, iteration, self._turn, first=True)
             for _ in range(1, updates.epochs):
                 await self._pass(report, _again(kept), iteration, self._turn, first=False)
-        return report
 
     async def _pass(
         self,
@@ -160,7 +163,7 @@ class Training:
                 report.steps.append(await self.engine.step())
             self._note(report, self._update, start, self.clock.now(), iteration)
 
-    async def _arriving(self, report: TrainReport, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
+    async def _arriving(self, report: TrainReport, iteration: int, first: Deadlines) -> AsyncGenerator[Batch, None]:
         batches = self.reader.read(iteration, first)
         fetch = self._fetch(batches, iteration)
         try:

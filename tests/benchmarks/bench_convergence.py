@@ -36,7 +36,8 @@ from harness.comparison.running.preview import print_failures
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.machine import this_machine
-from harness.metrics.run_files import MODEL, is_done, load_metrics, load_samples, run_directory
+from harness.metrics.done import MODEL, is_done
+from harness.metrics.run_files import load_metrics, load_samples, run_directory
 from harness.report.palette import COLORBLIND
 from harness.report.plots import save_figure
 from tests.benchmarks.held_out import held_out_exact_match

@@ -25,7 +25,8 @@ import yaml
 from scipy import stats
 
 from harness.cli.main import RESULTS
-from harness.metrics.run_files import is_done, load_metrics
+from harness.metrics.done import is_done
+from harness.metrics.run_files import load_metrics
 from harness.report.summary import RunSummary, summarize
 
 EMBEDDED = "torch"

@@ -21,7 +21,7 @@ from tests.support.real_runs import BARE, command, environment
 pytestmark = pytest.mark.slow
 
 SETTINGS = ("iterations=80", "schedule=fully_async", "model.warm_start=false", "smoke=true", *BARE.split())
-STARTED_WITHIN_S, ENDED_WITHIN_S = 120, 40
+STARTED_WITHIN_S, ENDED_WITHIN_S = 300, 120
 
 
 def heed_interrupts() -> None:
@@ -75,7 +75,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 def alive(processes: list[psutil.Process]) -> list[str]:
     """Those that still run once they had some seconds to end."""
-    _, left = psutil.wait_procs(processes, timeout=15)
+    _, left = psutil.wait_procs(processes, timeout=60)
     return [" ".join(process.cmdline()) for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -121,9 +121,10 @@ def test_signals_end_a_run_whole_however_many_there_are(
 
 
 def test_the_same_command_beside_itself_is_a_line_and_the_first_goes_on(results: Path) -> None:
-    with started(results, "beside") as (process, folder):
+    endless = "iterations=10000"  # so that the first one works while the second one begins, however long that takes
+    with started(results, "beside", endless) as (process, folder):
         second = subprocess.run(
-            command("experiment=beside", *SETTINGS),
+            command("experiment=beside", *SETTINGS, endless),
             cwd=ROOT,
             env=environment(results),
             capture_output=True,
@@ -134,7 +135,7 @@ def test_the_same_command_beside_itself_is_a_line_and_the_first_goes_on(results:
         assert second.returncode == 1 and "is being run by another process" in second.stderr, second.stderr
         assert "Traceback" not in second.stderr and process.poll() is None
         before = len(load_metrics(folder))
-        wait_until(lambda: len(load_metrics(folder)) > before or process.poll() == 0, process)
+        wait_until(lambda: len(load_metrics(folder)) > before, process)
 
 
 VICTIMS = {
@@ -147,24 +148,24 @@ VICTIMS = {
 
 
 def test_an_engine_that_stops_without_dying_is_noticed_and_started_again(results: Path) -> None:
-    with started(results, "stopped_0", "cluster.heartbeat_timeout_s=3") as (process, folder):
+    with started(results, "stopped_0", "cluster.heartbeat_timeout_s=10") as (process, folder):
         next(one for one in family(process) if one.name() == "device[0]").suspend()
         output, _ = process.communicate(timeout=STARTED_WITHIN_S)
     assert process.returncode == 0, output
-    assert "device[0] did not answer for 3 s (cluster.heartbeat_timeout_s)" in " ".join(output.split()), output
+    assert "device[0] did not answer for 10 s (cluster.heartbeat_timeout_s)" in " ".join(output.split()), output
     assert "started again" in output and "Traceback" not in output, output
     assert (folder / "DONE").exists() and load_ledger(folder)["in_flight"] == 0
 
 
 @pytest.mark.parametrize("victim", ["device[1]"])
 def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path, victim: str) -> None:
-    settings = ("cluster.heartbeat_timeout_s=3", "restarts.limit=0")
+    settings = ("cluster.heartbeat_timeout_s=10", "restarts.limit=0")
     with started(results, f"stopped_{victim[-2]}", *settings) as (process, folder):
         relatives = family(process)
         next(one for one in relatives if one.name() == victim).suspend()
         output, _ = process.communicate(timeout=ENDED_WITHIN_S)
     assert process.returncode == 1, output
-    assert f"{victim} did not answer for 3 s (cluster.heartbeat_timeout_s)" in output, output
+    assert f"{victim} did not answer for 10 s (cluster.heartbeat_timeout_s)" in output, output
     assert "Traceback" not in output, output
     assert not alive(relatives)
     assert not (folder / "DONE").exists()
@@ -173,7 +174,7 @@ def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path, 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_process_that_dies_ends_the_run_and_all_that_died_with_it_is_named(results: Path, victim: str) -> None:
     settings = ["restarts.limit=0"] + (["algorithm.recompute_log_probs=true"] if victim == "device[1]" else [])
-    with started(results, f"killed_{list(VICTIMS).index(victim)}", *settings) as (process, folder):
+    with started(results, f"victim_{list(VICTIMS).index(victim)}", *settings) as (process, folder):
         relatives = family(process)
         victims = [one for one in relatives if victim == one.name() or victim in " ".join(one.cmdline())]
         assert victims, [(one.name(), " ".join(one.cmdline())) for one in relatives]

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.metrics.done import INCOMPLETE
 from harness.metrics.manifest import RunIdentity
-from harness.metrics.run_files import INCOMPLETE
 from tests.support.mirrored_run import finished_run, mirrored
 
 # mlflow's own dependencies deprecate things that it still uses.
@@ -36,9 +36,10 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self._held = socket.socket()  # bound, so that the kernel gives this port to nobody while no server listens
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self.port = self._held.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -54,6 +55,10 @@ class Server:
             log = (self.folder / "server.log").read_text()
             assert self._process.poll() is None and time.monotonic() < deadline, f"mlflow server is not up: {log}"
             time.sleep(0.1)
+
+    def close(self) -> None:
+        self.kill()
+        self._held.close()
 
     def kill(self) -> None:
         """kill -9, it and its workers."""
@@ -77,7 +82,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     server.start()
     yield server
-    server.kill()
+    server.close()
 
 
 def test_a_server_that_is_killed_during_a_run_loses_nothing(

@@ -14,7 +14,7 @@ from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import ModelConfig
 from harness.config.model_folder import model_settings
-from harness.metrics.run_files import MODEL
+from harness.metrics.done import MODEL
 from harness.transfer_queue import Ragged
 from tests.support.forked_drivers import Drivers
 from tests.support.random_models import random_folder

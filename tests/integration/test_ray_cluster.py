@@ -5,21 +5,32 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from ray.cluster_utils import Cluster
 
 from harness.config.placement import Placement
 from harness.runtime.ray_cluster import RayCluster
 from harness.runtime.runtime import WorkerDied
+from harness.transfer_queue import ColumnSpec, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue.remote.client import RemoteQueue
+from harness.transfer_queue.storage.inline import InlineBackend
 from tests.support.ray_leftovers import IGNORED
-from tests.support.real_runs import SMALL, bench
+from tests.support.real_runs import SMALL, STARTED_WITHIN_S, bench, killed
 from tests.support.worker_roles import EchoRole, build_echoes, fail_to_build
 
 pytestmark = [pytest.mark.slow, *IGNORED]
+
+ONE_CPU = {"num_cpus": 1, "include_dashboard": False}
+JOINS = "import ray; ray.init()"
+"""Whatever session Ray finds on this machine."""
 
 
 @pytest.fixture
@@ -46,19 +57,35 @@ async def test_workers_of_a_cluster_answer_die_and_end(address: str) -> None:
         with pytest.raises(MemoryError, match="no room for the weights"):
             await broken.role.pid()
         before = time.monotonic()
-        await other.connection.start_clock(12.5, here=False)
+        await other.connection.start_clock(12.5)
         assert abs(await other.role.origin() - 12.5) < time.monotonic() - before
         await first.end()
         assert await first.death() and await second.role.echo(3) == [3]
         call = asyncio.create_task(second.role.block())
         await asyncio.sleep(0)
         os.kill(await other.connected(), signal.SIGKILL)
-        with pytest.raises(WorkerDied, match=r"echo\[2\] died during pid: .*; its output is in Ray's logs"):
+        with pytest.raises(
+            WorkerDied, match=r"echo\[2\] died during pid: .* \(on [\d.]+\); its output is in the logs of Ray"
+        ):
             await other.role.pid()
         assert await other.death() and await second.death(within_s=0.1) is None
         await second.end()
         with pytest.raises(WorkerDied, match=r"echo\[1\] died during block"):
             await call
+
+
+async def test_payloads_of_a_run_travel_in_the_channel_of_its_queue(address: str) -> None:
+    """However many bytes they are."""
+    spec = QueueSpec({"tokens": ColumnSpec("int64", ragged=True)}, {"train": TaskSpec(("tokens",))})
+    tokens = Ragged.from_rows([np.arange(10_000_000)])
+    limits = {"start_timeout_s": 120, "call_timeout_s": 60}
+    with RayCluster(address, Placement({"rollout": (0,), "actor": (1,)}), gpu=False, **limits) as cluster:
+        queue = cluster.start_queue(spec)
+        await queue.create_partition("train_0", [0])
+        await queue.put("train_0", [0], {"tokens": tokens})
+        batch = await queue.get("train", 1, timeout_s=60)
+        assert batch is not None and np.array_equal(batch.ragged("tokens").values, tokens.values)
+        assert isinstance(queue, RemoteQueue) and queue.endpoint.backend == InlineBackend()
 
 
 @pytest.mark.parametrize("schedule", ["fully_async", "colocate_sync"])
@@ -70,3 +97,32 @@ def test_a_run_whose_workers_are_on_a_cluster(
     folder = bench(tmp_path, "cluster", f"schedule={schedule}", *SMALL.split(), "iterations=2")
 
     assert (folder / "DONE").is_file()
+
+
+def test_a_run_that_names_no_cluster_works_beside_somebody_elses_and_does_not_join_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # Its sockets' names must be short, and its workers may still end when it is gone.
+    with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        theirs = Cluster(initialize_head=True, head_node_args=ONE_CPU)
+        try:
+            run = bench(tmp_path, "beside", "schedule=fully_async", *SMALL.split(), "iterations=2")
+            assert (run / "DONE").is_file()
+            assert not theirs.global_state.job_table()
+            subprocess.run([sys.executable, "-c", JOINS], check=True, timeout=STARTED_WITHIN_S)
+            assert theirs.global_state.job_table(), "it is there to be joined"
+        finally:
+            theirs.shutdown()
+
+
+def test_sigterm_leaves_a_run_on_a_cluster_with_a_checkpoint(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    settings = (*SMALL.split(), "schedule=fully_async", "iterations=400", "checkpoint.every=1")
+
+    code, said = killed(tmp_path, "left", settings, 2, signal.SIGTERM)
+
+    assert code == 75 and "left, as SIGTERM asked, with a checkpoint of version" in said

@@ -8,13 +8,14 @@ import pytest
 
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
-from harness.metrics.run_files import is_done, load_ledger, load_manifest
+from harness.metrics.done import is_done
+from harness.metrics.run_files import load_ledger, load_manifest
 from tests.support import between_steps
 from tests.support.forked_drivers import Drivers, Kill, folder_of
 from tests.support.invariants import check_run
-from tests.support.real_runs import SMALL, check_equal
+from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, check_equal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
 SETTINGS = (*SMALL.split(), "iterations=10")
 SAVED = ("checkpoint.every=2",)
@@ -76,7 +77,8 @@ def test_a_run_whose_only_engine_dies_between_two_steps_of_a_batch_goes_back_and
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(between_steps.FOLDER, str(tmp_path))
-    settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2", *between_steps.SETTINGS, *SAVED)
+    settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2", "restarts.limit=1")
+    settings += (*between_steps.SETTINGS, *SAVED)
     with ForkedRuns() as runs:  # which sees that folder, and so do its workers
         code, said = Drivers(runs).run_killed(tmp_path, "broken", settings, [])
         whole = Drivers(runs).bench(tmp_path, "whole", *settings)

@@ -31,6 +31,7 @@ REPEATABLE = (
     "schedule=fully_async cluster.devices=2 schedule.max_staleness=0",
     "schedule=one_step_off cluster.devices=2 algorithm.filter=tests.support.filters:even",
     "schedule=separated_sync cluster.devices=2 algorithm.kl_in=reward algorithm.kl_coef=0.05 algorithm.kl_target=0.01",
+    "schedule=one_step_off cluster.devices=2 algorithm.filter=tests.support.filters:even algorithm.over_sampling=1.5",
 )
 OTHERS = ("schedule=fully_async cluster.devices=2", "schedule=half_step cluster.devices=4")
 

@@ -287,5 +287,5 @@ def test_costs_of_a_run_are_written_read_and_simulated_with(
 def test_only_finished_runs_are_read_and_names_name_files(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no finished run"):
         read_run(tmp_path)
-    with pytest.raises(ConfigError, match="name=a/b cannot name a file"):
+    with pytest.raises(ConfigError, match="name=a/b cannot name a folder"):
         calibrate_runs([runs["colocated"]], base_job([]), "a/b")

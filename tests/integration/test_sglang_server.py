@@ -19,14 +19,16 @@ from engines.sglang.options import TOKEN, URL, Options
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.server import LocalServer
 from engines.torch.model import build_model
+from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
 from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from schedules import SCHEDULES
+from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
 from tests.support.project import ROOT
-from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL, bench_all
+from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
@@ -132,14 +134,14 @@ OWN_SERVERS = {
 
 
 @pytest.fixture(scope="module")
-def runs(results: Path) -> dict[str, Path]:
+def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
     """One of every schedule, and one with samples of several turns. Most of a run is the start of its server, so all
     others share one that is there."""
 
     def settings(schedule: str) -> str:
         return f"{SMALLER} algorithm.micro_batch_groups=2 schedule={schedule} {OWN_SERVERS.get(schedule, '')}"
 
-    done = bench_all(results, {schedule: settings(schedule) for schedule in OWN_SERVERS})
+    done = drivers.bench_all(results, {schedule: settings(schedule) for schedule in OWN_SERVERS})
     server = LocalServer(build_model(MODEL), slots=16, device=torch.device("cpu"), owner="the test", options=Options())
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -147,7 +149,8 @@ def runs(results: Path) -> dict[str, Path]:
             patch.setenv(TOKEN, server.token)
             others = {schedule: settings(schedule) for schedule in SCHEDULES if schedule not in OWN_SERVERS}
             turns = {"turns": f"{SMALL} engine=sglang engine.slots=16 {SEVERAL_TURNS}"}
-            return done | bench_all(results, others | turns)
+            with ForkedRuns() as forked:  # which sees the server that is there
+                return done | Drivers(forked).bench_all(results, others | turns)
     finally:
         server.stop()
 

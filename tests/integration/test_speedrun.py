@@ -15,7 +15,9 @@ from harness.studies.speedrun.track import Track
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-SETTINGS = ("model=tiny", "task=reverse", "backend=real", "iterations=6", "eval.every=2", "eval.samples=64")
+# Untaught it is right in 43 of 100 samples, after 6 iterations in about 60.
+EVALUATED = ("eval.every=2", "eval.samples=256", "eval.k=2")
+SETTINGS = ("model=tiny", "task=reverse", "backend=real", "iterations=6", *EVALUATED)
 FREE = ("schedule", "engine", "training", "cluster", "algorithm.micro_batch_groups")
 
 
@@ -23,7 +25,7 @@ def test_three_fresh_runs_make_a_record_that_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Track("", "", 1.0, 3, SETTINGS, FREE, {}).frozen_of(plain(compose_job(["schedule=fully_async", *SETTINGS])))
-    track = {"target": 0.01, "seeds": 3, "settings": list(SETTINGS), "free": list(FREE), "job": job}
+    track = {"target": 0.52, "seeds": 3, "settings": list(SETTINGS), "free": list(FREE), "job": job}
     (tmp_path / "tracks").mkdir()
     (tmp_path / "tracks" / "small_v1.yaml").write_text(json.dumps(track))  # which is YAML, too
     monkeypatch.setattr("harness.studies.speedrun.track.TRACKS", tmp_path / "tracks")

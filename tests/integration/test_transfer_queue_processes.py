@@ -17,7 +17,7 @@ def test_16_producers_and_64_consumers_do_each_row_once_though_some_are_killed_a
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

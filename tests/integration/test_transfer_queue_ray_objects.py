@@ -42,9 +42,16 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def host(request: pytest.FixtureRequest) -> Iterator[QueueActor]:
-    """With every frame in one of two units, unless told otherwise."""
-    with QueueActor.start(SPEC, units=2, inline_bytes=getattr(request, "param", 0)) as host:
+def units() -> Iterator[RayBackend]:
+    """Two, in one of which every frame is."""
+    backend = RayBackend.start(2, inline_bytes=0)
+    yield backend
+    backend.stop()
+
+
+@pytest.fixture
+def host(units: RayBackend) -> Iterator[QueueActor]:
+    with QueueActor.start(SPEC, units) as host:
         yield host
 
 
@@ -74,8 +81,16 @@ class Scorer:
         return seen
 
 
-@pytest.mark.parametrize("host", [0, None], ids=["in units", "in messages"], indirect=True)
-async def test_two_actors_stream_through_the_queue_to_a_third_reader(queue: RemoteQueue) -> None:
+async def test_two_actors_stream_through_units_to_a_third_reader(queue: RemoteQueue) -> None:
+    await stream(queue)
+
+
+async def test_two_actors_stream_through_messages_to_a_third_reader() -> None:
+    with QueueActor.start(SPEC) as host:
+        await stream(host.queue)
+
+
+async def stream(queue: RemoteQueue) -> None:
     rows = list(range(64))
     await queue.create_partition("train_0", rows, group_size=4)
     scorer, writer = ray.remote(num_cpus=0)(Scorer).remote(), ray.remote(num_cpus=0)(Writer).remote()
@@ -205,9 +220,18 @@ async def test_the_rows_of_a_killed_consumer_go_out_again(queue: RemoteQueue) ->
     assert batch is not None and batch.rows.tolist() == [0, 1, 2, 3]
 
 
-def frames_of(host: QueueActor) -> int:
-    """Bytes in the storage units."""
-    return sum(ray.get([unit.nbytes.remote() for unit in host.backend.units]))
+def nbytes(backend: RayBackend) -> int:
+    """In the storage units."""
+    return sum(ray.get([unit.nbytes.remote() for unit in backend.units]))
+
+
+def end(backend: RayBackend) -> None:
+    """And see them dead: until Ray has ended them, they still answer."""
+    backend.stop()
+    for unit in backend.units:
+        with pytest.raises(ray.exceptions.RayActorError):
+            while True:
+                ray.get(unit.nbytes.remote())
 
 
 @ray.remote(num_cpus=0)
@@ -218,33 +242,36 @@ def write_and_die(queue: RemoteQueue) -> None:
 
 
 async def test_frames_stay_when_their_writer_dies_until_the_partition_is_cleared() -> None:
-    with QueueActor.start(SPEC) as host:
+    backend = RayBackend.start()
+    with QueueActor.start(SPEC, backend) as host:
         queue = host.queue
         await queue.create_partition("train_0", range(8))
         with pytest.raises(ray.exceptions.WorkerCrashedError):
             await write_and_die.options(max_retries=0).remote(queue)
-        assert frames_of(host) == 8 * 80_000 + 8 * 9, "too large to travel in a message"
+        assert nbytes(backend) == 8 * 80_000 + 8 * 9, "too large to travel in a message"
         batch = await queue.get("score", 8, timeout_s=60)
         assert batch is not None and batch.ragged("tokens").values.tolist() == list(range(80_000))
         batch.ragged("tokens").values[:] = 0
         await queue.clear("train_0")
-        while frames_of(host):  # the store's thread has told the unit, or is about to
+        while nbytes(backend):  # the store's thread has told the unit, or is about to
             pass
+    backend.stop()
 
 
-async def test_what_the_queue_refuses_is_gone_from_its_unit(queue: RemoteQueue, host: QueueActor) -> None:
+async def test_what_the_queue_refuses_is_gone_from_its_unit(queue: RemoteQueue, units: RayBackend) -> None:
     await queue.create_partition("train_0", range(4))
     with pytest.raises(ValueError, match="partition 'train_1'"):
         await queue.put("train_1", range(4), {"tokens": tokens(range(4))})
-    assert frames_of(host) == 0
+    assert nbytes(units) == 0
 
 
 async def test_a_dead_unit_fails_puts_and_gets_by_its_name_and_the_queue_goes_on() -> None:
-    with QueueActor.start(SPEC, inline_bytes=64) as host:
+    backend = RayBackend.start(inline_bytes=64)
+    with QueueActor.start(SPEC, backend) as host:
         queue = host.queue
         await queue.create_partition("train_0", range(8))
         await queue.put("train_0", range(4), {"tokens": tokens(range(4))})
-        ray.kill(host.backend.units[0])
+        end(backend)
         with pytest.raises(ConnectionError, match="ray storage unit 0 has died and could not read partition 'train_0'"):
             await queue.get("score", 4, timeout_s=60)
         with pytest.raises(ConnectionError, match="ray storage unit 0 has died and could not write to"):

@@ -170,8 +170,9 @@ def test_a_full_server_refuses_the_put(servers: tuple[Server, Server]) -> None:
 def test_a_server_that_hangs_or_is_gone_is_named() -> None:
     with redis_server() as server:
         backend = RedisBackend((server.url,), timeout_s=0.2, inline_bytes=0)
-        storage, store = backend.storage(Session("queue", 1)), backend.store("queue")
-        frame = replace(backend, timeout_s=60).storage(Session("queue", 2)).write("train_0", columns(range(4)))
+        patient = replace(backend, timeout_s=60)
+        storage, store = backend.storage(Session("queue", 1)), patient.store("queue")
+        frame = patient.storage(Session("queue", 2)).write("train_0", columns(range(4)))
         server.process.send_signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError, match=f"redis at unix://{server.path} took more than 0.2 s to write to"):
             storage.write("train_0", columns(range(4)))

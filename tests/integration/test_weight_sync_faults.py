@@ -44,7 +44,7 @@ class Run:
         return Coordinator(
             self.trainers,
             fleet=Fleet([self.handles["engine0"], self.handles["engine1"]], on_lost=self.on_lost, notify=self.hear),
-            transport=GroupTransport(self.transport, "127.0.0.1", self.timeout_s),
+            transport=GroupTransport(self.transport, lambda sender: "127.0.0.1", self.timeout_s),
             bucket_bytes=BUCKET_BYTES,
             observe=lambda spans: None,
             retry=self.retry,

@@ -64,7 +64,8 @@ class Worker:
             case "settled_version":
                 return 1
             case "open_batch":
-                await asyncio.Event().wait()
+                await self.hold("open_batch").wait()
+                return 1
             case "open" if arguments[0] == "ipc":
                 self.offer = share_slots(PLAN, RENDEZVOUS)
                 return self.offer
@@ -111,7 +112,7 @@ class Setting:
             self.trainers,
             fleet=self.fleet,
             scorers=self.scorers,
-            transport=GroupTransport(transport, "127.0.0.1", 5.0),
+            transport=GroupTransport(transport, lambda sender: "127.0.0.1", 5.0),
             bucket_bytes=1 << 20,
             observe=self.observe,
             retry=RetryPolicy(attempts),

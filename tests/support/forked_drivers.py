@@ -56,11 +56,14 @@ class Drivers:
 
     def killed(self, results: Path, experiment: str, settings: Sequence[str], after: int, later_s: float = 0.0) -> None:
         """A run whose driver is killed after so many iterations and seconds; nothing of it is left."""
+        assert not (results / experiment).exists(), f"another test of this process has made {experiment}"
         with self._run(results, experiment, settings) as run:
             _wait(run, lambda: lines(results, experiment) >= after)
             time.sleep(later_s)
-            family = _family(run)
+            family: list[psutil.Process] = []
             if run.ended() is None and run.pid is not None:
+                os.kill(run.pid, signal.SIGSTOP)  # on a busy machine it could end while its family is looked for
+                family = _family(run)
                 os.kill(run.pid, signal.SIGKILL)
             _end_of(run)
         _, left = psutil.wait_procs(family, timeout=_GONE_S)
@@ -73,9 +76,8 @@ class Drivers:
         with self._run(results, experiment, settings) as run:
             for name, after in kills:
                 _wait(run, lambda after=after: lines(results, experiment) >= after)  # type: ignore[misc]
-                _wait(run, lambda name=name: bool(_named(run, name)))  # type: ignore[misc]
-                assert run.ended() is None, f"it ended before {name} could be killed:\n{run.log.read_text()}"
-                os.kill(_named(run, name)[0], signal.SIGKILL)
+                found = _wait(run, lambda name=name: _strike(run, name))  # type: ignore[misc]
+                assert found, f"it ended before {name} could be killed:\n{run.log.read_text()}"
             return _end_of(run), run.log.read_text()
 
     @contextmanager
@@ -94,12 +96,15 @@ def folder_of(results: Path, experiment: str) -> Path:
     return folder
 
 
-def _wait(run: RunProcess, due: Callable[[], bool], within_s: float = RUN_TIMEOUT_S) -> None:
-    """Until it is so, or the run has ended."""
-    while run.ended() is None and not due():
+def _wait(run: RunProcess, due: Callable[[], bool], within_s: float = RUN_TIMEOUT_S) -> bool:
+    """Until it is so; False where the run ends before."""
+    while run.ended() is None:
+        if due():
+            return True
         if run.seconds > within_s:
             raise TimeoutError(f"{run.what} has run for {within_s} s:\n{run.log_tail()}")
         time.sleep(0.01)
+    return False
 
 
 def _end_of(run: RunProcess, within_s: float = RUN_TIMEOUT_S) -> int:
@@ -115,6 +120,18 @@ def _family(run: RunProcess) -> list[psutil.Process]:
         server = psutil.Process(run.pid).parent()
         return [] if server is None else server.children(recursive=True)
     return []
+
+
+def _strike(run: RunProcess, name: str) -> bool:
+    """Kills this one of its processes, where there is one. Its driver stands still meanwhile, for on a busy machine
+    they are looked for longer than an iteration lasts."""
+    assert run.pid is not None
+    os.kill(run.pid, signal.SIGSTOP)
+    found = _named(run, name)
+    if found:
+        os.kill(found[0], signal.SIGKILL)
+    os.kill(run.pid, signal.SIGCONT)
+    return bool(found)
 
 
 def _named(run: RunProcess, name: str) -> list[int]:

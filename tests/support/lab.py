@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from tests.support.project import ROOT
@@ -19,3 +20,9 @@ def make_lab(folder: Path, page: str = "plugins.md") -> Path:
         (path.parent / "__init__.py").touch()
         path.write_text(code, encoding="utf-8")
     return folder
+
+
+def forget_lab() -> None:
+    """Its modules, of whichever folder they were imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.metrics.manifest import RunIdentity
 from harness.metrics.run_files import RunDirectory, mirrored_files
+from tests.support.played_runs import MANIFEST
 
 CONFIG = {"schedule": {"name": "fully_async", "eta": 0.5}}
 ITERATIONS = 5
@@ -19,6 +20,7 @@ _OF_THE_EXPERIMENT = ("mlflow.note.content", "mlflow.user")
 def manifest_of(identity: RunIdentity) -> dict[str, Any]:
     """What the mirror reads of a manifest."""
     return {
+        **MANIFEST,
         **asdict(identity),
         "started_at": STARTED_AT,
         "command": ["__main__.py", "bench", "schedule=fully_async", "seeds=3", "force=true"],

@@ -9,6 +9,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+MANIFEST: dict[str, Any] = {
+    "experiment": "played",
+    "cell": "played",
+    "schedule": "fully_async",
+    "model": "tiny",
+    "engine": "torch",
+    "backend": "real",
+    "smoke": True,
+    "started_at": "2026-01-01T00:00:00+00:00",
+    "command": ["played"],
+    "git": None,
+    "python": "3",
+    "packages": {},
+    "hardware": {"cpu": "", "cores": 1, "memory_bytes": 0, "gpus": [], "platform": ""},
+}
 
 
 def play(run: str, what: str, log: str, campaign: int, server: int = -1) -> None:
@@ -33,8 +50,7 @@ def play(run: str, what: str, log: str, campaign: int, server: int = -1) -> None
         time.sleep(600)
     if what == "done":
         folder.mkdir(parents=True)
-        manifest = {"started_at": "2026-01-01T00:00:00+00:00", "backend": "real", "smoke": True}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        (folder / "manifest.json").write_text(json.dumps(MANIFEST | {"seed": int(folder.name[-1])}))
         (folder / "DONE").write_text("2026-01-01T00:00:40+00:00\n")
 
 

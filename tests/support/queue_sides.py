@@ -233,7 +233,10 @@ class SocketSide:
         if consumer not in self.connections:
             kind = AsyncConnection if consumer == "x" else SyncConnection
             self.connections[consumer] = kind(self.server.endpoint)
-        return self.connections[consumer].call(verb, *arguments, **options)
+        answer = self.connections[consumer].call(verb, *arguments, **options)
+        if verb == "release" and arguments[0] != consumer:
+            self.die(arguments[0])  # the queue has ended that connection; who asks again is another process
+        return answer
 
     def describe(self) -> Mapping[str, Any]:
         return self.call("x", "describe")

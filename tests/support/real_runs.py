@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.metrics.run_files import load_ledger, weight_files
 from harness.metrics.samples import read_responses, read_samples
 from tests.support.project import ROOT
 
-RUN_TIMEOUT_S = 280
+RUN_TIMEOUT_S = 840
 FIRST_TIMEOUT_S = 1500
 """Of a test that may be the first to ask for a row of runs, and waits for all of them."""
 
@@ -26,20 +26,6 @@ SMALL = f"backend=real cluster.oversubscribe=true model.warm_start=false smoke=t
 """From random weights, so that no warm start is needed; rewards are rare, not absent, and updates move the weights."""
 SEVERAL_TURNS = "iterations=4 task=lookup task.latency_s=0.005 algorithm.recompute_log_probs=true"
 """Beside SMALL: samples whose environment answers between their turns, and is read by the role that recomputes."""
-
-_ALL = """
-import sys
-import time
-from contextlib import closing
-from rich.console import Console
-from harness.cli.bench import run
-from harness.cli.main import RESULTS
-from harness.driver.preload import PRELOAD
-from harness.runtime.local_runtime import launch_server
-with closing(launch_server(PRELOAD)) as server:
-    for settings in sys.argv[1:]:
-        run(settings.split(), RESULTS, Console(), server)
-"""
 
 
 def environment(results: Path) -> dict[str, str]:
@@ -55,19 +41,6 @@ def bench(results: Path, experiment: str, *settings: str) -> Path:
     _run(command(f"experiment={experiment}", "seeds=[0]", *settings), results, RUN_TIMEOUT_S)
     (folder,) = (results / experiment).glob("*/seed=0")
     return folder
-
-
-def bench_all(results: Path, settings: Mapping[str, str]) -> dict[str, Path]:
-    """Runs `bench` with the settings of every experiment, and returns the folder of each one's seed 0.
-
-    Most of a short run is its start, importing above all, so one process makes them all, one after another, and their
-    workers are forked from one.
-    """
-    each = [f"experiment={experiment} {given}" for experiment, given in settings.items()]
-    _run([sys.executable, "-c", _ALL, *each], results, FIRST_TIMEOUT_S - 20)
-    found = {experiment: list((results / experiment).glob("*/seed=0")) for experiment in settings}
-    assert all(len(folders) == 1 for folders in found.values()), f"experiments of one name, or none: {found}"
-    return {experiment: folder for experiment, (folder,) in found.items()}
 
 
 def lines(results: Path, experiment: str) -> int:
@@ -88,13 +61,18 @@ def killed(
     process = subprocess.Popen(
         arguments, cwd=ROOT, env=environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    deadline = time.monotonic() + STARTED_WITHIN_S
-    while lines(results, experiment) < after and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for_lines(results, experiment, after, process)
     time.sleep(later_s)
     process.send_signal(how)
     said, _ = process.communicate(timeout=STARTED_WITHIN_S)
     return process.returncode, said
+
+
+def wait_for_lines(results: Path, experiment: str, count: int, process: subprocess.Popen[Any]) -> None:
+    """Until so many iterations are written, or the process has ended, or a run would have begun long ago."""
+    deadline = time.monotonic() + STARTED_WITHIN_S
+    while lines(results, experiment) < count and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _run(arguments: list[str], results: Path, timeout_s: float) -> None:

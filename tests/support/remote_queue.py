@@ -15,9 +15,11 @@ import numpy as np
 from harness.transfer_queue import Batch, Column, ColumnSpec, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.calls import Endpoint
+from harness.transfer_queue.remote.channel import Channel, Plain
 from harness.transfer_queue.remote.client import RemoteQueue
+from harness.transfer_queue.remote.handshake import greet
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.remote.sockets import Splitter, header, receive, socket_address, token_digest
+from harness.transfer_queue.remote.sockets import HEADER, Splitter, receive, socket_address
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend
 
@@ -67,6 +69,7 @@ class Stranger:
     server: QueueServer
     sock: socket.socket
     writer: int = 0
+    channel: Channel = field(default_factory=Plain)
     splitter: Splitter = field(default_factory=Splitter)
     heard: list[tuple[int, m.AnyResponse]] = field(default_factory=list)
 
@@ -80,20 +83,18 @@ class Stranger:
             await asyncio.get_running_loop().sock_connect(sock, place)
             stranger = cls(server, sock)
             if known:
-                _, challenge = await stranger.hear()
-                assert isinstance(challenge, m.Challenge)
-                await stranger.say(1, m.encode(m.Proof(token_digest(server.token, challenge.nonce))))
+                stranger.channel = await greet(sock, server.token, "the transfer queue", server.address)
                 _, welcome = await stranger.hear()
                 assert isinstance(welcome, m.Welcome)
                 stranger.writer = welcome.writer
             yield stranger
 
     async def say(self, call: int, body: bytes, descriptors: Sequence[int] = ()) -> None:
-        data = header(call, body, descriptors, 1 << 40) + body
+        data = HEADER.pack(len(body), len(descriptors), call) + body
         if descriptors:
             socket.send_fds(self.sock, [data], list(descriptors))
         else:
-            await asyncio.get_running_loop().sock_sendall(self.sock, data)
+            await asyncio.get_running_loop().sock_sendall(self.sock, self.channel.seal(data))
 
     async def hear(self) -> tuple[int, m.AnyResponse]:
         """(call, answer); ConnectionError at the end of the stream."""
@@ -101,7 +102,7 @@ class Stranger:
             data, descriptors = await self._readable()
             if not data:
                 raise ConnectionError("the server has hung up")
-            for frame in self.splitter.feed(data, descriptors):
+            for frame in self.splitter.feed(self.channel.unseal(data), descriptors):
                 self.heard.append((frame.call, m.decode_answer(frame.body)))
                 for descriptor in frame.descriptors:
                     os.close(descriptor)

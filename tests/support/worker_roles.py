@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -31,6 +32,10 @@ class EchoRole:
 
     async def pid(self) -> int:
         return os.getpid()
+
+    async def warn(self, what: str) -> None:
+        self.version = 7
+        logging.getLogger(__name__).warning("%s", what)
 
     async def waiting(self) -> list[str]:
         return [f"echo[{self.number}] waits for calls"]

@@ -7,7 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from harness.comparison.running.cells import ResolvedCell
 from harness.comparison.running.process import RunProcess
 from harness.config.compose import cell_prefix
+from harness.metrics.damaged import DamagedFile
+from harness.metrics.done import is_done, read_done
 from harness.metrics.formatting import duration
-from harness.metrics.run_files import is_done, load_manifest, load_metrics
+from harness.metrics.run_files import load_manifest, load_metrics
 
 LIMIT_S = 24 * 3600.0
 """Longest run. Generous: a run that stalls ends itself (cluster.stall_timeout_s and its neighbours)."""
@@ -205,7 +207,7 @@ class Estimate:
 
     def __init__(self, cells: Sequence[ResolvedCell], seeds: Iterable[int], results: Path) -> None:
         self._own = {
-            cell.label: [_seconds_of(folder) for seed in seeds if is_done(folder := cell.folder(seed, results))]
+            cell.label: [took for seed in seeds if (took := _seconds_of(cell.folder(seed, results))) is not None]
             for cell in cells
         }
         self._elsewhere = {cell.label: None if self._own[cell.label] else _elsewhere(cell, results) for cell in cells}
@@ -236,10 +238,15 @@ def time_text(seconds: float | None) -> str:
     return "unknown until a run is done" if seconds is None else duration(seconds)
 
 
-def _seconds_of(folder: Path) -> float:
-    """From its manifest to DONE. Imports come before, a few seconds."""
-    ended = datetime.fromisoformat((folder / "DONE").read_text(encoding="utf-8").strip())
-    return (ended - datetime.fromisoformat(load_manifest(folder)["started_at"])).total_seconds()
+def _seconds_of(folder: Path) -> float | None:
+    """From its manifest to DONE. Imports come before, a few seconds. None of a run that is not done, or is damaged: an
+    estimate does without it."""
+    try:
+        if not is_done(folder):
+            return None
+        return (read_done(folder).at - datetime.fromisoformat(load_manifest(folder)["started_at"])).total_seconds()
+    except DamagedFile:
+        return None
 
 
 def _elsewhere(cell: ResolvedCell, results: Path) -> float | None:
@@ -247,9 +254,10 @@ def _elsewhere(cell: ResolvedCell, results: Path) -> float | None:
     config = cell.config
     names = f"*/{cell_prefix(config)}-*/seed=*/DONE"
     for done in sorted(results.glob(names), key=lambda path: path.stat().st_mtime, reverse=True):
-        manifest = load_manifest(done.parent)
-        if manifest["backend"] == cell.plan.backend and not manifest["smoke"]:
-            samples = load_metrics(done.parent)[-1]["samples"]
-            scale = config.iterations * config.algorithm.trained_samples / samples
-            return START_S + max(0.0, _seconds_of(done.parent) - START_S) * scale
+        with suppress(DamagedFile):  # of no concern here
+            manifest, took = load_manifest(done.parent), _seconds_of(done.parent)
+            if took is not None and manifest["backend"] == cell.plan.backend and not manifest["smoke"]:
+                samples = load_metrics(done.parent)[-1]["samples"]
+                scale = config.iterations * config.algorithm.trained_samples / samples
+                return START_S + max(0.0, took - START_S) * scale
     return None

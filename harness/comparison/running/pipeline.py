@@ -26,6 +26,7 @@ from harness.comparison.running.gate import gate_job, passed_before, run_gate
 from harness.comparison.running.preview import machine_warnings, print_failures, print_preview
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
+from harness.config.fields import checked_name
 from harness.config.machine import Machine
 from harness.metrics.run_inputs import refuse_changed_inputs
 from harness.report.page.document import print_written, write_report
@@ -65,7 +66,9 @@ def comparison_request(
     budget = device_budget(cells, machine)
     cells = [CellRequest(cell.label, (*_without_runs(cell.settings), *budget)) for cell in cells]
     named = [setting.partition("=")[2] for setting in shared if _name_of(setting) == "experiment"]
-    experiment = named[-1] if named and named[-1] else _experiment_name(command, axes, cells)
+    experiment = (
+        checked_name("experiment", named[-1]) if named and named[-1] else _experiment_name(command, axes, cells)
+    )
     return ComparisonRequest(
         axes=axes,
         cells=tuple(CellRequest(cell.label, (*cell.settings, f"experiment={experiment}")) for cell in cells),

@@ -49,11 +49,6 @@ def _check_over_sampling(config: JobConfig, schedule: Schedule) -> None:
             f"{where} fills batches that wait for their groups, and with schedule.order={schedule.order} none does: "
             "others are trained meanwhile; set algorithm.over_sampling=1, or schedule.order=fifo"
         )
-    if config.checkpoint.every:
-        raise ConfigError(
-            f"{where}: checkpoint.every={config.checkpoint.every} would have to save which spares are needed, and does "
-            "not; set one of them back, to algorithm.over_sampling=1 or checkpoint.every=0"
-        )
 
 
 def _check_micro_batches(config: JobConfig, world: int, ranks: str) -> None:

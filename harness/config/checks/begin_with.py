@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from harness.config import Backend, ConfigError, JobConfig, job_config
-from harness.config.checks.earlier_run import refuse_missing, refuse_other, run_of_seed
+from harness.config import Backend, ConfigError, JobConfig
+from harness.config.checks.earlier_run import config_of, manifest_of, refuse_missing, refuse_other, run_of_seed
 from harness.config.job import flatten
 
 SAME = ("iterations", "model", "task", "algorithm", "max_tokens", "schedule")
@@ -21,7 +20,7 @@ def run_to_begin_with(config: JobConfig, seed: int) -> Path | None:
 
 def check_begin_with(config: JobConfig, backend: Backend) -> None:
     """Raises ConfigError unless for every seed a run is there that is not over, has checkpoints, and is of this job."""
-    from harness.config.compose import plain, read_settings  # with Hydra, which other checks need not load
+    from harness.config.compose import plain  # with Hydra, which other checks need not load
 
     cell = f"checkpoint.begin_with={config.checkpoint.begin_with}"
     for seed in config.seed_list:
@@ -33,10 +32,10 @@ def check_begin_with(config: JobConfig, backend: Backend) -> None:
             raise ConfigError(f"{cell}: seed {seed} is done there, and nothing is left to go on with; leave it out")
         if not any((folder / "checkpoints").glob("version-*")):
             raise ConfigError(f"{cell}: seed {seed} has no checkpoint; leave it out")
-        there, here = (_same(plain(one)) for one in (job_config(read_settings(folder / "config.yaml")), config))
+        there, here = (_same(plain(one)) for one in (config_of(folder), config))
         why = ": it goes on with the same model, task, algorithm, schedule and iterations"
         refuse_other(cell, there, here, why)
-        made = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("backend")
+        made = manifest_of(folder).get("backend")
         if made != backend:
             raise ConfigError(
                 f"{cell} is of a run with backend={made}, and this one has backend={backend}; set it alike"

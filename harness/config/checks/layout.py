@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from harness.config import ConfigError, JobConfig
-from harness.config.placement import DEVICE_ROLES, Placement, resolve_split
+from harness.config.fields import MOST_DEVICES
+from harness.config.placement import DEVICE_ROLES, Placement, devices_of
 from schedules import Schedule
 
 
@@ -48,8 +51,8 @@ def _check_engines(config: JobConfig, schedule: Schedule, placement: Placement) 
 def _too_few(config: JobConfig, schedule: Schedule, engines: int, roles: tuple[str, ...]) -> str:
     split, there = config.schedule.split, config.cluster.devices
     least, needed = schedule.least_engines, schedule.least_engines * config.engine.tensor_parallel
-    more = range(there + 1, 64 * needed + there)
-    enough = next((n for n in more if len(resolve_split(split, n, roles).devices["rollout"]) >= needed), None)
+    more = range(there + 1, min(64 * needed + there, MOST_DEVICES + 1))
+    enough = next((n for n in more if devices_of("rollout", split, n, roles) >= needed), None)
     fix = f"set schedule.split.rollout={needed}" if enough is None else f"set DEVICES={enough}"
     return (
         f"schedule={config.schedule.name} needs {least} rollout engines, its split gives {engines} of "
@@ -91,7 +94,10 @@ def _check_expert_ranks(config: JobConfig, placement: Placement) -> None:
 def _check_divides(setting: str, together: int, shared: dict[str, int]) -> None:
     for what, number in shared.items():
         if number % together:
-            fits = [n for n in range(1, min(shared.values()) + 1) if all(value % n == 0 for value in shared.values())]
+            most = math.gcd(*shared.values())
+            fits = sorted(
+                {n for small in range(1, math.isqrt(most) + 1) if most % small == 0 for n in (small, most // small)}
+            )
             raise ConfigError(
                 f"{setting}={together} does not divide the {number} {what}; set it to {' or '.join(map(str, fits))}"
             )

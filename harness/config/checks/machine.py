@@ -141,8 +141,10 @@ def check_instances(groups: Sequence[Communicator], machine: Machine, gpu: bool)
 
 def check_nodes(schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
     """What processes share by a path or a handle stays on their host."""
-    per_node = machine.gpus // machine.nodes
-    if gpu and schedule.transport == "ipc" and placement.total > per_node:
+    if machine.nodes < 2 or schedule.transport != "ipc":
+        return
+    per_node = (machine.gpus if gpu else machine.cores) // machine.nodes
+    if placement.total > per_node:
         raise HardwareMissing(
             f"transport=ipc shares memory inside of one host, and {placement.total} devices stand in "
             f"{machine.nodes} nodes of {per_node}; set DEVICES={per_node}, or give the schedule transport = "

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from harness.config import Backend, ConfigError, JobConfig, job_config
-from harness.config.checks.earlier_run import refuse_missing, refuse_other, run_of_seed
+from harness.config import Backend, ConfigError, JobConfig
+from harness.config.checks.earlier_run import config_of, manifest_of, refuse_missing, refuse_other, run_of_seed
 from harness.config.job import flatten
 from schedules import Schedule
 
@@ -36,7 +35,7 @@ def check_replay(config: JobConfig, schedule: Schedule, backend: Backend, gpu: b
 
 
 def _check_same(told: str, folder: Path, config: JobConfig, backend: Backend) -> None:
-    from harness.config.compose import NOT_IN_CELL, plain, read_settings  # with Hydra, which other checks need not load
+    from harness.config.compose import NOT_IN_CELL, plain  # with Hydra, which other checks need not load
 
     def same(one: JobConfig) -> dict[str, Any]:
         left_out = (*NOT_IN_CELL, "cost", "device") if backend == "real" else NOT_IN_CELL
@@ -47,12 +46,12 @@ def _check_same(told: str, folder: Path, config: JobConfig, backend: Backend) ->
             if name not in _BESIDE and not name.endswith("_timeout_s")
         }
 
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    manifest = manifest_of(folder)
     if manifest.get("backend") != backend:
         raise ConfigError(f"{told} is of a run with backend={manifest.get('backend')}, and this one has {backend}")
     if "begun_with" in manifest:
         raise ConfigError(f"{told} began with a checkpoint of other devices, whose engines are not there; leave it out")
-    there, here = (same(one) for one in (job_config(read_settings(folder / "config.yaml")), config))
+    there, here = (same(one) for one in (config_of(folder), config))
     refuse_other(told, there, here)
 
 

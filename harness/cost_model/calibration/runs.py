@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from harness.config import ConfigError, CostConfig, JobConfig, LengthsConfig, ModelConfig, first_line
 from harness.config.compose import compose_job
-from harness.config.fields import Name
+from harness.config.fields import checked_name
 from harness.cost_model import shape
 from harness.cost_model.calibration.fitting import FittedCosts, Phase, fit_undisturbed, relative_error
 from harness.cost_model.calibration.recorded import WorkTimes, measured, together
 from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
-from harness.metrics.run_files import is_done, load_manifest, load_samples, load_timeline
+from harness.metrics.damaged import reading
+from harness.metrics.done import check_files, is_done
+from harness.metrics.run_files import load_config, load_manifest, load_samples, load_timeline
 
 WARMUP = 4
 """Iterations that are left out, a quarter of a short run: the first ones allocate memory and fill caches."""
@@ -52,25 +53,29 @@ def read_run(folder: Path) -> Recorded:
     """Raises ConfigError for a folder that is no finished real run of a synchronous schedule."""
     if not is_done(folder):
         raise ConfigError(f"run={folder} is no finished run; give a folder such as results/bench/<cell>/seed=0")
+    check_files(folder)
     manifest = load_manifest(folder)
     if manifest["backend"] != "real":
         raise ConfigError(f"run={folder} is {manifest['backend']}: its times were simulated; give a run that was real")
-    config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    algorithm = config["algorithm"]
+    config = load_config(folder)
     try:
-        model = TypeAdapter(ModelConfig).validate_python(config["model"])
+        model = TypeAdapter(ModelConfig).validate_python(config.get("model"))
     except ValidationError as error:
         raise ConfigError(f"run={folder}: {first_line(error, 'model.')}") from error
+    with reading(folder / "config.yaml"):
+        algorithm = config["algorithm"]
+        slots, micro_batch = config["engine"]["slots"], algorithm["micro_batch_groups"] * algorithm["group_size"]
+        mini_batches, epochs = (int(algorithm.get(name, 1)) for name in ("mini_batches", "epochs"))
     timeline = load_timeline(folder)
     try:
         found = measured(
             timeline,
             load_samples(folder).to_pandas(),
-            slots=config["engine"]["slots"],
-            micro_batch=algorithm["micro_batch_groups"] * algorithm["group_size"],
+            slots=slots,
+            micro_batch=micro_batch,
             warmup=min(WARMUP, len(timeline.iteration_ends) // 4),
-            mini_batches=algorithm.get("mini_batches", 1),
-            epochs=algorithm.get("epochs", 1),
+            mini_batches=mini_batches,
+            epochs=epochs,
         )
     except ValueError as error:
         raise ConfigError(f"run={folder}: {error}") from error
@@ -89,18 +94,8 @@ def calibrate_runs(folders: Sequence[Path], base: JobConfig, name: str | None = 
             raise ConfigError(
                 f"run={folder} has model={run.model.name}, {folders[0]} {runs[0].model.name}; give runs of one"
             )
-    costs = replace(base_costs(base, runs[0].model), name=checked_name(name or runs[0].cell))
+    costs = replace(base_costs(base, runs[0].model), name=checked_name("name", name or runs[0].cell))
     return replace(calibrate(together([run.measured for run in runs]), costs), base=base.cost.name)
-
-
-def checked_name(name: str) -> str:
-    """Raises ConfigError for a name that cannot name a file."""
-    try:
-        return TypeAdapter(Name).validate_python(name)
-    except ValidationError:
-        raise ConfigError(
-            f"name={name} cannot name a file of costs; use letters, digits and . _ - such as mine"
-        ) from None
 
 
 def base_costs(job: JobConfig, model: ModelConfig) -> CostConfig:

@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from harness.config import ModelConfig, TrainingConfig
+from harness.config.files import checked_yaml
 from harness.cost_model.profile.record import record
 from harness.cost_model.profile.rows import Row, TransferRow, write_profile
 
@@ -31,7 +32,10 @@ def main() -> None:
     parser.add_argument("--recompute", action="store_true", help="compute activations again for the backward pass")
     parser.add_argument("--cpu", action="store_true", help="time one core, even where there is a GPU")
     given = parser.parse_args()
-    model = TypeAdapter(ModelConfig).validate_python(yaml.safe_load(given.model.read_text(encoding="utf-8")))
+    try:
+        model = TypeAdapter(ModelConfig).validate_python(yaml.safe_load(checked_yaml(given.model)))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        parser.error(f"{given.model} cannot be read: {error}")
     training = TrainingConfig(layout=given.layout, recompute_activations=given.recompute)
     if given.cpu or not torch.cuda.is_available():
         torch.set_num_threads(1)

@@ -14,6 +14,7 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from harness.config import BytesCost, CostConfig, DeviceConfig, JobConfig, ModelConfig, TransferCost
+from harness.config.fields import checked_name
 from harness.cost_model import shape
 from harness.cost_model.calibration.fitting import FittedCosts, Phase, fit, relative_error
 from harness.cost_model.profile.rows import DeviceProfile, Row, TransferRow
@@ -47,9 +48,10 @@ def base_of(profile: DeviceProfile, settings: Sequence[str]) -> JobConfig:
 
 def fitted_costs(profile: DeviceProfile, base: JobConfig, name: str) -> FittedCosts:
     """Costs of the profile's model called `name`."""
-    from harness.cost_model.calibration.runs import base_costs, checked_name
+    from harness.cost_model.calibration.runs import base_costs
 
-    return replace(fit_profile(profile, base_costs(base, profile.model), checked_name(name)), base=base.cost.name)
+    costs = fit_profile(profile, base_costs(base, profile.model), checked_name("name", name))
+    return replace(costs, base=base.cost.name)
 
 
 def fit_profile(profile: DeviceProfile, base: CostConfig, name: str) -> FittedCosts:

@@ -177,12 +177,14 @@ def _train(case: Case, rank: int, device: torch.device, together: Any, pipe: Con
     from torch.distributed import TCPStore, destroy_process_group
     from torch.distributed.tensor import Shard, distribute_tensor
 
+    from engines.stores import listening_store
     from engines.torch.fsdp import InDtype, init_world
 
-    port = 0 if rank == 0 else pipe.recv()
-    world = TCPStore(_LOOPBACK, port, case.ranks, rank == 0, wait_for_workers=False)
     if rank == 0:
+        world = listening_store(_LOOPBACK, case.ranks, _TIMEOUT_S)
         pipe.send(world.port)
+    else:
+        world = TCPStore(_LOOPBACK, pipe.recv(), case.ranks, False, wait_for_workers=False)
     mesh = init_world(world, rank, case.ranks, device, _TIMEOUT_S)
     for transport, shapes in case:
         whole = {name: torch.ones(shape, device=device) for name, shape in shapes.items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -78,8 +80,10 @@ def document(comparison: Comparison) -> str:
     headings = Headings(comparison)
     curves, timelines = curves_data(comparison), timelines_data(comparison)
     equal = equal_settings(comparison)
+    script = "\n".join(["", *(_part(name) for name in _SCRIPTS), ""])
     mark = ' <span class="simulated-mark">simulated</span>' if comparison.simulated else ""
     return Template(_part("page.html")).substitute(
+        policy=_policy(script),
         title=escape(headings.title),
         style=_part("page.css") + style_of(comparison.cells),
         how=headings.how,
@@ -113,7 +117,16 @@ def document(comparison: Comparison) -> str:
         made_with=facts_list(made_with(comparison), "settings"),
         curves_data=as_script(curves),
         timeline_data=as_script(timelines),
-        script="\n".join(_part(name) for name in _SCRIPTS),
+        script=script,
+    )
+
+
+def _policy(script: str) -> str:
+    """What a browser lets the page do: run this script and no other, load nothing, send nothing."""
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 

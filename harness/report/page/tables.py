@@ -112,9 +112,9 @@ def _unit(comparison: Comparison, measure: Measure) -> str:
 
 
 def _name(colour: str, label: str) -> str:
-    """With its colour; a long one may break where a setting's name has its joints."""
-    broken = re.sub(r"(=|\.(?!\d))", r"\1<wbr>", escape(label))
-    return f'<i class="dot" style="background:{colour}"></i>{broken}'
+    """With its colour, in one line with it; a long one may break where a setting's name has its joints."""
+    first, joint, rest = re.sub(r"(=|\.(?!\d))", r"\1<wbr>", escape(label)).partition("<wbr>")
+    return f'<span class="joined"><i class="dot" style="background:{colour}"></i>{first}</span>{joint}{rest}'
 
 
 def matrix_table(matrix: CorrectionMatrix) -> str:
@@ -167,7 +167,7 @@ def checks_html(comparison: Comparison) -> str:
 
 def commands_table(comparison: Comparison) -> str:
     rows = "".join(
-        f'<tr><th scope="row">{escape(cell)}</th><td>{seed}</td><td>{escape(began)}</td>'
+        f'<tr><th scope="row">{escape(cell)}</th><td>{escape(str(seed))}</td><td>{escape(began)}</td>'
         f"<td><code>{escape(folder)}</code></td><td><code>{escape(command)}</code></td></tr>"
         for cell, seed, began, folder, command in commands(comparison)
     )

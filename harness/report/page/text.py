@@ -18,7 +18,8 @@ from harness.metrics.manifest import HOW_TIMED
 
 RESULTS = (
     "Means over seeds, 95 % intervals below them, and what each cell is against the baseline, paired by seed. A "
-    "difference is significant only where its interval and Holm's correction for several cells both exclude no effect."
+    "difference is significant only where its interval and Holm's correction for several cells and measures both "
+    "exclude no effect."
 )
 CURVES = (
     "Thick: mean over seeds; band: 95 % interval of the mean at each point by itself, from three seeds on; thin: every "
@@ -74,6 +75,8 @@ class Headings:
         }
         if len(cells) > 1:
             self.facts["baseline"] = cells[comparison.baseline].label
+        if comparison.left_out:
+            self.facts["left out"] = ", ".join(f"{label} ({why})" for label, why in comparison.left_out.items())
 
 
 def _devices(config: Mapping[str, Any], simulated: bool) -> str:

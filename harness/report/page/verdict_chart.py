@@ -89,9 +89,9 @@ class VerdictChart:
     def caption(self) -> str:
         """How to read it."""
         base = self.comparison.cells[self.comparison.baseline].label
-        text = f"Means with their 95 % intervals. The square, and the dashed lines through it, are {base}. "
-        if not all(self._bounded(index) for index in range(len(self.comparison.cells))):
-            text = f"One seed has no interval. The square, and the dashed lines through it, are {base}. "
+        bounded = all(interval.bounded for both in self._values for interval in both)
+        means = "Means with their 95 % intervals" if bounded else "One seed has no interval"
+        text = f"{means}. The square, and the dashed lines through it, are {base}. "
         if self.up.key == EXACT_MATCH:
             text += "The larger a mark, the staler its samples (mean lag in iterations). "
         of_speed = self.comparison.question == SPEED
@@ -157,15 +157,13 @@ class VerdictChart:
             at = box.right if anchor == "end" else box.left
             words.append(Words("name", at, box.top + 11, name, anchor))
             words.append(Words("note", at, box.top + 24, note, anchor))
-        return Layout(size, tuple(lines), tuple(marks), tuple(words))
+        smaller_last = sorted(marks, key=lambda mark: mark.radius, reverse=True)  # over what they would lie under
+        return Layout(size, tuple(lines), tuple(smaller_last), tuple(words))
 
     @property
     def _values(self) -> list[tuple[Interval, Interval]]:
         """Across and up; an interval without bounds where there are none."""
         return [(_interval(self.across, index), _interval(self.up, index)) for index in range(len(self.across.cells))]
-
-    def _bounded(self, index: int) -> bool:
-        return all(interval.bounded for interval in self._values[index])
 
     def _bars(self, index: int, x: _Axis, y: _Axis, middle: tuple[float, float]) -> list[Line]:
         across, up = self._values[index]

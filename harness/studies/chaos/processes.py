@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -106,12 +107,14 @@ class Process:
         it."""
         if how := self.end_of(role):
             raise WorkerDied(f"{role} died before {method}: {how}")
-        call = asyncio.create_task(self._answer(work))
+        caller = asyncio.current_task()
+        assert caller is not None, "a call is made by a task"
+        given_up, call = caller.cancelling(), asyncio.create_task(self._answer(work))
         self._calls[call] = role
         try:
             return await call
         except asyncio.CancelledError:
-            if not (how := self.end_of(role)):
+            if caller.cancelling() > given_up or not (how := self.end_of(role)):
                 raise
             raise WorkerDied(f"{role} died during {method}: {how}") from None
         finally:
@@ -257,7 +260,7 @@ class FaultyRuntime(VirtualRuntime):
         self._queue: FaultyQueue | None = None
         self._made: dict[str, tuple[list[FaultyRole], list[RoleName], Build]] = {}
 
-    def start_queue(self, spec: QueueSpec) -> TransferQueue:
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
         process = self.processes["queue"] = Process("queue", self._random)
         self._queue = FaultyQueue(spec, process, self.processes[DRIVER])
         return self._queue

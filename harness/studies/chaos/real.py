@@ -24,7 +24,8 @@ from harness.comparison.running.process import RunProcess
 from harness.comparison.runs import read_run
 from harness.driver.checkpoint_files import last_checkpoint
 from harness.metrics.atomic_files import write_text
-from harness.metrics.run_files import is_done, load_metrics
+from harness.metrics.done import is_done
+from harness.metrics.run_files import load_metrics
 from harness.studies.chaos.afterwards import finished_with
 from harness.studies.chaos.damage import Damaged, damage, whole_checkpoints
 from harness.studies.chaos.disk import Disk, small_disk

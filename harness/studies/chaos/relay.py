@@ -104,8 +104,8 @@ def relayed(told: Told) -> type[LocalRuntime]:
     """A runtime of this machine with relays before those whom it is about."""
 
     class RelayedRuntime(LocalRuntime):
-        def start_queue(self, spec: QueueSpec) -> TransferQueue:
-            queue = super().start_queue(spec)
+        def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
+            queue = super().start_queue(spec, saves)
             if told.whom != "queue":
                 return queue
             assert isinstance(queue, RemoteQueue)

@@ -194,6 +194,7 @@ class _Attempt:
             self.chaos.told.append(f"{self.chaos.attempts}: turn {fault.turn}: {told}")
             if fault.what == "cut":
                 shutil.copytree(self.folder, self._copy)
+                gc.collect()  # what nobody noticed until now is told
                 self._cut = True
                 raise _Severed
 
@@ -277,7 +278,6 @@ def _job(schedule: str, random: Random) -> JobConfig:
     return replace(
         config,
         iterations=random.randint(3, 7),
-        algorithm=replace(config.algorithm, over_sampling=1.0),  # checkpoints know of no spares
         cost=replace(config.cost, turns=turns),
         checkpoint=CheckpointConfig(every=random.randint(1, 3), keep=random.randint(1, 3)),
         restarts=RestartsConfig(limit=random.choice((0, 1, 3))),

@@ -15,8 +15,8 @@ from harness.comparison.running.execution import Runs, run_cells
 from harness.comparison.running.preview import print_failures
 from harness.config import STRICT, ConfigError
 from harness.config.fields import Count, Fraction
-from harness.config.machine import this_machine
 from harness.metrics.run_files import load_metrics
+from harness.runtime.machine import machine_of_runs
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, steps
 from harness.studies.papers.result import Line, Published, Result, Table
@@ -63,7 +63,7 @@ def run_measured(experiment: PaperExperiment, context: Context) -> Result:
     form = experiment.read(MeasuredCells)
     job = (*experiment.overrides(), f"experiment=paper_{experiment.name}")
     cells, skipped = resolve_cells(
-        [CellRequest(cell.label, (*job, *cell.job)) for cell in form.cells], {}, this_machine()
+        [CellRequest(cell.label, (*job, *cell.job)) for cell in form.cells], {}, machine_of_runs()
     )
     if skipped:
         raise ConfigError(f"{skipped[0].label}: {skipped[0].why}")

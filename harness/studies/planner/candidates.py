@@ -11,6 +11,7 @@ from itertools import product
 from harness.config import JobConfig
 from harness.config.changes import changed
 from harness.config.checks.job import only_simulated
+from harness.metrics.formatting import plural
 from schedules import Schedule
 
 PARALLEL = (1, 2, 4, 8)
@@ -120,7 +121,8 @@ class Candidate:
         train += f" PP{self.pipeline_parallel}" if self.pipeline_parallel > 1 else ""
         train += f" EP{self.expert_parallel}" if self.expert_parallel > 1 else ""
         train += " recompute" if self.recompute else ""
-        return " + ".join(parts), f"{self.engines} engines TP{self.engine_parallel}, {self.ranks} ranks {train}"
+        engines, ranks = plural(self.engines, "engine"), plural(self.ranks, "rank")
+        return " + ".join(parts), f"{engines} TP{self.engine_parallel}, {ranks} {train}"
 
 
 def grid(config: JobConfig, schedule: Schedule, scored: bool, fixed: Collection[str] = ()) -> list[Candidate]:

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, ConfigError, JobConfig, RooflineConfig, first_line
 from harness.config.compose import EXPERIMENTS, compose_job, read_settings
 from harness.config.fields import Count, NotNegative, Positive
+from harness.config.files import MIB, read_text
 from schedules import SCHEDULES
 
 COLOCATED = "colocate_sync"
@@ -89,7 +90,10 @@ def read_table(path: Path) -> list[Row]:
         raise ConfigError(
             f"TABLE={path} is not there; name a CSV file such as experiments/papers/verl_one_step_off.csv"
         )
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = read_text(path, MIB).removeprefix("\ufeff").splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as CSV: {error}") from error
     numbers = [i for i, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
     reader = csv.DictReader([lines[i - 1] for i in numbers], skipinitialspace=True)
     if reader.fieldnames is None or "mode" not in reader.fieldnames:

@@ -44,8 +44,8 @@ def page(records: Mapping[Path, Record], results: Path) -> str:
         rows = [_row(folder, here[folder], results) for folder in sorted(here, key=lambda f: _order(here[f]))]
         parts += [
             f"## {track}",
-            f"Seconds on a run's clock until held-out exact match is {target:g}, mean of fresh seeds. *Others' load*: "
-            "the largest share of the processors that other processes had during a run.",
+            f"Seconds on a run's clock until {target:g} of the samples of held-out problems match exactly, mean of "
+            "fresh seeds. *Others' load*: the largest share of the processors that other processes had during a run.",
             markdown_table(_HEADS, rows),
         ]
     return "\n\n".join(parts) + "\n"

@@ -41,7 +41,8 @@ def log_lines(
         for found in evaluations:
             if found["version"] <= run.version:
                 samples = found["version"] * batch
-                yield line("eval_accuracy", found["greedy"], found["at_s"], epoch_num=found["version"], samples=samples)
+                value, at_s = found["sampled"], found["at_s"]
+                yield line("eval_accuracy", value, at_s, epoch_num=found["version"], samples=samples)
         yield line("run_stop", None, run.seconds, "INTERVAL_END", status="success")
 
     return "\n".join(lines()) + "\n"

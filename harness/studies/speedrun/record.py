@@ -36,13 +36,13 @@ _LIMIT_S = 60.0  # of ssh-keygen
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """seconds: on the run's clock when the first version that reaches the target was there; version: that one; greedy:
+    """seconds: on the run's clock when the first version that reaches the target was there; version: that one; sampled:
     its exact match; files: SHA-256 by name; others: share of the processors that other processes had meanwhile."""
 
     seed: int
     seconds: float
     version: int
-    greedy: float
+    sampled: float
     started_at: str
     others: float
     files: dict[str, str]
@@ -139,15 +139,17 @@ def refuse_unnamed_code(git: Mapping[str, Any] | None) -> None:
 def _recorded(track: Track, run: Run) -> RecordedRun:
     reached = first_at(track.target, run.evaluations)
     if reached is None:
-        best = max((found["greedy"] for found in run.evaluations), default=0.0)
+        best = max((found["sampled"] for found in run.evaluations), default=0.0)
         raise ConfigError(
             f"no record: seed {run.identity.seed} got to {best:.3f} within its budget, not {track.target}"
         )
+    if reached["version"] == 0:
+        raise ConfigError(f"no record: track={track.name} asks for {track.target}, which its policy has untaught")
     return RecordedRun(
         seed=run.identity.seed,
         seconds=reached["at_s"],
         version=reached["version"],
-        greedy=reached["greedy"],
+        sampled=reached["sampled"],
         started_at=run.manifest["started_at"],
         others=run.manifest["load"]["others"],
         files={name: _digest(run.path / name) for name in _DIGESTED},
@@ -155,8 +157,8 @@ def _recorded(track: Track, run: Run) -> RecordedRun:
 
 
 def first_at(target: float, evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The line of eval.jsonl at which held-out exact match was first the target or more."""
-    return next((found for found in evaluations if found["greedy"] >= target), None)
+    """The line of eval.jsonl at which exact match of held-out samples was first the target or more."""
+    return next((found for found in evaluations if found["sampled"] >= target), None)
 
 
 def write_record(record: Record, runs: Sequence[Run], folder: Path) -> None:

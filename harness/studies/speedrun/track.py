@@ -41,7 +41,7 @@ class _File:
 
 @plain_dataclass(frozen=True)
 class Track:
-    """target: greedy exact match on the held-out problems. digest: SHA-256 of its file."""
+    """target: exact match of samples of the held-out problems, drawn as in training. digest: SHA-256 of its file."""
 
     name: str
     digest: str
@@ -95,5 +95,7 @@ def track_of(path: Path) -> Track:
         read = TypeAdapter(_File).validate_python(read_settings(path))
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_line(error)}") from error
+    if not flatten(read.job).get("eval.k"):
+        raise ConfigError(f"{path}: eval.k must be at least 1: the target is of samples")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Track(path.stem, digest, read.target, read.seeds, tuple(read.settings), tuple(read.free), read.job)

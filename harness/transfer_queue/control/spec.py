@@ -11,6 +11,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 from harness.transfer_queue.control.policies import POLICIES, SPLITS, policy_of
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows
 
+_FEW = 4096
+
 Self = TypeVar("Self")
 Returned = TypeVar("Returned")
 Options = ParamSpec("Options")
@@ -163,8 +165,10 @@ class GetRequest:
         if self.first is not None:
             check_task(spec, self.first[0])
             check_one_rank(spec, self.task, "get what comes first")
+            check_few("pairs that come first", len(self.first[1]))
         if self.only is not None:
             check_one_rank(spec, self.task, "get rows by their ids")
+            check_few("rows by their ids", len(self.only))
             if self.first is not None or not self.least == self.count == len(self.only):
                 raise ValueError(f"a get of only {len(self.only)} rows takes count={len(self.only)}, and nothing first")
 
@@ -190,6 +194,12 @@ def check_task(spec: QueueSpec, task: str) -> None:
     """ValueError unless there is this task."""
     if task not in spec.tasks:
         raise ValueError(f"task {task!r} is unknown; there are {sorted(spec.tasks)}")
+
+
+def check_few(what: str, count: int) -> None:
+    """ValueError for more than can be looked at in a moment."""
+    if count > _FEW:
+        raise ValueError(f"a get names at most {_FEW} {what}, not {count}")
 
 
 def check_one_rank(spec: QueueSpec, task: str, what: str) -> None:

@@ -125,10 +125,14 @@ class ReplayState:
     def read(self, folder: Folder) -> int | None:
         """All that counts; the number of the last file. Logs a last record that is torn. DamagedFile for what was not
         written like this; ValueError for another spec."""
-        last = folder.current()
+        last, numbers = folder.current(), folder.journals()
         if last is not None:
-            self._start_from(*read_snapshot(folder.snapshot(last), self._spec, self._storage))
-        numbers = folder.journals()
+            begun, state, frames = read_snapshot(folder.snapshot(last), self._spec, self._storage)
+            if begun is not None and begun not in numbers:
+                raise DamagedFile(
+                    f"{folder.journal(begun)} is not there, and with it what changed after {folder.snapshot(last).name}"
+                )
+            self._start_from(state, frames)
         for number in numbers:
             self._follow(folder.journal(number), last, is_first=number == last, is_last=number == numbers[-1])
             last = number

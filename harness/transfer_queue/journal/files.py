@@ -173,7 +173,8 @@ decode = msgspec.msgpack.Decoder(ext_hook=_unpack).decode
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """The first message of a file. after: the number of the journal that it continues."""
+    """The first message of a file. after: of a journal, the number of the one that it continues; of a snapshot, of the
+    one that was begun with it, where one was."""
 
     kind: str
     spec: dict[str, Any]
@@ -212,6 +213,7 @@ def _differences(there: Any, here: Any, where: str = "spec") -> list[str]:
 
 
 _NAME = re.compile(r"(snapshot|journal)-(\d+)\.(?:msgpack|log)")
+_NUMBER = re.compile(rb"(\d{1,18})\n")  # without its end it may be another
 
 
 class Folder:
@@ -220,7 +222,7 @@ class Folder:
 
     def create(self) -> None:
         """Nothing to do where it is there."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the rows of a run are its user's
 
     def snapshot(self, number: int) -> Path:
         return self.path / f"snapshot-{number}.msgpack"
@@ -229,13 +231,22 @@ class Folder:
         return self.path / f"journal-{number}.log"
 
     def current(self) -> int | None:
-        """The number of the snapshot that counts."""
+        """The number of the snapshot that counts. DamagedFile where none is named, or there is none of that number."""
         file = self.path / "CURRENT"
-        return int(file.read_text()) if file.exists() else None
+        if not file.exists():
+            return None
+        named = _NUMBER.fullmatch(file.read_bytes())
+        if named is None:
+            raise DamagedFile(f"{file} is damaged: it names no snapshot")
+        number = int(named[1])
+        if not self.snapshot(number).exists():
+            raise DamagedFile(f"{self.snapshot(number)} is not there, though {file.name} names it")
+        return number
 
     def journals(self) -> list[int]:
         """The numbers of those that count, in order."""
-        return sorted(n for kind, n, _ in self._files() if kind == "journal" and n >= (self.current() or 0))
+        first = self.current() or 0
+        return sorted(n for kind, n, _ in self._files() if kind == "journal" and n >= first)
 
     def next_number(self) -> int:
         """Larger than that of any file."""

@@ -38,7 +38,7 @@ def saved_rows(folder: str | os.PathLike[str], columns: Sequence[str]) -> Iterat
     path = files.snapshot(number)
     spec = _spec_of(path)
     storage, controller = LocalStorage(), Controller(spec)
-    state, frames = read_snapshot(path, spec, storage)
+    _, state, frames = read_snapshot(path, spec, storage)
     controller.restore(state["controller"], frames)
     for name in frames:
         partition = controller.partition(name)

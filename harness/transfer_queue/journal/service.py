@@ -104,7 +104,7 @@ class JournaledService(QueueService):
             with self.moment() as (state, frames):
                 number = self._folder.next_number()
                 self._journal.rotate(number)
-                await write_snapshot(self._folder.snapshot(number), self, encode(state), frames, work)
+                await write_snapshot(self._folder.snapshot(number), self, encode(state), frames, work, number)
                 self._folder.commit(number)
 
     def try_put(self, partition: str, rows: Rows, frame: Frame, weights: Weights) -> bool:

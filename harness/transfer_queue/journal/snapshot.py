@@ -75,13 +75,18 @@ def restored(
 
 
 async def write_snapshot(
-    path: Path, service: QueueService, state: bytes, frames: Sequence[tuple[str, Frame]], work: Work
+    path: Path,
+    service: QueueService,
+    state: bytes,
+    frames: Sequence[tuple[str, Frame]],
+    work: Work,
+    journal: int | None = None,
 ) -> None:
-    """state, frames: of a moment of the service, the state encoded, the frames kept meanwhile. Returns when it is on
-    the disk; on any error there is no such file."""
+    """state, frames: of a moment of the service, the state encoded, the frames kept meanwhile; journal: the number of
+    the one that was begun with it. Returns when it is on the disk; on any error there is no such file."""
     writer = RecordWriter(path)
     try:
-        writer.append(encode(FileHeader.of(SNAPSHOT, service.spec)))
+        writer.append(encode(FileHeader.of(SNAPSHOT, service.spec, journal)))
         writer.append(state)
         batch: list[tuple[bytes, Sequence[Piece]]] = []
         size = 0
@@ -122,12 +127,13 @@ async def _finish(work: Work, step: Callable[[], None]) -> None:
 
 def read_snapshot(
     path: Path, spec: QueueSpec, storage: Storage | None
-) -> tuple[dict[str, Any], dict[str, list[Frame]]]:
-    """The state, and the frames by partition. ValueError for a file of another spec, DamagedFile for a damaged one."""
+) -> tuple[int | None, dict[str, Any], dict[str, list[Frame]]]:
+    """The number of the journal that was begun with it, the state, and the frames by partition. ValueError for a file
+    of another spec, DamagedFile for a damaged one."""
     records = read_records(path)
     frames: dict[str, list[Frame]] = {}
     try:
-        FileHeader.read(next(records).message, path, SNAPSHOT, spec)
+        journal = FileHeader.read(next(records).message, path, SNAPSHOT, spec).after
         state = decode(next(records).message)
         while (message := decode((record := next(records)).message)) is not None:
             partition, rows, sizes = message
@@ -135,4 +141,4 @@ def read_snapshot(
             frames.setdefault(partition, []).append(frame)
     except StopIteration:
         raise DamagedFile(f"{path} is damaged: it ends before all frames came") from None
-    return state, frames
+    return journal, state, frames

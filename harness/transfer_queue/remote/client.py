@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -14,18 +14,19 @@ import msgspec
 from harness.transfer_queue.queue import Portal
 from harness.transfer_queue.remote import calls
 from harness.transfer_queue.remote import messages as m
+from harness.transfer_queue.remote.handshake import Role, greet, token_for
 from harness.transfer_queue.remote.sockets import (
     ClientSocket,
+    Framer,
     Outbox,
     Splitter,
     WireError,
     abandon_in_children,
+    check_peer,
     client_socket,
     close_all,
-    header,
     receive,
     send_at_once,
-    token_digest,
 )
 from harness.transfer_queue.storage.protocol import Session, Storage
 
@@ -40,7 +41,7 @@ class Connection:
         self._endpoint = endpoint
         self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self._splitter = Splitter()
+        self._framer, self._splitter = Framer(), Splitter()
         self._outbox = Outbox(sock)
         self._corked = bytearray()
         self._waiting: dict[int, asyncio.Future[calls.Response]] = {}
@@ -57,6 +58,10 @@ class Connection:
         try:
             async with asyncio.timeout(endpoint.call_timeout_s):
                 await asyncio.get_running_loop().sock_connect(sock, place)
+            check_peer(sock)
+        except PermissionError:
+            sock.close()
+            raise
         except (OSError, TimeoutError) as error:
             sock.close()
             raise ConnectionError(f"no transfer queue listens on {endpoint.address}: {error}") from None
@@ -72,15 +77,22 @@ class Connection:
 
     async def _greet(self) -> None:
         await anext(self._until_loop_ends)
+        endpoint = self._endpoint
+        try:
+            async with asyncio.timeout(endpoint.call_timeout_s):
+                self._channel = await greet(self._sock, endpoint.token, "the transfer queue", endpoint.address)
+        except TimeoutError:
+            raise TimeoutError(self._waited("its greeting")) from None
+        except PermissionError:
+            raise
+        except OSError as error:
+            self._lost(error)
+            raise ConnectionError(self.ended) from None
         self._loop.add_reader(self._sock.fileno(), self._readable)
-        answer, _ = await self._reply(0, "its greeting", self._endpoint.call_timeout_s)
-        if not isinstance(answer, m.Challenge):
-            raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
-        answer, _ = await self._request(calls.Request(m.Proof(token_digest(self._endpoint.token, answer.nonce))))
+        answer, _ = await self._reply(0, "its greeting", endpoint.call_timeout_s)
         if not isinstance(answer, m.Welcome):
-            calls.value(answer)
-            raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
-        self.storage = self._endpoint.backend.storage(Session(answer.queue, answer.writer))
+            raise ConnectionError(f"what listens on {endpoint.address} is no transfer queue")
+        self.storage = endpoint.backend.storage(Session(answer.queue, answer.writer))
 
     async def _guard(self) -> AsyncGenerator[None, None]:
         """An event loop that shuts down ends its generators, and with this one the connection."""
@@ -117,8 +129,7 @@ class Connection:
             raise ConnectionError(self.ended)
         self._calls += 1
         call = self._calls
-        body = m.encode(step.message)
-        data = header(call, body, step.descriptors) + body
+        data = self._framer.frame(call, m.encode(step.message), step.descriptors)
         if self._corked:
             data = bytes(self._corked) + data
             self._corked.clear()
@@ -145,8 +156,11 @@ class Connection:
         answer = self._waiting[call]
         if not answer.done():
             what = request if isinstance(request, str) else calls.describe(request)
-            waited = f"the transfer queue on {self._endpoint.address} did not answer {what}"
-            answer.set_exception(TimeoutError(f"{waited} within {self._endpoint.call_timeout_s} s"))
+            answer.set_exception(TimeoutError(self._waited(what)))
+
+    def _waited(self, what: str) -> str:
+        endpoint = self._endpoint
+        return f"the transfer queue on {endpoint.address} did not answer {what} within {endpoint.call_timeout_s} s"
 
     def _withdraw(self, call: int, answer: asyncio.Future[calls.Response]) -> None:
         """The caller has gone: what it was to get, here already or on its way, goes back."""
@@ -162,8 +176,7 @@ class Connection:
         if not self._corked:
             self._loop.call_soon(self._uncork)
         self._calls += 1
-        body = m.encode(request)
-        self._corked += header(self._calls, body) + body
+        self._corked += self._framer.frame(self._calls, m.encode(request))
 
     def _uncork(self) -> None:
         if self._corked and self.ended is None:
@@ -173,7 +186,7 @@ class Connection:
 
     def _send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         try:
-            self._outbox.send(data, descriptors)
+            self._outbox.send(self._channel.seal(data), descriptors)
         except OSError as error:
             self._lost(error)
         if self._outbox:
@@ -189,7 +202,7 @@ class Connection:
     def _readable(self) -> None:
         try:
             data, descriptors = receive(self._sock)
-            frames = self._splitter.feed(data, descriptors)
+            frames = self._splitter.feed(self._channel.unseal(data), descriptors)
         except BlockingIOError:
             return
         except OSError as error:
@@ -263,6 +276,10 @@ class RemoteQueue(calls.Verbs):
     """
 
     endpoint: calls.Endpoint
+
+    def for_role(self, role: Role) -> RemoteQueue:
+        """For a process that is to do no more than this."""
+        return RemoteQueue(replace(self.endpoint, token=token_for(role, self.endpoint.token)))
 
     @contextmanager
     def portal(self) -> Iterator[Portal[Any]]:

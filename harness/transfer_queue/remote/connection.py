@@ -6,24 +6,26 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
-
-import msgspec
 
 from harness.transfer_queue.control.spec import QueueSpec, Status
 from harness.transfer_queue.journal import service as journal
 from harness.transfer_queue.remote import messages as m
+from harness.transfer_queue.remote.channel import Channel
+from harness.transfer_queue.remote.handshake import ANSWER, REFUSED, Handshake, Role, new_nonce
+from harness.transfer_queue.remote.room import SMALL, Room
 from harness.transfer_queue.remote.sockets import (
+    CHUNK,
+    MESSAGE_LIMIT,
     Framed,
+    Framer,
     Outbox,
     Splitter,
     WireError,
-    check_digest,
     close_all,
-    header,
-    new_nonce,
     receive,
 )
 from harness.transfer_queue.rows.columns import Rows
@@ -34,9 +36,8 @@ from harness.transfer_queue.storage.protocol import PayloadStore
 from harness.transfer_queue.storage.shm import ShmStore
 
 _HANDSHAKE_S = 30.0
-_HANDSHAKE_LIMIT = 1024  # bytes of a message before the token is proved
 _UNSENT = 1 << 20  # bytes of answers not taken, from which no more requests are read
-_LOST = 256 << 20  # and from which the client is given up
+_LOST = MESSAGE_LIMIT + (256 << 20)  # and from which the client is given up
 _WAITING = 1 << 16  # requests of a client that may wait at a time
 
 _log = logging.getLogger(__name__)
@@ -44,49 +45,72 @@ _log = logging.getLogger(__name__)
 
 class Host(Protocol):
     """What a connection needs of its server. segments: the store, where it is one of shared memory; limit: bytes of a
-    message."""
+    message; saves: the folder below which it may be saved."""
 
     spec: QueueSpec
-    token: bytes
+    tokens: Mapping[Role, bytes]
     limit: int
+    saves: str | None
     name: str
     service: QueueService
     store: PayloadStore
     segments: ShmStore | None
+    room: Room
+
+    def end_clients_of(self, consumer: str, asked_by: ServerConnection) -> None:
+        """Of this consumer, which is no more, and of no other; but the one that says so."""
 
 
 class ServerConnection:
     """Reads a client's requests, from its proof that it has the token to the end of its stream.
 
-    Waits for nothing: a call that does is a task of its own. gone(writer): called once, at the end.
+    Waits for nothing: a call that does is a task of its own. channel: a new one; admitted(writer): called once it has
+    proved it; gone(writer): once, at the end.
     """
 
-    def __init__(self, server: Host, sock: socket.socket, writer: int, gone: Callable[[int], Any]) -> None:
+    def __init__(
+        self,
+        server: Host,
+        sock: socket.socket,
+        channel: Channel,
+        writer: int,
+        *,
+        admitted: Callable[[int], Any],
+        gone: Callable[[int], Any],
+    ) -> None:
         self._server = server
         self._service = server.service
         self._sock = sock
+        self._channel = channel
         self._writer = writer
-        self._gone = gone
+        self._admitted, self._gone = admitted, gone
         self._loop = asyncio.get_running_loop()
-        self._splitter = Splitter(_HANDSHAKE_LIMIT)
+        self.since = self._loop.time()
+        self._framer, self._splitter = Framer(server.limit), Splitter(server.limit, descriptors=1)
         self._outbox = Outbox(sock)
         self._todo: deque[Framed] = deque()
         self._held = False  # one was given to a task that has not begun yet: the next follows it
         self._reading = False
+        self._has_room = True
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._unconfirmed: dict[int, int] = {}  # not received yet: lease -> call
         self._leased: set[int] = set()  # of tasks with leases, not acknowledged
         self._kept: dict[int, int] = {}  # the last that counted as received when it was sent: lease -> call
+        self._consumers: set[str] = set()  # that it asked for, and that were not released since
         self._ending = False
-        self._nonce = new_nonce()
-        self._take = self._admit
+        self._challenge, self._said = new_nonce(), b""
+        self._read: Callable[[], Any] = self._read_hello
         self._deadline = self._loop.call_later(_HANDSHAKE_S, self.close)
+
+    def begin(self) -> None:
+        """May be its end, too: the client may have gone."""
         self._read_on(True)
-        self.send(0, m.Challenge(self._nonce))
+        self._open_channel(b"")
 
     # -- bytes
 
     def _read_on(self, reading: bool) -> None:
+        reading = reading and self._has_room
         if reading and not self._reading:
             self._loop.add_reader(self._sock.fileno(), self._readable)
         elif self._reading and not reading:
@@ -95,23 +119,85 @@ class ServerConnection:
 
     def _readable(self) -> None:
         try:
-            data, descriptors = receive(self._sock)
-            if not data:
-                return self.close()
-            self._todo += self._splitter.feed(data, descriptors)
+            self._read()
         except BlockingIOError:
             return
         except WireError as error:
-            return self._refuse(0, error)
-        except OSError:
+            self.send(0, m.failed(error))
+            self._end()
+        except OSError:  # the channel's too: nothing more can be said through it
+            self.close()
+
+    def _read_hello(self) -> None:
+        self._open_channel(self._of_a_stranger())
+
+    def _open_channel(self, said: bytes) -> None:
+        """At once where that needs nothing of the client."""
+        self._deliver(self._channel.begin(said))
+        if self._channel.is_open:
+            self._read = self._read_proof
+            self._post(self._challenge)
+
+    def _of_a_stranger(self) -> bytes:
+        """No descriptor is taken: the kernel closes those of bytes that are read without asking for them."""
+        if data := self._sock.recv(CHUNK):
+            return data
+        raise ConnectionError("the client has gone")
+
+    def _read_proof(self) -> None:
+        self._said += self._channel.unseal(self._of_a_stranger())
+        if len(self._said) < ANSWER:
+            return
+        for role, token in self._server.tokens.items():  # none is admitted that says more
+            if (handshake := Handshake.admitted(token, self._challenge, self._said)) is not None:
+                return self._let_in(role, handshake)
+        self._post(REFUSED)
+        self._end()
+
+    def _let_in(self, role: Role, handshake: Handshake) -> None:
+        self._role = role
+        self._deadline.cancel()
+        self._admitted(self._writer)
+        self._post(handshake.server_proof())
+        self._read = self._read_requests
+        self.send(0, m.Welcome(self._server.name, self._writer))
+
+    def _read_requests(self) -> None:
+        data, descriptors = receive(self._sock)
+        if not data:
             return self.close()
+        frames = self._splitter.feed(self._channel.unseal(data), descriptors)
+        self._todo += frames
+        self._ask_for_room(self._server.room, bool(frames))
         self._go_on()
+
+    def _ask_for_room(self, room: Room, is_whole: bool) -> None:
+        if is_whole and self in room:
+            room.end(self)
+        if self._splitter.unfinished > SMALL and self not in room:
+            self._has_room = room.begin(self, self._splitter.unfinished)
+            self._read_on(self._has_room)
+
+    def come(self) -> int:
+        """See `room.Sender`."""
+        return self._splitter.come
+
+    def go_on(self) -> None:
+        """See `room.Sender`."""
+        self._has_room = True
+        self._read_on(not self._ending and self._outbox.nbytes <= _UNSENT)
+
+    def give_up(self) -> None:
+        """See `room.Sender`."""
+        announced = self._splitter.unfinished
+        self.send(0, m.failed(WireError(f"a message of {announced} bytes did not come, and others wait")))
+        self.close()
 
     def _go_on(self) -> None:
         while self._todo and not self._held and not self._ending and self._outbox.nbytes <= _UNSENT:
             frame = self._todo.popleft()
             try:
-                self._take(frame)
+                self._serve(frame)
             finally:
                 close_all(frame.descriptors)
 
@@ -119,8 +205,12 @@ class ServerConnection:
         """An answer to a call; 0: to none. Descriptors stay the caller's. ValueError where it is too long."""
         if self._ending:
             return
-        body = m.encode(answer)
-        data = header(call, body, descriptors, self._server.limit) + body
+        self._post(self._framer.frame(call, m.encode(answer), descriptors), descriptors)
+
+    def _post(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        self._deliver(self._channel.seal(data), descriptors)
+
+    def _deliver(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         try:
             self._outbox.send(data, descriptors)
         except OSError:
@@ -151,11 +241,14 @@ class ServerConnection:
             self._read_on(True)
             self._go_on()
 
-    def _refuse(self, call: int, error: Exception) -> None:
-        """Answer with this error, then end the connection."""
-        self.send(call, m.failed(error))
+    def _end(self) -> None:
+        """Once the client has taken what it was sent, or has had the time to."""
+        if self._ending:
+            return
         self._ending = True
         self._read_on(False)
+        self._deadline.cancel()
+        self._deadline = self._loop.call_later(_HANDSHAKE_S, self.close)
         if not self._outbox:
             self.close()
 
@@ -166,6 +259,8 @@ class ServerConnection:
         self._ending = True
         self._deadline.cancel()
         self._read_on(False)
+        if self in self._server.room:
+            self._server.room.end(self)
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
         self._outbox.close()
@@ -183,22 +278,12 @@ class ServerConnection:
 
     # -- requests
 
-    def _admit(self, frame: Framed) -> None:
-        try:
-            check_digest(self._server.token, self._nonce, m.decode_proof(frame.body).digest)
-        except msgspec.MsgspecError:
-            return self._refuse(frame.call, PermissionError("the transfer queue's token is to be proved first"))
-        except PermissionError as error:
-            return self._refuse(frame.call, error)
-        self._deadline.cancel()
-        self._splitter.limit = self._server.limit
-        self._take = self._serve
-        self.send(frame.call, m.Welcome(self._server.name, self._writer))
-
     def _serve(self, frame: Framed) -> None:
         """Answer a request, or leave it to a task to do so."""
         try:
-            request = m.decode_request(frame.body)
+            request = decoded(frame.body)
+            if type(request) not in MAY[self._role]:
+                raise PermissionError(f"a {self._role} of the queue may not ask for {type(request).__name__}")
             match request:
                 case m.Put():
                     self._put(frame.call, request)
@@ -213,8 +298,10 @@ class ServerConnection:
                 case m.CreatePartition():
                     self._begin(frame.call, partial(_create, self._service, request))
                 case m.Save():
-                    self._begin(frame.call, partial(_save, self._service, request))
+                    self._begin(frame.call, partial(_save, self._service, request, self._server.saves))
                 case _:
+                    if isinstance(request, m.Release):
+                        self._server.end_clients_of(request.consumer, self)
                     if isinstance(request, m.Acknowledge | m.GiveBack):
                         self._unconfirmed.pop(request.lease, None)
                         self._leased.discard(request.lease)
@@ -245,7 +332,14 @@ class ServerConnection:
             put = partial(self._service.put, request.partition, rows, frame, weights, timeout_s=request.timeout_s)
             self._begin(call, put)
 
+    def was_only(self, consumer: str) -> bool:
+        """Whether it asked for this one, which is no more, and for no other that is left."""
+        asked = consumer in self._consumers
+        self._consumers.discard(consumer)
+        return asked and not self._consumers
+
     def _get(self, call: int, request: m.Get) -> None:
+        self._consumers.add(request.request.consumer)
         answer = self._service.try_get(request.request)
         if isinstance(answer, BatchAssignment):
             self._assign(call, request, answer)
@@ -315,6 +409,17 @@ class ServerConnection:
             self._waiting.pop(call, None)
 
 
+_READS: frozenset[type[m.Request]] = frozenset(
+    {m.Get, m.Received, m.Withdraw, m.SetBound, m.Acknowledge, m.GiveBack, m.Waiting, m.Describe}
+)
+_WRITES: frozenset[type[m.Request]] = _READS.union((m.OpenSegment, m.Put))
+MAY: Mapping[Role, frozenset[type[m.Request]]] = {
+    "reader": _READS,
+    "writer": _WRITES,
+    "admin": frozenset(m.Request.__subclasses__()),
+}
+"""What a client of each role may ask for."""
+
 _VERBS: dict[type[m.Message], Callable[[QueueService, Any], Any]] = {
     m.SetBound: lambda service, request: service.set_bound(request.task, request.consumer, request.below),
     m.Drop: lambda service, request: service.drop(request.task, request.started, request.below),
@@ -338,14 +443,30 @@ async def _create(service: QueueService, request: m.CreatePartition) -> None:
     )
 
 
-async def _save(service: QueueService, request: m.Save) -> None:
-    """ValueError without a folder where the queue journals in none."""
+async def _save(service: QueueService, request: m.Save, below: str | None) -> None:
+    """ValueError without a folder where the queue journals in none, PermissionError for one that is not below."""
     if request.folder is not None:
+        _check_below(request.folder, below)
         await journal.save(service, request.folder)
     elif isinstance(service, journal.JournaledService):
         await service.save()
     else:
         raise ValueError("the queue journals in no folder: name one to save it in")
+
+
+def _check_below(folder: str, below: str | None) -> None:
+    if below is None:
+        raise PermissionError(f"{folder}: this queue may be saved in no folder; start it with saves=")
+    if not Path(folder).resolve().is_relative_to(Path(below).resolve()):
+        raise PermissionError(f"{folder}: this queue may be saved below {below}")
+
+
+def decoded(body: bytes) -> Any:
+    """ValueError for what is no request."""
+    try:
+        return m.decode_request(body)
+    except RecursionError:
+        raise ValueError("a message is nested too deep") from None
 
 
 def read_put(request: m.Put, spec: QueueSpec) -> tuple[Rows, Frame, dict[str, Rows]]:

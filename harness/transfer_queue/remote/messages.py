@@ -1,6 +1,6 @@
 """What clients and the server send each other: typed msgpack, checked on arrival; no code travels.
 
-Row ids, weights and lengths go as raw int64 bytes. A message is numbered by its frame (`framing.HEADER`): an answer
+Row ids, weights and lengths go as raw int64 bytes. A message is numbered by its frame (`sockets.HEADER`): an answer
 carries the number of its request; 0 is that of no request.
 """
 
@@ -39,12 +39,6 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 class Request(Message):
     """What a client sends once it is admitted."""
-
-
-class Proof(Message):
-    """Answers the challenge: a client that cannot prove that it has the token is refused."""
-
-    digest: bytes
 
 
 class CreatePartition(Request):
@@ -151,10 +145,6 @@ class Describe(Request):
 # -- answers
 
 
-class Challenge(Message):
-    nonce: bytes
-
-
 class Welcome(Message):
     """queue, writer: the `Session`."""
 
@@ -192,7 +182,7 @@ class Cleared(Message):
     partition: str
 
 
-AnyResponse = Challenge | Welcome | Done | Failed | Assigned | Cleared
+AnyResponse = Welcome | Done | Failed | Assigned | Cleared
 
 
 def _plain(value: Any) -> Any:
@@ -203,7 +193,6 @@ def _plain(value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 encode = _encoder.encode
-decode_proof = msgspec.msgpack.Decoder(Proof).decode
 decode_request = msgspec.msgpack.Decoder(reduce(or_, Request.__subclasses__())).decode
 decode_answer = msgspec.msgpack.Decoder(AnyResponse).decode
 

@@ -15,11 +15,13 @@ from typing import Any, Self
 
 import msgspec
 
+from harness.logs import RUN, log_as_lines
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
+from harness.transfer_queue.remote.handshake import new_token
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.remote.sockets import Address, new_address, new_token
+from harness.transfer_queue.remote.sockets import Address, forget_address, new_address
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend
@@ -29,7 +31,7 @@ _STOP_S = 10.0
 
 class LaunchOptions(msgspec.Struct):
     """What the process reads from its standard input. backend: its class, as module:name, and its fields; resume,
-    journal: folders, see `QueueServer`."""
+    journal, saves: folders, see `QueueServer`; run: for its log."""
 
     parent: int
     spec: QueueSpec
@@ -39,6 +41,8 @@ class LaunchOptions(msgspec.Struct):
     fields: dict[str, Any]
     resume: str | None
     journal: str | None
+    saves: str | None
+    run: str
 
 
 @dataclass(slots=True)
@@ -81,11 +85,13 @@ class QueueProcess(HostedQueue):
         call_timeout_s: float = 60.0,
         resume: str | None = None,
         journal: str | None = None,
+        saves: str | None = None,
+        run: str = "",
     ) -> QueueProcess:
         """backend: a dataclass, shared memory of this node unless given; address: see `address`, an unnamed one unless
         given. resume: a folder with a saved queue to go on with; journal: one in which every change is kept, and whose
-        queue it goes on with. ValueError for both, TimeoutError if the process is not ready in time, RuntimeError if it
-        ended."""
+        queue it goes on with; saves: one below which it may be saved; run: that its log names. ValueError for both of
+        the first, TimeoutError if the process is not ready in time, RuntimeError if it ended."""
         if resume is not None and journal is not None:
             raise ValueError(f"resume from {resume} or journal in {journal}, not both: a journal resumes by itself")
         backend = ShmBackend() if backend is None else backend
@@ -99,6 +105,8 @@ class QueueProcess(HostedQueue):
             msgspec.to_builtins(backend),
             resume,
             journal,
+            saves,
+            run,
         )
         process = subprocess.Popen(
             [sys.executable, "-m", "harness.transfer_queue.remote.process"],
@@ -112,6 +120,7 @@ class QueueProcess(HostedQueue):
         except BaseException:
             process.kill()
             process.wait()
+            forget_address(options.address)
             raise
         return cls(RemoteQueue(Endpoint(listens_on, options.token, backend, spec, call_timeout_s)), process)
 
@@ -125,6 +134,7 @@ class QueueProcess(HostedQueue):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        forget_address(self.queue.endpoint.address)
 
 
 def _ready(process: subprocess.Popen[bytes], options: bytes, timeout_s: float) -> Address:
@@ -161,6 +171,8 @@ async def _serve(options: LaunchOptions) -> None:
         loop.add_signal_handler(number, over.set)
     if os.getppid() != options.parent:  # it ended before it was watched
         return
+    os.environ[RUN] = options.run
+    log_as_lines("queue", lambda: None)
     server = QueueServer(
         options.spec,
         _backend(options),
@@ -168,6 +180,7 @@ async def _serve(options: LaunchOptions) -> None:
         address=options.address,
         resume=options.resume,
         journal=options.journal,
+        saves=options.saves,
     )
     async with server:
         print(server.address, flush=True)

@@ -7,18 +7,23 @@ import errno
 import resource
 import secrets
 import socket
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.journal.service import JournaledService, load
+from harness.transfer_queue.remote.channel import server_channels
 from harness.transfer_queue.remote.connection import ServerConnection
+from harness.transfer_queue.remote.handshake import Role, new_token, token_for
 from harness.transfer_queue.remote.messages import Cleared
+from harness.transfer_queue.remote.room import Room
 from harness.transfer_queue.remote.sockets import (
     MESSAGE_LIMIT,
     Address,
+    check_peer,
+    forget_address,
     listen,
     new_address,
-    new_token,
     send_at_once,
     takes_descriptors,
 )
@@ -26,7 +31,9 @@ from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.storage.protocol import Backend, Session
 from harness.transfer_queue.storage.shm import ShmStorage, ShmStore
 
-_RETRY_S = 0.1  # between two tries to accept while this process may open no more files
+_RETRY_S = 0.1  # between two tries to accept while this process may open no more files, or no more strangers are let in
+_STRANGERS = 256  # connections that have proved nothing yet
+_PATIENCE_S = 1.0  # that each of them has, where there are so many
 
 _NO_CLIENT = 0  # clients are numbered from 1
 
@@ -34,9 +41,10 @@ _NO_CLIENT = 0  # clients are numbered from 1
 class QueueServer:
     """Listens from `start` to `close`, in the event loop that runs.
 
-    token: what a client must have, made up unless given; address: see `sockets`; limit: bytes of a message; resume:
-    the folder of a saved queue that it goes on with; journal: the folder of a queue that it goes on with, or of a new
-    one, in which every change is written before it is answered.
+    token: an admin's (`handshake.Role`), made up unless given; address: see `sockets`; limit: bytes of a message;
+    resume: the folder of a saved queue that it goes on with; journal: the folder of a queue that it goes on with, or of
+    a new one, in which every change is written before it is answered; saves: the folder below which clients may have
+    it saved, nowhere unless given.
     """
 
     def __init__(
@@ -49,10 +57,13 @@ class QueueServer:
         limit: int = MESSAGE_LIMIT,
         resume: str | None = None,
         journal: str | None = None,
+        saves: str | None = None,
     ) -> None:
         self.spec = spec
+        self.saves = saves
         self.backend = backend
         self.token = new_token() if token is None else token
+        self.tokens: Mapping[Role, bytes] = {role: token_for(role, self.token) for role in get_args(Role)}
         self.address = new_address() if address is None else address
         self.limit = limit
         self.name = f"transfer-queue-{secrets.token_hex(8)}"
@@ -63,8 +74,10 @@ class QueueServer:
             if not takes_descriptors(self.address):
                 raise ValueError(f"no descriptors travel over {self.address}: take InlineBackend, or a unix socket")
         self.service = self._start_service(resume, journal)
+        self.room = Room()
         self._listener: socket.socket | None = None
         self._connections: dict[int, ServerConnection] = {}
+        self._strangers: dict[int, ServerConnection] = {}  # of them, in the order in which they came
         self._accepted = 0
 
     def _start_service(self, resume: str | None, journal: str | None) -> QueueService:
@@ -90,7 +103,8 @@ class QueueServer:
     def start(self) -> None:
         """OSError where the address cannot be listened on."""
         allow_many_files()
-        self._listener, self.address = listen(self.address)
+        self._listener, _ = listen(self.address)
+        self._new_channel, self.address = server_channels(self._listener)
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -99,6 +113,7 @@ class QueueServer:
             asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
+            forget_address(self.address)
         for connection in list(self._connections.values()):
             connection.close()
         if isinstance(self.service, JournaledService):
@@ -112,8 +127,16 @@ class QueueServer:
     async def __aexit__(self, *exception: Any) -> None:
         self.close()
 
+    def end_clients_of(self, consumer: str, asked_by: ServerConnection) -> None:
+        """As `Host` says: a process that was cut off, and is not dead, must not go on where it was."""
+        for connection in list(self._connections.values()):
+            if connection is not asked_by and connection.was_only(consumer):
+                connection.close()
+
     def _accept(self) -> None:
         assert self._listener is not None
+        if not self._has_room():
+            return self._pause()
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:  # it has gone again
@@ -123,13 +146,35 @@ class QueueServer:
                 raise
             self._pause()
             return
+        try:
+            check_peer(sock)
+        except PermissionError:
+            return sock.close()
         sock.setblocking(False)
         send_at_once(sock)
         self._accepted += 1
-        self._connections[self._accepted] = ServerConnection(self, sock, self._accepted, self._connections.pop)
+        connection = ServerConnection(
+            self, sock, self._new_channel(), self._accepted, admitted=self._strangers.pop, gone=self._forget
+        )
+        self._connections[self._accepted] = self._strangers[self._accepted] = connection
+        connection.begin()
+
+    def _has_room(self) -> bool:
+        """For one more that has proved nothing: the oldest goes where it has had its time."""
+        if len(self._strangers) < _STRANGERS:
+            return True
+        oldest = next(iter(self._strangers.values()))
+        if asyncio.get_running_loop().time() - oldest.since < _PATIENCE_S:
+            return False
+        oldest.close()
+        return True
+
+    def _forget(self, writer: int) -> None:
+        del self._connections[writer]
+        self._strangers.pop(writer, None)
 
     def _pause(self) -> None:
-        """Clients wait in the listener's backlog until another has gone."""
+        """Clients wait in the listener's backlog until another has gone, or proved itself."""
         loop, listener = asyncio.get_running_loop(), self._listener
         assert listener is not None
         loop.remove_reader(listener.fileno())

@@ -1,16 +1,14 @@
-"""All that happens on a socket below the messages: addresses, the proof of the token, frames with descriptors.
+"""All that happens on a socket below the messages: addresses, and frames with descriptors.
 
-An address is "unix:NAME", an abstract socket of this node, which leaves nothing on disk, or "tcp:HOST:PORT", over which
-no descriptors travel. A client may talk to a queue if it proves that it has its token, which itself never travels. A
-frame is a header, a message, and the descriptors that come with it.
+An address is "unix:PATH", a socket of this node that only processes of the same user may speak through, or
+"tcp:HOST:PORT", over which no descriptors travel; for those who connect, "tcp:HOST:PORT#DIGEST" (`channel`). A frame is
+a header, a message, and the descriptors that come with it.
 """
 
 from __future__ import annotations
 
 import array
-import hmac
 import os
-import secrets
 import socket
 import struct
 import weakref
@@ -19,15 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from harness.transfer_queue.remote.socket_folder import forget, new_path
+
 BACKLOG = 4096
+_CREDENTIALS = struct.Struct("=iII")  # of a process: its id, user and group
 
 Address = str
 SocketAddress = tuple[socket.AddressFamily, str | tuple[str, int]]
 
 
 def new_address() -> Address:
-    """An abstract unix socket of a new name."""
-    return f"unix:transfer-queue-{secrets.token_hex(8)}"
+    """A Unix socket of a new name, in this process's folder."""
+    return f"unix:{new_path()}"
 
 
 def takes_descriptors(address: Address) -> bool:
@@ -37,12 +38,20 @@ def takes_descriptors(address: Address) -> bool:
 def socket_address(address: Address) -> SocketAddress:
     """Socket family and the address in it. ValueError for anything else than the two forms."""
     scheme, _, place = address.partition(":")
-    host, _, port = place.rpartition(":")
+    host, _, port = place.partition("#")[0].rpartition(":")
     if scheme == "unix" and place:
-        return socket.AF_UNIX, "\0" + place
+        return socket.AF_UNIX, place
     if scheme == "tcp" and host and port.isdigit():
         return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]"), int(port))
-    raise ValueError(f"address {address!r} is neither 'unix:NAME' nor 'tcp:HOST:PORT'")
+    raise ValueError(f"address {address!r} is neither 'unix:PATH' nor 'tcp:HOST:PORT'")
+
+
+def digest_in(address: Address) -> str:
+    """Of the certificate that is shown there. ValueError without one."""
+    place, _, digest = address.partition("#")
+    if not digest:
+        raise ValueError(f"address {place!r} names no certificate: connect to the one that its server tells")
+    return digest
 
 
 def listen(address: Address) -> tuple[socket.socket, Address]:
@@ -53,15 +62,34 @@ def listen(address: Address) -> tuple[socket.socket, Address]:
         if family != socket.AF_UNIX:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
+        if isinstance(place, str):
+            os.chmod(place, 0o600)
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()
         raise
-    if family == socket.AF_UNIX:
-        return listener, address
-    host, port = listener.getsockname()[:2]
-    return listener, f"tcp:{host}:{port}"
+    return listener, address_of(listener)
+
+
+def address_of(listener: socket.socket) -> Address:
+    place = listener.getsockname()
+    return f"unix:{place}" if is_of_this_node(listener) else f"tcp:{place[0]}:{place[1]}"
+
+
+def forget_address(address: Address) -> None:
+    """Nobody listens there any more: what a Unix socket of this process left in the file system goes."""
+    _, place = socket_address(address)
+    if isinstance(place, str):
+        forget(place)
+
+
+def check_peer(sock: socket.socket) -> None:
+    """PermissionError where a process of another user is at the other end of a Unix socket, or listened there."""
+    if is_of_this_node(sock):
+        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.geteuid():
+            raise PermissionError(f"a process of user {uid} is at the other end, not one of user {os.geteuid()}")
 
 
 class ClientSocket(socket.socket):
@@ -80,8 +108,12 @@ def client_socket(address: Address) -> tuple[ClientSocket, str | tuple[str, int]
 
 def send_at_once(sock: socket.socket) -> None:
     """Requests are small and are waited for: TCP must not collect them."""
-    if sock.family != socket.AF_UNIX:
+    if not is_of_this_node(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def is_of_this_node(sock: socket.socket) -> bool:
+    return sock.family == socket.AF_UNIX
 
 
 class Inherited(Protocol):
@@ -108,31 +140,12 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def new_token() -> bytes:
-    """32 random bytes."""
-    return secrets.token_bytes(32)
-
-
-def new_nonce() -> bytes:
-    """32 bytes that no other connection is challenged with."""
-    return secrets.token_bytes(32)
-
-
-def token_digest(token: bytes, nonce: bytes) -> bytes:
-    """HMAC-SHA256 of the server's challenge."""
-    return hmac.digest(token, b"transfer queue client" + nonce, "sha256")
-
-
-def check_digest(token: bytes, nonce: bytes, answer: bytes) -> None:
-    """PermissionError unless the answer was made with this token."""
-    if not hmac.compare_digest(token_digest(token, nonce), answer):
-        raise PermissionError("the transfer queue refuses a client without its token")
-
-
 HEADER = struct.Struct("<IHI")
 """Bytes of the message, descriptors that come with it, number of the call."""
-MESSAGE_LIMIT = 64 << 20
+MESSAGE_LIMIT = 512 << 20
+"""Bytes: a put, or what a get takes, where payloads are in messages. None is made room for before it comes."""
 CHUNK = 64 << 10
+_ANY_NUMBER = (1 << 16) - 1  # of descriptors, as many as a header can say
 _PER_SEND = 250  # descriptors; the kernel takes 253 at a time
 _ANCILLARY = socket.CMSG_SPACE(253 * 4)
 _CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)  # as enums they cost more than the call
@@ -149,24 +162,43 @@ class Framed:
     descriptors: list[int]
 
 
-def header(call: int, body: bytes, descriptors: Sequence[int] = (), limit: int = MESSAGE_LIMIT) -> bytes:
-    """ValueError for a message that the other side would refuse."""
-    if len(body) > limit:
-        raise ValueError(f"a message of {len(body)} bytes is over the limit of {limit}: put fewer rows at a time")
-    return HEADER.pack(len(body), len(descriptors), call)
+class Framer:
+    """Makes frames of messages, which are to be sent in this order. limit: bytes of a message."""
+
+    def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
+        self.limit = limit
+
+    def frame(self, call: int, body: bytes, descriptors: Sequence[int] = ()) -> bytes:
+        """ValueError for a message that the other side would refuse."""
+        if len(body) > self.limit:
+            raise ValueError(
+                f"a message of {len(body)} bytes is over the limit of {self.limit}: put fewer rows at a time"
+            )
+        return HEADER.pack(len(body), len(descriptors), call) + body
 
 
 class Splitter:
     """Cuts a stream into frames. Owns the descriptors that came and belong to no frame yet.
 
-    limit: bytes of a message; WireError on a longer one as soon as it is announced.
+    limit: bytes of a message; WireError on a longer one as soon as it is announced. descriptors: so many may come with
+    one; WireError on more.
     """
 
-    def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = MESSAGE_LIMIT, descriptors: int = _ANY_NUMBER) -> None:
+        self.limit, self.descriptors = limit, descriptors
         self._data = bytearray()
         self._wanted = HEADER.size  # bytes that make the first frame of them whole, as far as is known
         self._descriptors: deque[int] = deque()
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of the frame that has begun and is not whole; 0 where none has."""
+        return self._wanted if self._data else 0
+
+    @property
+    def come(self) -> int:
+        """Bytes of it that are here."""
+        return len(self._data)
 
     def feed(self, data: bytes, descriptors: Sequence[int] = ()) -> list[Framed]:
         """The frames that are complete now."""
@@ -177,22 +209,36 @@ class Splitter:
                 return []
             data = bytes(self._data)
         frames: list[Framed] = []
+        try:
+            rest = self._cut(data, frames)
+        except WireError:
+            for frame in frames:
+                close_all(frame.descriptors)
+            raise
+        self._data = bytearray(data[rest:])
+        return frames
+
+    def _cut(self, data: bytes, frames: list[Framed]) -> int:
+        """Append the frames that are whole; where the rest begins."""
         start, self._wanted = 0, HEADER.size
         while len(data) - start >= HEADER.size:
             length, passed, call = HEADER.unpack_from(data, start)
             if length > self.limit:
                 raise WireError(f"a message of {length} bytes was announced; the limit is {self.limit}")
+            if passed > self.descriptors:
+                raise WireError(f"a message with {passed} descriptors was announced; the limit is {self.descriptors}")
             body = start + HEADER.size
-            if len(data) < body + length:
+            end = body + length
+            if len(data) < end:
                 self._wanted = HEADER.size + length
                 break
             if len(self._descriptors) < passed:
                 raise WireError(f"a message came with {len(self._descriptors)} descriptors instead of {passed}")
-            taken = [self._descriptors.popleft() for _ in range(passed)]
-            frames.append(Framed(call, data[body : body + length], taken))
-            start = body + length
-        self._data = bytearray(data[start:])
-        return frames
+            frames.append(Framed(call, data[body:end], [self._descriptors.popleft() for _ in range(passed)]))
+            start = end
+        if len(self._descriptors) > self.descriptors:
+            raise WireError(f"{len(self._descriptors)} descriptors came with no message")
+        return start
 
     def close(self) -> None:
         """The stream has ended. WireError if that was in the middle of a frame."""

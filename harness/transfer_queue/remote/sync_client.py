@@ -13,19 +13,20 @@ import msgspec
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec, with_get_options
 from harness.transfer_queue.remote import calls
 from harness.transfer_queue.remote import messages as m
+from harness.transfer_queue.remote.handshake import greet_blocking
 from harness.transfer_queue.remote.sockets import (
     Framed,
+    Framer,
     Splitter,
     WireError,
     abandon_in_children,
+    check_peer,
     client_socket,
     close_all,
-    header,
     portions,
     receive,
     send_at_once,
     send_some,
-    token_digest,
 )
 from harness.transfer_queue.rows.columns import Batch
 from harness.transfer_queue.storage.protocol import Session, Storage
@@ -42,7 +43,7 @@ class SyncConnection:
 
     def __init__(self, endpoint: calls.Endpoint) -> None:
         self._endpoint = endpoint
-        self._splitter = Splitter()
+        self._framer, self._splitter = Framer(), Splitter()
         self._frames: list[Framed] = []
         self._calls = 0
         self._used = threading.Lock()
@@ -52,6 +53,10 @@ class SyncConnection:
         try:
             self._sock.settimeout(endpoint.call_timeout_s)
             self._sock.connect(place)
+            check_peer(self._sock)
+        except PermissionError:
+            self._sock.close()
+            raise
         except OSError as error:
             self._sock.close()
             raise ConnectionError(f"no transfer queue listens on {endpoint.address}: {error}") from None
@@ -64,12 +69,9 @@ class SyncConnection:
             raise
 
     def _greet(self) -> None:
+        self._channel = greet_blocking(self._sock, self._endpoint.token, "the transfer queue", self._endpoint.address)
         answer, _ = self._reply(0)
-        if not isinstance(answer, m.Challenge):
-            raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
-        answer, _ = self._request(calls.Request(m.Proof(token_digest(self._endpoint.token, answer.nonce))))
         if not isinstance(answer, m.Welcome):
-            calls.value(answer)
             raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
         self.storage = self._endpoint.backend.storage(Session(answer.queue, answer.writer))
 
@@ -128,8 +130,7 @@ class SyncConnection:
 
     def _send(self, request: m.Message, descriptors: Sequence[int] = ()) -> int:
         self._calls += 1
-        body = m.encode(request)
-        data = header(self._calls, body, descriptors) + body
+        data = self._channel.seal(self._framer.frame(self._calls, m.encode(request), descriptors))
         for portion, passed in portions(data, descriptors):
             sent = send_some(self._sock, portion, passed)
             if sent < len(portion):
@@ -152,7 +153,7 @@ class SyncConnection:
             data, descriptors = receive(self._sock)
             if not data:
                 raise ConnectionError("its process has ended")
-            self._frames += self._splitter.feed(data, descriptors)
+            self._frames += self._splitter.feed(self._channel.unseal(data), descriptors)
 
     def _decoded(self, frame: Framed) -> m.AnyResponse:
         try:

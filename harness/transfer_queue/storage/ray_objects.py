@@ -1,5 +1,5 @@
 """Payloads across the nodes of a Ray cluster: large ones in actors, to and from which Ray's object store carries them,
-small ones in the queue's own messages.
+small ones in the queue's own messages. Between nodes the object store is in clear: a run does not use it.
 
 A frame is the unit actor's from the call that writes it, so that it stays when its writer dies. Everybody in a Ray
 cluster can run code on it, so there is no other trust domain here, and Ray may pickle.

@@ -8,6 +8,7 @@ import ray
 from ray import cloudpickle
 
 from harness.transfer_queue.ray_host import QueueActor
+from harness.transfer_queue.storage.ray_objects import RayBackend
 from tests.benchmarks.transfer_queue.cadence import CadenceClient, spec_of
 from tests.benchmarks.transfer_queue.machine import titled
 from tests.benchmarks.transfer_queue.workload import Tasks
@@ -20,7 +21,7 @@ Address = tuple[str, bytes]
 class OursOnRay:
     def start(self, flows: Mapping[str, Tasks]) -> Address:
         context = ray.init("local", num_cpus=4, include_dashboard=False, **RAY)
-        self._actors = {flow: QueueActor.start(spec_of(tasks)) for flow, tasks in flows.items()}
+        self._actors = {flow: QueueActor.start(spec_of(tasks), RayBackend.start()) for flow, tasks in flows.items()}
         return context.address_info["address"], cloudpickle.dumps({f: a.sync() for f, a in self._actors.items()})
 
     def connect(self, address: Address, flow: str) -> CadenceClient:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 from engines.loading import write_model
 from engines.requests import RunningSample
 from engines.sglang import client
+from engines.sglang import server as local_server
 from engines.sglang.launcher import murmur_hash32
 from engines.sglang.options import PYTHON, URL, Options
 from engines.sglang.options import TOKEN as TOKEN_VARIABLE
@@ -34,6 +37,17 @@ from tests.support.sglang_server import TOKEN, WAIT_S, SGLangServer, serving, to
 MODEL = ModelConfig("tiny", 32, 1, 2, 1, 16, 64, 32, True, 64)
 SEED, SLOTS = 3, 4
 PROMPT = np.array([5, 6, 7])
+
+
+def test_a_servers_port_is_none_that_another_process_gets_by_chance_before_the_server_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(local_server, "_KERNELS_PORTS", kernels)
+    kernels.write_text("21100\t60999\n")
+    assert {local_server._free_port() for _ in range(20)} <= set(range(20_000, 20_100))
+    kernels.write_text("1024\t65535\n")  # it may give every one
+    assert local_server._free_port() >= 1024
 
 
 def weights(seed: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -240,6 +254,35 @@ async def test_each_bucket_is_in_place_before_all_have_come_and_a_mixture_never_
         assert {v for completion in (await drain(engine, 2)).values() for v in completion.versions} == {2}
         assert all(torch.equal(server.weights[name], tensor) for name, tensor in weights(2))
     finally:
+        await engine.close()
+
+
+async def test_who_asks_for_samples_while_weights_are_on_their_way_waits_for_them(server: SGLangServer) -> None:
+    engine, rest_may_come = make_engine(weight_bucket_bytes=1), threading.Event()
+
+    def held_back() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(weights(1))[:4]
+        assert rest_may_come.wait(WAIT_S)
+        yield from list(weights(1))[4:]
+
+    try:
+        server.stop_at = 4
+        engine.submit(requests(SLOTS))
+        await until_in_flight(server, 4)
+        await engine.pause("keep")
+        server.calls.clear()
+        loading = asyncio.create_task(engine.load_weights(1, held_back()))
+        await server.until(lambda: server.paths().count("/update_weights_from_distributed") == 2)
+        asking = asyncio.create_task(drain(engine, SLOTS))
+        await asyncio.sleep(0)
+        assert not asking.done()
+        rest_may_come.set()
+        await loading
+        server.change(stop_at=None)
+        await engine.resume()
+        assert {len(completion.tokens) for completion in (await asking).values()} == {10}
+    finally:
+        rest_may_come.set()
         await engine.close()
 
 

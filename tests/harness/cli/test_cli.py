@@ -66,6 +66,16 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["backend=real", "model=qwen7b", "cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true"],
             "model=qwen7b needs 142.4 GiB for its training state",
         ),
+        (["cluster.devices=50000000"], "cluster.devices=50000000 is too large; use at most 65536"),
+        (["schedule.split.rollout=1000000000"], "schedule.split.rollout=1000000000 is more than any job has; use at "),
+        (
+            ["schedule.split.rollout=65536", "schedule.split.actor=65536"],
+            "schedule.split needs 131072 devices (rollout",
+        ),
+        ([f"schedule.split.rollout={'9' * 5000}%"], "schedule.split.rollout=999"),
+        (["model.layers=999999000001", "training.pipeline_parallel=7"], "training.pipeline_parallel=7 does not divide"),
+        (["seeds=1000000000"], "seeds=1000000000 is more than anybody waits for"),
+        (["iterations=1000000000000000"], "iterations=1000000000000000 is too large; use at most 1000000000000"),
         (["experiment=a/b"], "experiment=a/b cannot name a folder"),
         (["experiment=prüfung"], "experiment=prüfung cannot name a folder; use letters a to z"),
     ],
@@ -77,6 +87,55 @@ def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
     out, err = capsys.readouterr()
     assert err.startswith(message) and err.count("\n") == 1 and err.endswith("\n")
     assert not out and not results.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"a: &a [{'x,' * 9}]\nb: &b [{'*a,' * 9}]\nc: [{'*b,' * 9}]\n", "it refers to parts of itself"),
+        ("[" * 5000, "it is nested deeper than 32 levels"),
+        (f"a: [{'1,' * 30_000}]", "it has more than 20,000 values"),
+        (f"a: {'x' * (1 << 20)}", "it has more than 262,144 bytes"),
+        ("!!python/object/apply:os.getcwd []", "it has a tag"),
+    ],
+)
+def test_a_file_of_settings_that_would_fill_the_memory_is_one_line(
+    text: str, why: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bomb.yaml"
+    file.write_text(text)
+    for arguments in (["bench", f"cost={file}"], ["predict", f"table={table_beside(file)}"]):
+        assert cli.main(arguments) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"{file} cannot be read as YAML: {why}") and err.count("\n") == 1
+
+
+def table_beside(file: Path) -> Path:
+    """A published table, whose settings are this file."""
+    table = file.with_suffix(".csv")
+    table.write_text("mode,engine,total_gpus,rollout_gpus,train_gpus,step_s\ncolocate_sync,e,8,,,10\n")
+    return table
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profile", "name=../../x"],
+        ["profile", "name=/tmp/x", "profile=there.json"],
+        ["mlflow-sync", "experiment=../x"],
+        ["compare", "experiment=../x", "schedules=one_step_off,k_step_off"],
+        ["bench", "experiment=.x"],
+        ["bench", f"experiment={'x' * 300}"],
+    ],
+)
+def test_a_name_that_would_leave_its_folder_is_refused(
+    arguments: list[str], results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    setting = arguments[1].partition("=")[0]
+    assert err.startswith(f"{setting}=") and err.count("\n") == 1 and not out and not results.exists()
+    assert "cannot name a folder" in err or "is too long for a name" in err
 
 
 @pytest.mark.parametrize("arguments", [[], ["benhc"]])
@@ -170,10 +229,12 @@ def test_what_is_done_is_shown_and_not_run_again(
         "harness.studies.planner.automatic.plan_job", lambda *_: SimpleNamespace(backend="real", gpu=False)
     )
     from harness.config.compose import compose_job
+    from harness.metrics.manifest import RunIdentity, build_manifest
     from harness.metrics.run_files import run_directory
 
     with run_directory(compose_job(["backend=real"]), 0, results) as folder:
-        folder.write_manifest({})
+        identity = RunIdentity("bench", folder.path.parent.name, 0, "fully_async", "tiny", "torch", "real")
+        folder.write_manifest(build_manifest(identity, {"run": 0}))
         folder.finish()
     assert cli.main(["bench"]) == 0
     assert shown == [[folder.path]]

@@ -157,7 +157,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         return RunOutcomes(tuple((cell.label, seed) for cell, seed in runs.all), ())
 
     for command in (compare, sweep):
-        monkeypatch.setattr(command, "this_machine", lambda: LAPTOP)
+        monkeypatch.setattr(command, "machine_of_runs", lambda: LAPTOP)
     monkeypatch.setattr(pipeline, "run_gate", lambda *_: None)
     monkeypatch.setattr(pipeline, "run_cells", run_cells)
     monkeypatch.setattr(pipeline, "conclude", lambda *_: True)

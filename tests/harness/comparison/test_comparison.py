@@ -305,7 +305,7 @@ def test_simulated_runs_have_no_rewards_and_everything_else(tmp_path: Path) -> N
 def test_warnings_name_what_is_odd(tmp_path: Path, cells: list[Cell]) -> None:
     first = replace(SYNC, draw=7)
     runs = [make_run(tmp_path, "odd", first, seed, slower=2.0 if seed == 0 else 1.0) for seed in range(4)]
-    busy = {"load": {"others": 0.4}, "git": {"commit": "b" * 40, "dirty": True}, "started_at": "2026-01-02"}
+    busy = {"load": {"others": 0.4}, "git": {"commit": "b" * 40, "dirty": True}, "started_at": "2026-01-02T00:00:00Z"}
     runs.append(make_run(tmp_path, "odd", first, 4, manifest=busy))
     odd = Cell("odd", "odd", tuple(read_run(run.path) for run in runs))
     warnings = "\n".join(compare([cells[0], odd]).warnings)
@@ -384,9 +384,8 @@ def evaluated(root: Path, label: str, accuracy: float) -> Cell:
     noise = 0.01 * np.random.default_rng(len(label)).standard_normal(len(cell.runs))
     for run in cell.runs:
         found = [(0, 0.2), (10, 0.3), (20, accuracy + noise[run.identity.seed])]
-        lines = [
-            {"version": version, "greedy": greedy, "sampled": None, "pass_at_k": None} for version, greedy in found
-        ]
+        told = {"at_s": 0.0, "problems": 64, "k": 0, "sampled": None, "pass_at_k": None}
+        lines = [told | {"version": version, "greedy": greedy} for version, greedy in found]
         (run.path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return cell
 

@@ -150,8 +150,6 @@ def test_spares_are_for_groups_that_are_refused_of_batches_that_wait_for_them() 
     assert refused("algorithm.over_sampling=0.5").startswith("algorithm.over_sampling=0.5 is too small; use at least 1")
     completion = refused(*filtered, "algorithm.over_sampling=1.5", "schedule.order=completion")
     assert completion.endswith("set algorithm.over_sampling=1, or schedule.order=fifo")
-    saved = refused(*filtered, "algorithm.over_sampling=1.5", "checkpoint.every=2")
-    assert saved.endswith("set one of them back, to algorithm.over_sampling=1 or checkpoint.every=0")
 
 
 def test_a_token_baseline_needs_the_role_that_computes_probabilities() -> None:

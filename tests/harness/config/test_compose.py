@@ -84,6 +84,10 @@ def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
     )
     assert refused("schedule=colocate_sync", "+schedule.pause=keep").endswith("of colocate_sync; it has none")
     assert refused("+algorithm.lr=1").startswith("algorithm.lr=1 is no setting")
+    assert refused("x" * 300 + "=1").startswith("x" * 40 + "... is no setting")
+    nested = refused("engine.name=${oc.env:" + "[" * 500 + "]" * 500 + "}")
+    assert nested == "engine.name is nested deeper than 32 levels; no setting is"
+    assert refused("hydra/launcher=x").startswith("hydra/launcher=x is no setting of a job")
     assert refused("hydra.run.dir=x").startswith("hydra.run.dir=x is no setting of a job")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError
 from harness.config.checks.job import plan_job
@@ -15,8 +16,9 @@ from harness.config.compose import cell_name, compose_job, make_schedule, plugin
 from harness.config.machine import Machine
 from harness.metrics.run_files import load_evaluations, load_ledger, load_metrics, load_samples
 from harness.tasks import environment_of, make_buffer, make_task
+from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run
-from tests.support.real_runs import SMALL, bench_all
+from tests.support.real_runs import SMALL
 
 PLAYED = ("task.generate=my_lab.agents:two_tries", "task.generate_options.second=0.25")
 FILTERED = ("algorithm.filter=my_lab.filters:middling", "algorithm.options.most=0.8")
@@ -127,7 +129,9 @@ def test_all_hooks_together_run_for_real_and_the_run_keeps_what_is_promised(
     settings = " ".join((SMALL, "iterations=4", *PLAYED, *BUFFER, *EVALUATED, "algorithm.filter=my_lab.any:even"))
     (lab / "my_lab/any.py").write_text("def even(rewards, *, lengths):\n    return lengths.sum(dim=1) % 2 == 0\n")
     names = {"colocate_sync": "schedule=colocate_sync cluster.devices=1", "fully_async": "schedule=fully_async"}
-    for run in bench_all(lab / "results", {name: f"{settings} {given}" for name, given in names.items()}).values():
+    with ForkedRuns() as forked:  # which sees that path
+        runs = Drivers(forked).bench_all(lab / "results", {name: f"{settings} {names[name]}" for name in names})
+    for run in runs.values():
         check_run(read_finished(run))
         samples = load_samples(run).to_pydict()
         assert max(turns for turns in samples["turns"] if turns is not None) == 2

@@ -43,6 +43,8 @@ def test_a_place_that_holds_no_model_is_named(tmp_path: Path) -> None:
     assert refused(f"model={tmp_path}").startswith(f"model={tmp_path} holds no model; name a local directory")
     (tmp_path / "config.json").write_text('{"model_type": "no such thing"}')
     assert "transformers cannot read its config.json" in refused(f"model={tmp_path}")
+    for no_name in ("x" * 400, "/" + "x" * 400, "~nobody-of-that-name"):
+        assert refused(f"model={no_name}").startswith(f"model={no_name} ")
     assert refused("model=hf:nothing").startswith("model=hf:nothing names no repository; write hf:<org>/<name>")
 
 

@@ -269,7 +269,7 @@ def test_it_runs_for_real_and_workers_find_it(lab: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(ROOT), "CADENCE_RESULTS": str(lab / "results")},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -296,7 +296,7 @@ async def test_the_schedule_on_the_page_makes_the_calls_of_the_one_that_is_built
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("path", ["my_lab.k_steps:KSteps", "my_lab.schedules:Pairs"])
 def test_the_schedules_on_the_pages_keep_all_that_is_promised(tmp_path: Path, path: str) -> None:
     make_lab(tmp_path)
@@ -307,7 +307,7 @@ def test_the_schedules_on_the_pages_keep_all_that_is_promised(tmp_path: Path, pa
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1480,
         check=False,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]

@@ -24,6 +24,7 @@ from harness.cost_model import shape
 from harness.cost_model.calibration.fitting import write_costs
 from harness.cost_model.cost import transfer_times
 from harness.cost_model.memory import Layout
+from harness.cost_model.profile.__main__ import main as profile_here
 from harness.cost_model.profile.fitting import fit_profile, implied_shares, known_device
 from harness.cost_model.profile.record import Grid, grid_for, inference_depths, record, training_depths
 from harness.cost_model.profile.rows import (
@@ -313,3 +314,15 @@ def test_what_cannot_be_profiled_is_refused() -> None:
         record(replace(TINY, experts=8, active_experts=2), TrainingConfig(), device=cpu)
     with pytest.raises(ConfigError, match="training.tensor_parallel=2 needs other devices"):
         record(TINY, TrainingConfig(tensor_parallel=2), device=cpu)
+
+
+def test_a_file_of_a_model_that_unfolds_is_refused_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.yaml").write_text("name: &a x\nkind: *a\n")
+    monkeypatch.setattr("sys.argv", ["profile", str(tmp_path / "model.yaml"), str(tmp_path / "profile.json")])
+
+    with pytest.raises(SystemExit, match="2"):
+        profile_here()
+
+    assert "it refers to parts of itself" in capsys.readouterr().err and not (tmp_path / "profile.json").exists()

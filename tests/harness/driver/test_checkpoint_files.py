@@ -92,6 +92,16 @@ def test_a_damaged_one_is_passed_over_for_the_one_before_and_named(tmp_path: Pat
     assert str(newest) in line and line.endswith("; the one before it is taken")
 
 
+def test_one_whose_queue_was_emptied_is_passed_over_for_the_one_before_and_named(tmp_path: Path) -> None:
+    make(tmp_path, 2)
+    queue = make(tmp_path, 4) / "queue"
+    for file in queue.iterdir():
+        file.unlink()
+    found, lines = last_checkpoint(tmp_path)
+    assert found is not None and found.version == 2
+    assert lines == [f"{queue / 'CURRENT'} is missing; the one before it is taken"]
+
+
 def test_one_that_was_not_finished_is_named_and_goes(tmp_path: Path) -> None:
     make(tmp_path, 2)
     left = begun(tmp_path / CHECKPOINTS, 4)

@@ -112,7 +112,7 @@ def test_an_interrupt_while_weights_are_written_leaves_nothing(tmp_path: Path, m
 def test_two_that_ask_at_once_make_it_once(tmp_path: Path, few_steps: list[int]) -> None:
     """The second waits for the lock that the first holds, and finds the weights made."""
     (tmp_path / "cache").mkdir()
-    held = Lock(tmp_path / "cache" / ".lock", wait=False)
+    held = Lock(tmp_path / "cache" / ".lock")
     found: list[ModelConfig] = []
     askers = [threading.Thread(target=lambda: found.append(initial_model(TINY, REVERSE, tmp_path))) for _ in range(2)]
     for asker in askers:

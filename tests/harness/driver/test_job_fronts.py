@@ -15,6 +15,7 @@ from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.weight_sync.membership import Fleet
 from tests.support.proxies import Proxy
 from tests.support.role_setting import settle
+from tests.support.unnoticed import none_unnoticed
 
 
 class Worker:
@@ -268,3 +269,17 @@ async def test_a_cohort_alone_swaps_what_has_arrived() -> None:
     await front.swap(cohorts[0], 1)
     assert weights.asked == [("wait_arrived", 1), ("wait_arrived", 1), ("swap", ["0", "2"], 1)]
     assert "rollout 0: at version 1" in heard.lines
+
+
+async def test_a_queue_that_dies_as_an_iteration_is_written_down_is_no_traceback_of_its_own() -> None:
+    class Dead(Queue):
+        async def describe(self) -> dict[str, Any]:
+            raise ConnectionError("the queue died")
+
+    async def close_one() -> None:
+        front = PublishedWeights(Weights(), Dead(), Heard(), [])  # type: ignore[arg-type]
+        await front.mark_version(1)
+        await settle()  # then the run ends, by who else met this death
+
+    with none_unnoticed():
+        await close_one()

@@ -12,6 +12,7 @@ from harness.tasks import TASKS
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue
 from harness.workers.dataflow import queue_spec
+from tests.support.unnoticed import none_unnoticed
 
 SEED, BATCH, N = 5, 4, 2
 
@@ -157,3 +158,19 @@ async def test_admission_waits_while_the_queue_is_at_its_cap() -> None:
     await queue.clear("train_0")
     await admitting
     assert heard.rows == list(range(3 * BATCH * N))
+
+
+async def test_a_partition_whose_queue_died_while_nobody_needed_it_any_more_is_no_traceback() -> None:
+    async def dead(*arguments: object) -> None:
+        raise ConnectionError("the queue died")
+
+    async def admit() -> None:
+        prompts, queue, _ = source()
+        queue.create_partition = dead  # type: ignore[method-assign,assignment]
+        admitting = asyncio.create_task(prompts.admit(below=BATCH))
+        await asyncio.sleep(0)
+        admitting.cancel()
+        await asyncio.wait([admitting])
+
+    with none_unnoticed():
+        await admit()

@@ -18,8 +18,9 @@ from harness.metrics.restarts import Restart
 from harness.runtime.runtime import RealClock, WorkerDied, parts_of
 from harness.runtime.virtual_runtime import LocalRole
 from harness.studies.chaos.jobs import base, random_job
+from harness.weight_sync.membership import LostEngine
 from schedules import SCHEDULES
-from tests.support.coordinated_workers import Setting, Worker
+from tests.support.coordinated_workers import BROKEN, DIED, Setting, Worker
 from tests.support.engine_events import KillableHandle
 from tests.support.examples import examples
 from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_times
@@ -146,24 +147,29 @@ def test_it_goes_on_where_others_can_sample_them_or_all_are_sampled(schedule: st
     assert [restart.roles for restart in recorder.restarts] == [[death.worker]]
 
 
-async def test_an_engine_that_died_over_a_transfer_is_started_again_when_that_has_ended() -> None:
-    setting = Setting("host_staged", on_lost="go_on")
-    engine, copied = setting.engines[0], setting.trainers[0].hold("publish")
+def starting_in(setting: Setting, restarts: Restarts, heard: list[Restart], *, lacks: bool = False) -> EngineRestarts:
+    """lacks: any batch has samples that no engine is left to make."""
 
     class Starting:
         async def start_again(self, engine: Worker) -> None:
             setting.log.append(f"{engine.name} starts")
             engine.dead = False
 
-    heard: list[Restart] = []
-    restarts = EngineRestarts(
+    return EngineRestarts(
         setting.coordinator,
-        Restarts(1),
+        restarts,
         Starting(),  # type: ignore[arg-type]
         RealClock.starting_now(),
         heard.append,
-        lambda batch: asyncio.sleep(0, False),
+        lambda batch: asyncio.sleep(0, lacks),
     )
+
+
+async def test_an_engine_that_died_over_a_transfer_is_started_again_when_that_has_ended() -> None:
+    setting = Setting("host_staged", on_lost="go_on")
+    engine, copied = setting.engines[0], setting.trainers[0].hold("publish")
+    heard: list[Restart] = []
+    restarts = starting_in(setting, Restarts(1), heard)
     transfer = asyncio.create_task(setting.coordinator.start_transfer(1))
     await settle()
     engine.dead = True  # while the trainer's copy is made, before it was asked for its part
@@ -173,6 +179,40 @@ async def test_an_engine_that_died_over_a_transfer_is_started_again_when_that_ha
     await transfer
     assert await replaced == 1 and heard
     assert setting.log.index("engine0.stage") < setting.log.index("engine0 starts")
+
+
+@pytest.mark.parametrize(("limit", "version"), [(2, 1), (1, None)])
+async def test_one_that_was_started_again_and_never_got_weights_is_as_one_that_died(
+    limit: int, version: int | None
+) -> None:
+    setting = Setting("collective", engine0={"load": [BROKEN] * 3})
+    await setting.coordinator.connect()
+    heard: list[Restart] = []
+    assert await starting_in(setting, Restarts(limit), heard).replace(setting.engines[0], "killed") == version
+    assert setting.count("engine0 starts") == limit
+    why = "engine0 did not get version 1: the link broke (after 3 attempts)"
+    assert [restart.why for restart in heard] == [why] * (version is not None)
+
+
+async def test_a_trainers_death_over_its_weights_is_not_the_engines() -> None:
+    setting, restarts = Setting("collective"), Restarts(1)
+    await setting.coordinator.connect()
+    setting.trainers[0].errors = {"publish": [DIED]}
+    with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="it died")):
+        await starting_in(setting, restarts, []).replace(setting.engines[0], "killed")
+    assert restarts.allow(["engine0"])
+
+
+async def test_a_death_after_which_all_go_back_is_counted_once() -> None:
+    setting, restarts = Setting("collective", "go_on"), Restarts(1)
+    setting.trainers[0].hold("settled_version")
+    setting.trainers[0].hold("open_batch").set()  # steps of it were made
+    setting.fleet.replace = starting_in(setting, restarts, [], lacks=True).replace
+    setting.fleet.membership.mark_lost("engine1", "engine1 died")
+    await setting.fleet.lose({"engine0": "engine0 died"})
+    with pytest.RaisesGroup(pytest.RaisesExc(LostEngine, match="engine0 died.*no engine was left to sample")):
+        await setting.fleet.back("engine0")
+    assert restarts.allow(["engine0"])
 
 
 async def test_a_call_of_a_killed_worker_ends_with_its_death_also_where_the_next_one_lives_already() -> None:
@@ -191,7 +231,8 @@ async def test_a_call_of_a_killed_worker_ends_with_its_death_also_where_the_next
 
 def test_a_limit_is_of_the_roles_that_die_together() -> None:
     restarts = Restarts(1)
-    assert restarts.allow(["reward[0]", "advantages[0]"]) and restarts.allow(["rollout[0]"])
+    restarts.count(["reward[0]", "advantages[0]"])
+    assert restarts.allow(["rollout[0]"])
     assert not restarts.allow(["advantages[0]", "reward[0]"])
     assert not Restarts(0).allow(["rollout[0]"])
 

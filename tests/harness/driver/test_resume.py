@@ -77,6 +77,7 @@ def check_resumed(config: JobConfig, cuts: list[float]) -> list[int]:
         check_run(run)
         if make_schedule(config).order == "fifo":
             assert {s.sample_id for s in run.trained} == {s.sample_id for s in unbroken.trained}
+            assert run.counts == unbroken.counts
         lines = load_metrics(path)
         if config.algorithm.filters:
             refused = sum(line["filter/refused"] for line in lines)
@@ -110,15 +111,21 @@ def test_so_it_is_where_engines_get_every_third_version(order: str) -> None:
     assert began[1] == 3, "the only version before the cut that engines got, and a checkpoint holds"
 
 
-def filtered(config: JobConfig, share: float = 0.4) -> JobConfig:
+def filtered(config: JobConfig, share: float = 0.4, over_sampling: float = 1.0) -> JobConfig:
     """A draw says which groups are refused; the rest are kept."""
-    algorithm = replace(config.algorithm, filter="zero_variance", filter_rounds=100)
+    algorithm = replace(config.algorithm, filter="zero_variance", filter_rounds=100, over_sampling=over_sampling)
     return replace(config, algorithm=algorithm, cost=replace(config.cost, filtered_share=share))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_so_it_is_where_refused_groups_are_dealt_again(schedule: str) -> None:
     check_resumed(filtered(job(schedule)), [0.6, 0.4])
+
+
+@pytest.mark.parametrize("over_sampling", [1.5, 2.0])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_so_it_is_where_spares_replace_them(schedule: str, over_sampling: float) -> None:
+    check_resumed(filtered(job(schedule), 0.4, over_sampling), [0.6, 0.4])
 
 
 @pytest.mark.parametrize("on_stale", ["wait", "drop"])
@@ -198,8 +205,11 @@ def test_a_run_that_is_asked_to_leave_at_its_end_comes_there(tmp_path: Path) -> 
     schedule=st.sampled_from(list(SCHEDULES)),
     every=st.integers(1, 3),
     share=st.sampled_from([None, 0.3, 0.7]),
+    over_sampling=st.sampled_from([1.0, 1.5, 2.0]),
     cuts=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4),
 )
-def test_wherever_it_is_cut_off(schedule: str, every: int, share: float | None, cuts: list[float]) -> None:
+def test_wherever_it_is_cut_off(
+    schedule: str, every: int, share: float | None, over_sampling: float, cuts: list[float]
+) -> None:
     config = job(schedule, every)
-    check_resumed(config if share is None else filtered(config, share), cuts)
+    check_resumed(config if share is None else filtered(config, share, over_sampling), cuts)

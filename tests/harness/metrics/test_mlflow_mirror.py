@@ -20,8 +20,9 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from harness.driver.run import Mirror
+from harness.metrics.done import INCOMPLETE
 from harness.metrics.manifest import RunIdentity
-from harness.metrics.run_files import INCOMPLETE, RunDirectory
+from harness.metrics.run_files import RunDirectory
 from tests.support.mirrored_run import CONFIG, ITERATIONS, STARTED_AT, finished_run, manifest_of, mirrored, points
 from tests.support.project import ROOT
 
@@ -201,6 +202,23 @@ def test_a_server_that_was_never_there_ends_no_run(tmp_path: Path, monkeypatch: 
         tracker.log({"iteration": 1, "reward/mean": 0.5})
     (why,) = lost
     assert re.fullmatch(r"API request to http://127\.0\.0\.1:9/\S* failed", why)
+
+
+def test_nobody_is_told_the_password_of_the_tracking_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.cli import mlflow_sync, ui
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:hunter2@127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    said = io.StringIO()
+    console, identity = Console(file=said, width=1000), identity_in("bench")
+    incomplete = finished_run(tmp_path, identity) / INCOMPLETE
+    nowhere = RunDirectory(tmp_path, "bench", "another", 0)
+    Mirror(nowhere, tmp_path, identity, CONFIG, manifest_of(identity), console)
+    with pytest.raises(ConfigError) as refused:
+        mlflow_sync.run([], tmp_path, console)
+    assert ui.run([], tmp_path, console) == 0
+    for told in (incomplete.read_text(), str(refused.value), *said.getvalue().splitlines()):
+        assert "hunter2" not in told and "http://ada:***@127.0.0.1:9" in told
 
 
 def test_a_lost_mirror_is_said_where_the_folder_of_the_run_cannot_say_it(

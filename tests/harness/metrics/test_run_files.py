@@ -81,9 +81,16 @@ def test_the_same_cell_and_seed_cannot_run_twice_at_once(tmp_path: Path) -> None
 def test_a_lock_goes_with_the_process_that_held_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     code = f"from pathlib import Path; from harness.metrics.atomic_files import Lock; import os; \
-lock = Lock(Path({str(path)!r}), wait=False); os._exit(9)"
+lock = Lock(Path({str(path)!r})); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    Lock(path, wait=False).release()
+    Lock(path).release()
+
+
+def test_who_waits_for_a_lock_is_told_when_it_was_long_enough(tmp_path: Path) -> None:
+    held = Lock(tmp_path / "lock")
+    with pytest.raises(BlockingIOError, match="lock: another process is at it"):
+        Lock(tmp_path / "lock", within_s=0.01, busy="another process is at it")
+    held.release()
 
 
 def test_metrics_are_on_disk_after_every_iteration(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from harness.config.compose import compose_job
 from harness.config.inputs import inputs_of
 from harness.metrics.run_files import run_directory
 from harness.metrics.run_inputs import refuse_changed_inputs
+from tests.support.played_runs import MANIFEST
 
 
 def finished(config: JobConfig, results: Path, manifest: dict[str, object]) -> Path:
     folder = run_directory(config, 0, results).path
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(json.dumps(MANIFEST | {"seed": 0} | manifest))
     (folder / "DONE").touch()
     return folder
 
@@ -50,7 +51,7 @@ def test_what_an_earlier_version_made_and_what_is_not_finished_is_left_alone(tmp
     folder = finished(config, tmp_path, {})
     refuse_changed_inputs(config, [folder])
     (folder / "manifest.json").write_text(
-        json.dumps({"inputs": [{"setting": "task.data", "path": "", "digest": "other"}]})
+        json.dumps(MANIFEST | {"seed": 0, "inputs": [{"setting": "task.data", "path": "", "digest": "other"}]})
     )
     (folder / "DONE").unlink()
     refuse_changed_inputs(config, [folder])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.metrics.iteration import check_names
 from harness.metrics.restarts import Restart
+from harness.metrics.schemas import TraceFile
 from harness.metrics.timeline import (
     KINDS,
     WORK_KINDS,
@@ -272,13 +274,37 @@ def test_touching_spans_share_a_lane_and_overlapping_ones_do_not() -> None:
     assert lanes([]) == []
 
 
+def test_lanes_of_spans_that_all_overlap_cost_a_few_comparisons_each() -> None:
+    compared = 0
+
+    class Counted(float):
+        def _count(self, verb: str, other: float) -> bool:
+            nonlocal compared
+            compared += 1
+            return bool(getattr(float, verb)(self, other))
+
+        def __lt__(self, other: float) -> bool:
+            return self._count("__lt__", other)
+
+        def __le__(self, other: float) -> bool:
+            return self._count("__le__", other)
+
+        def __eq__(self, other: object) -> bool:
+            return self._count("__eq__", other)  # type: ignore[arg-type]
+
+        __hash__ = float.__hash__
+
+    spans = [span("actor", "update_actor", Counted(row), Counted(3_000 + row % 7)) for row in range(1_000)]
+    assert len(lanes(spans)) == 1_000 and compared < 30 * len(spans)
+
+
 def test_a_timeline_comes_back_from_its_trace() -> None:
     timeline = separated(warmup=1)
     restart = Restart(["reward[0]"], "killed by signal 9", "started again", at_s=2.5, took_s=0.3)
     trace = json.loads(json.dumps(chrome_trace(timeline, [restart])))
     (mark,) = (event for event in trace["traceEvents"] if event["ph"] == "i")
     assert (mark["name"], mark["ts"], mark["args"]["took_s"]) == ("lost reward[0]", 2.5e6, 0.3)
-    again = timeline_of(trace)
+    again = timeline_of(msgspec.convert(trace, TraceFile))
     assert again.spans == timeline.spans
     assert again.placement == timeline.placement
     assert again.run_metrics() == timeline.run_metrics()

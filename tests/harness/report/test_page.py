@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from harness.comparison.comparison import Comparison, compare
+from harness.comparison.console import print_comparison
 from harness.comparison.experiment import comparison_in, folder_of
 from harness.comparison.measure_text import against, bounds, headlines, scale_of
 from harness.comparison.runs import Cell
@@ -125,6 +128,16 @@ def test_every_seed_interval_and_what_differs_stands_on_the_page(comparison: Com
     for expected in ("algorithm.learning_rate", "rollout 1 | actor 1", "made_up/asynchronous/seed=3", "a" * 12):
         assert expected in text
     assert "simulated" not in text
+
+
+def test_what_is_left_out_stands_with_the_facts_and_is_no_warning(comparison: Comparison) -> None:
+    without = replace(comparison, left_out={"half_step": "it needs <3> devices"}, warnings=())
+    told = "left out half_step (it needs <3> devices)"
+    assert told in Page(document(without)).text and "Warnings" not in Page(document(without)).text
+    assert "left out: half_step (it needs " in (text := markdown(without, [])) and "Warnings" not in text
+    shown = io.StringIO()
+    print_comparison(without, Console(file=shown, width=200))
+    assert "half_step is left out: it needs <3> devices" in shown.getvalue() and "Warning" not in shown.getvalue()
 
 
 def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
@@ -304,11 +317,10 @@ def test_of_runs_that_nobody_compared_the_most_that_may_be_are_and_the_others_ar
     assert {cell.label: cell.seeds for cell in found.cells} == dict.fromkeys(
         ["colocate_sync", "one_step_off", "separated_sync"], (1,)
     )
-    left_out = [line for line in found.warnings if "left out" in line]
-    assert left_out == [
-        "fully_async is left out: it has none of the seeds 1",
-        "half_step is left out: it has backend=virtual, not real as colocate_sync",
-    ]
+    assert found.left_out == {
+        "fully_async": "it has none of the seeds 1",
+        "half_step": "it has backend=virtual, not real as colocate_sync",
+    }
 
 
 def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path: Path) -> None:

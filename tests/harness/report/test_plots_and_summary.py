@@ -16,6 +16,7 @@ from matplotlib.text import Text
 from rich.console import Console
 
 from harness.config import Backend
+from harness.metrics.done import write_done
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
 from harness.metrics.manifest import RunIdentity, build_manifest
@@ -24,7 +25,7 @@ from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metr
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.data_versions import data_versions
-from harness.report.gantt import NamedTimeline, draw_gantt, draw_same_seconds, first_window
+from harness.report.gantt import MOST_BARS, NamedTimeline, draw_gantt, draw_same_seconds, first_window
 from harness.report.plots import draw_run
 from harness.report.summary import print_summary, summarize
 from tests.support.sample_records import trained_record, write_samples
@@ -153,7 +154,8 @@ def test_held_out_accuracy_is_drawn_beside_the_rewards(tmp_path: Path, pass_at_k
     (without, *_) = draw_run(run.path)
     before = without.read_bytes()
     for version, greedy in ((0, 0.25), (2, 0.5)):
-        run.append_evaluation({"version": version, "greedy": greedy, "pass_at_k": pass_at_k, "k": 4})
+        told = {"at_s": 0.0, "problems": 64, "k": 4, "sampled": None}
+        run.append_evaluation(told | {"version": version, "greedy": greedy, "pass_at_k": pass_at_k})
     (drawn, *_) = draw_run(run.path)
     assert drawn.read_bytes() != before
 
@@ -173,6 +175,7 @@ def test_custom_metrics_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert "Custom metrics" not in printed([run.path])
     lines = [json.loads(line) | {"custom/style/caps": i / 4} for i, line in enumerate(path.read_text().splitlines(), 1)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_done(run.path)
     shown = printed([run.path])
     assert "Custom metrics" in shown and ["custom/style/caps", "0.250", "0.500"] in [
         line.split()[-3:] for line in shown.splitlines()
@@ -288,11 +291,11 @@ def test_the_printed_summary_names_the_run_and_every_file_it_wrote(tmp_path: Pat
 def test_the_summary_shows_held_out_accuracy_of_the_first_and_the_last_version(tmp_path: Path) -> None:
     run = write_run(tmp_path, iterations=2)
     assert "Held-out" not in printed([run.path])
-    found = {"problems": 64, "greedy": 0.75, "sampled": None, "pass_at_k": None}
+    found = {"at_s": 0.0, "problems": 64, "k": 4, "greedy": 0.75, "sampled": None, "pass_at_k": None}
     for version, sampled in ((0, 0.25), (1, 0.5), (2, 0.875)):
         run.append_evaluation(found | {"version": version, "sampled": sampled})
     text = printed([run.path], width=80).partition("Held-out accuracy, first and last version")[2]
-    assert [line.split()[-5:] for line in text.splitlines() if "64" in line] == [
+    assert [line.split()[-5:] for line in text.splitlines() if " 64 " in line] == [
         ["0", "64", "0.750", "0.250", "-"],
         ["2", "64", "0.750", "0.875", "-"],
     ]
@@ -312,3 +315,16 @@ def test_a_run_that_was_cut_short_is_summed_up_and_called_unfinished(tmp_path: P
     summary = summarize(run.path)
     assert not summary.done and summary.idle == {} and summary.ledger is None and summary.samples_per_s is None
     assert "unfinished" in printed([run.path])
+
+
+def test_a_picture_of_a_trace_without_end_has_its_first_bars_and_says_so() -> None:
+    timeline = Timeline({("actor", "0"): Place("actor", ("device 1",))})
+    timeline.end_iteration(0, 10.0)
+    timeline.add(Span("actor", "0", "update_actor", row * 1e-3, 10.0, 0, 0) for row in range(MOST_BARS + 1))
+    figure = Figure()
+
+    draw_gantt(figure, timeline, lambda span: 0)
+
+    (axes,) = figure.axes
+    assert len(axes.patches) == MOST_BARS
+    assert "the first 4,000 of 4,001 bars" in [text.get_text() for text in axes.texts]

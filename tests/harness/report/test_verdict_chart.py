@@ -46,7 +46,7 @@ def test_every_cell_is_where_its_means_are_and_its_bars_are_the_intervals(
     for axis, key in (("x", SPEED), ("y", EXACT_MATCH)):
         measure = comparison.measure(key)
         assert measure is not None
-        ends = [[getattr(m, axis) for m in layout.marks]]
+        ends = [[getattr(m, axis) for m in sorted(layout.marks, key=lambda mark: mark.cell)]]
         bars = [line for line in layout.lines if line.kind == "bar"]
         ends += [[bar.ends[at] for bar in bars[axis == "y" :: 2]] for at in ((0, 2) if axis == "x" else (1, 3))]
         intervals = [cell.interval for cell in measure.cells]
@@ -59,9 +59,11 @@ def test_every_cell_is_where_its_means_are_and_its_bars_are_the_intervals(
 
 def test_filled_are_the_cells_for_which_the_sentence_is(comparison: Comparison) -> None:
     first, tied = comparison.verdict.split(" trains ")[0], re.findall(r"different from (\w+) \(", comparison.verdict)
-    filled = [comparison.cells[mark.cell].label for mark in laid_out(comparison).marks if mark.filled]
+    marks = laid_out(comparison).marks
+    filled = [comparison.cells[mark.cell].label for mark in marks if mark.filled]
     assert len(tied) == 1 and sorted(filled) == sorted([first, *tied])
-    assert [mark.square for mark in laid_out(comparison).marks] == [True, False, False, False]
+    assert [mark.cell for mark in marks if mark.square] == [0]
+    assert [mark.radius for mark in marks] == sorted([mark.radius for mark in marks], reverse=True), "small ones over"
     assert notes(comparison)[0] == "baseline · lag 0.00"
     assert all(re.fullmatch(r"[\d.]+x · lag [\d.]+", note) for note in notes(comparison)[1:])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import os
 import signal
 import socket
@@ -26,7 +28,8 @@ from harness.runtime.local_runtime import (
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import RemoteRole, WorkerConnection
 from harness.runtime.worker_server import WorkerServer
-from harness.transfer_queue.remote.sockets import listen
+from harness.transfer_queue.remote.handshake import ANSWER, REFUSED, STEP
+from harness.transfer_queue.remote.sockets import Framer, listen
 from harness.workers.training import TrainReport
 from tests.support.project import ROOT
 from tests.support.worker_roles import EchoRole, Unheard, Unpicklable, build_echoes, fail_to_build
@@ -77,7 +80,7 @@ async def test_many_calls_run_at_a_time(start: Start) -> None:
 
 async def test_roles_of_a_worker_share_its_clock(start: Start) -> None:
     first, second = start()
-    await first.connection.start_clock(12.5, here=True)
+    await first.connection.start_clock(12.5)
     assert await first.role.origin() == await second.role.origin() == 12.5
 
 
@@ -85,7 +88,8 @@ async def test_the_clock_of_another_host_is_read_before_it_is_set(start: Start) 
     first, _ = start()
     await first.role.move_to_a_host_with_another_clock(ahead_s=1000.0)
     before = time.monotonic()
-    await first.connection.start_clock(12.5, here=False)
+    first.connection.here = False
+    await first.connection.start_clock(12.5)
     assert abs(await first.role.origin() - 1012.5) < time.monotonic() - before
 
 
@@ -220,24 +224,24 @@ async def test_a_client_without_the_token_is_refused_before_anything_is_read(sta
         await RemoteRole("echo[0]", EchoRole, other, 60).role.pid()
     address = await known.process.address()
     with socket.socket(socket.AF_UNIX) as hasty:
-        hasty.connect("\0" + address.removeprefix("unix:"))
-        body = m.encode(m.EndRole("echo[0]"))
-        hasty.sendall(len(body).to_bytes(4, "little") + bytes(2) + (1).to_bytes(4, "little") + body)
+        hasty.connect(address.removeprefix("unix:"))
+        hasty.sendall(Framer().frame(1, m.encode(m.EndRole("echo[0]"))).ljust(ANSWER))
         answer = b""
         while more := await asyncio.to_thread(hasty.recv, 4096):
             answer += more
-        assert b"refuses a client" in answer
+        assert answer[STEP:] == REFUSED
     assert await first.role.echo(1) == [1]
 
 
-async def test_a_server_over_tcp_answers_likewise() -> None:
-    listener, address = listen("tcp:127.0.0.1:0")
+async def test_a_server_over_tcp_answers_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.runtime.worker_server._STRANGERS", 1)
+    listener, _ = listen("tcp:127.0.0.1:0")
     server = WorkerServer("here", listener, b"token")
     serving = asyncio.create_task(server.serve(lambda: build_echoes([("echo", 0)])))
 
     class Here:
         async def address(self) -> str:
-            return address
+            return server.address
 
         async def death(self, within_s: float) -> str | None:
             return "it was stopped" if serving.done() else None
@@ -248,23 +252,106 @@ async def test_a_server_over_tcp_answers_likewise() -> None:
     connection = WorkerConnection("here", Here(), b"token", roles=["echo[0]"], start_timeout_s=60)
     handle = RemoteRole("echo[0]", EchoRole, connection, 60)
     assert await handle.role.pid() == os.getpid()
+    assert await handle.role.echo(7, times=1 << 20) == [7] * (1 << 20)
+    place = listener.getsockname()
+    with socket.create_connection(place) as silent, socket.create_connection(place) as garbled:
+        garbled.sendall(bytes(ANSWER))  # no TLS; and that makes one stranger too many
+        for stranger in (silent, garbled):
+            assert await asyncio.to_thread(stranger.recv, 4096) == b""
+    server.address = f"{server.address.partition('#')[0]}#{'0' * 64}"
+    misled = WorkerConnection("here", Here(), b"token", roles=["echo[0]"], start_timeout_s=60)
+    with pytest.raises(PermissionError, match="another certificate than that of its address"):
+        await misled.connected()
     server.stop()
     await serving
     assert await handle.death()
 
 
-async def test_leaving_the_runtime_closes_roles_and_ends_busy_workers_too(tmp_path: Path) -> None:
+async def test_a_server_hears_that_its_driver_left_and_a_stranger_is_none() -> None:
+    listener, _ = listen("tcp:127.0.0.1:0")
+    left: list[str] = []
+
+    def leave() -> None:
+        left.append("driver")
+        server.stop()
+
+    server = WorkerServer("here", listener, b"token", leave)
+    serving = asyncio.create_task(server.serve(lambda: build_echoes([("echo", 0)])))
+
+    class There:
+        async def address(self) -> str:
+            return server.address
+
+        async def death(self, within_s: float) -> str | None:
+            return None
+
+        def kill(self) -> None:
+            """Its host is not to be reached."""
+
+    _, stranger = await asyncio.open_connection(*listener.getsockname())
+    connection = WorkerConnection("here", There(), b"token", roles=["echo[0]"], start_timeout_s=60)
+    await connection.connected()
+    stranger.close()
+    await stranger.wait_closed()
+    assert await connection.connected() and not left
+    connection.give_up("the driver's host is lost")
+    await serving
+    assert left == ["driver"]
+
+
+async def test_leaving_the_runtime_closes_roles(tmp_path: Path) -> None:
+    with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=tmp_path) as runtime:
+        runtime.stop_s = 60.0
+        idle = runtime.start_worker("idle", (), TWO, build_echoes)
+        pid = await idle[0].role.pid()
+    assert is_gone(pid)
+    assert (tmp_path / "idle.log").read_text() == "echo[0] was closed\necho[1] was closed\n"
+
+
+async def test_leaving_the_runtime_ends_busy_workers_too(tmp_path: Path) -> None:
     with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=tmp_path) as runtime:
         runtime.stop_s = 0.5
-        idle = runtime.start_worker("idle", (), TWO, build_echoes)
         busy = runtime.start_worker("busy", (), TWO, build_echoes)
-        pids = [await idle[0].role.pid(), await busy[0].role.pid()]
+        pid = await busy[0].role.pid()
         blocked = asyncio.create_task(busy[0].role.block())
         await asyncio.sleep(0)
-    assert all(map(is_gone, pids))
-    assert (tmp_path / "idle.log").read_text() == "echo[0] was closed\necho[1] was closed\n"
+    assert is_gone(pid)
     with pytest.raises(WorkerDied):
         await blocked
+
+
+def test_a_loop_at_its_end_asks_no_worker_how_it_ended(tmp_path: Path) -> None:
+    """Where a run is broken off, the loop that closes sees the connections end, after its threads were ended."""
+    troubles: list[dict[str, Any]] = []
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        loop.set_exception_handler(lambda loop, context: troubles.append(context))
+        with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=tmp_path) as runtime:
+            (echo,) = runtime.start_worker("echo", (), {("echo", 0): EchoRole}, build_echoes)
+            runner.run(echo.role.pid())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        runner.run(asyncio.sleep(0.1))
+    del runtime, echo  # an error that nobody asked for is told when it is forgotten
+    gc.collect()
+    assert not troubles
+
+
+async def test_what_a_worker_logs_says_of_which_run_role_and_version_it_is(tmp_path: Path) -> None:
+    logs = tmp_path / "bench" / "a_cell" / "seed=0" / "logs"
+    with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=logs) as runtime:
+        (echo,) = runtime.start_worker("device[0]", (), {("echo", 0): EchoRole}, build_echoes)
+        await echo.role.warn("the disk is slow")
+    (line,) = (logs / "device[0].log").read_text().splitlines()[:1]
+    told = json.loads(line)
+    assert told.pop("at").endswith("+00:00")
+    assert told == {
+        "level": "warning",
+        "run": "bench/a_cell/seed=0",
+        "role": "device[0]",
+        "version": 7,
+        "logger": "tests.support.worker_roles",
+        "message": "the disk is slow",
+    }
 
 
 DRIVER = """
@@ -339,7 +426,7 @@ def drive_and_watch(descriptor: int) -> None:
     before = own_seconds(server.above)
     worker = server.start(compute, ())
     worker.wait(60)
-    print(own_seconds(server.above) - before, flush=True)
+    print(round(own_seconds(server.above) - before, 2), flush=True)  # whole ticks, which a difference of floats is not
     worker.close()
 
 

@@ -92,6 +92,19 @@ def test_a_process_that_stands_still_answers_when_it_goes_on_and_one_that_died_n
     run_virtual(main())
 
 
+def test_a_call_that_is_given_up_in_the_moment_of_a_death_is_given_up_and_meets_no_death() -> None:
+    async def main() -> None:
+        process = Process("device[0]", Random(0))
+        call = asyncio.create_task(process.carry_out("rollout[0]", "stream", lambda: asyncio.sleep(100)))
+        await asyncio.sleep(1)
+        process.die("killed by signal 9")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("steps", range(12))
 def test_what_a_queue_hands_to_a_call_that_was_given_up_is_there_for_others(steps: int) -> None:
     async def main() -> None:

@@ -32,19 +32,21 @@ from harness.studies.speedrun.record import (
 )
 from harness.studies.speedrun.track import TRACKS, Track, read_track, track_names
 from tests.support.fabricated_cells import Made, make_run
+from tests.support.played_runs import MANIFEST
 from tests.support.project import ROOT
 
 COMMIT = "a" * 40  # of all fabricated runs
 LOAD = {"started_at": "2026-01-01T00:00:00+00:00", "load": {"others": 0.02}, "plugins": []}
 MADE = Made(iterations=4)
 
-FROZEN_FILES = {"tiny_reverse_v1": "7e1824d4c257485534ca65dbd82aab3bee950f825f2c3977909d8e8cad28d522"}
+FROZEN_FILES = {"tiny_reverse_v1": "044f6ec25b5b045f7e59232781a5d3de2a87f8d4e5b5e8a9c503d2bec9323b78"}
 """SHA-256 of the file of every track that records were made of: what is to be otherwise is another track."""
 
 
 def evaluated(*found: tuple[int, float, float]) -> list[dict[str, Any]]:
     """Lines of eval.jsonl: version, the run's clock, exact match."""
-    return [{"version": version, "at_s": at_s, "greedy": greedy} for version, at_s, greedy in found]
+    told = {"problems": 64, "k": 1, "greedy": 1.0, "pass_at_k": None}
+    return [told | {"version": version, "at_s": at_s, "sampled": sampled} for version, at_s, sampled in found]
 
 
 def runs_of(
@@ -84,7 +86,7 @@ def folder(track: Track, runs: list[Run], tmp_path: Path) -> Path:
 
 def test_a_record_is_the_time_to_the_first_version_at_the_target(track: Track, folder: Path) -> None:
     record = check_record(folder, track)
-    assert [(run.seconds, run.version, run.greedy) for run in record.runs] == [(s, 2, 0.9) for s in (10.0, 11.0, 12.0)]
+    assert [(run.seconds, run.version, run.sampled) for run in record.runs] == [(s, 2, 0.9) for s in (10.0, 11.0, 12.0)]
     assert (record.schedule, record.devices, record.commit) == ("fully_async", 2, COMMIT)
     assert record.seconds.value == 11.0 and record.seconds.low == pytest.approx(11 - 4.303 / 3**0.5, abs=1e-3)
     assert {"config.yaml", "eval.jsonl", "samples.parquet"} <= record.runs[0].files.keys()
@@ -172,10 +174,13 @@ def test_what_is_no_record_is_refused(
         record_of(track, runs_of(tmp_path, seeds, made, reached, manifest), [])
 
 
+def test_a_target_that_the_policy_has_before_it_learns_makes_no_record(track: Track, runs: list[Run]) -> None:
+    with pytest.raises(ConfigError, match=r"track=made_up_v1 asks for 0\.5, which its policy has untaught"):
+        record_of(replace(track, target=0.5), runs, [])
+
+
 def test_runs_of_two_machines_are_no_record(track: Track, runs: list[Run], tmp_path: Path) -> None:
-    other = runs_of(
-        tmp_path, [runs[2].identity.seed], manifest={"hardware": {"cpu": "another", "cores": 64, "gpus": []}}
-    )
+    other = runs_of(tmp_path, [runs[2].identity.seed], manifest={"hardware": MANIFEST["hardware"] | {"cpu": "another"}})
     with pytest.raises(ConfigError, match="has another hardware than .* run all seeds on one machine"):
         record_of(track, [*runs[:2], *other], [])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,11 @@ async def test_a_folder_belongs_to_one_queue(tmp_path: Path) -> None:
             await save(queue.service, tmp_path, at_once)
 
 
+async def test_nobody_else_enters_the_folder_of_a_journal(tmp_path: Path) -> None:
+    with journaled(tmp_path / "rows"):
+        assert stat.S_IMODE(os.stat(tmp_path / "rows").st_mode) == 0o700
+
+
 async def written(folder: Path) -> tuple[Path, list[tuple[int, Any]]]:
     """A journal, and what was told when it had each of these sizes."""
     with journaled(folder) as queue:
@@ -257,6 +263,39 @@ async def test_a_journal_that_is_missing_between_others_is_an_error(tmp_path: Pa
     (tmp_path / "journal-1.log").unlink()
     with pytest.raises(DamagedFile, match="journal-2.log continues number 1, but what is there ends with 0"):
         Queue.loaded(tmp_path)
+
+
+@pytest.mark.parametrize("later", [0, 1])
+async def test_a_journal_that_is_missing_behind_its_snapshot_is_an_error(tmp_path: Path, later: int) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.save()
+    for _ in range(later):
+        with journaled(tmp_path):
+            pass
+    (tmp_path / "journal-1.log").unlink()
+    with pytest.raises(DamagedFile, match=r"journal-1.log is not there, and with it what changed after snapshot-1"):
+        Queue.journaled(tmp_path)
+
+
+@pytest.mark.parametrize("emptied", [b"", b"1", b"one\n", b"\xff\x00", b"9" * 5000 + b"\n"])
+async def test_a_folder_that_names_no_snapshot_is_an_error(tmp_path: Path, emptied: bytes) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.save()
+    (tmp_path / "CURRENT").write_bytes(emptied)
+    for opened in (Queue.journaled, Queue.loaded):
+        with pytest.raises(DamagedFile, match="CURRENT is damaged: it names no snapshot"):
+            opened(tmp_path)
+
+
+@pytest.mark.parametrize("taken", [("snapshot-1.msgpack",), ("snapshot-1.msgpack", "journal-1.log")])
+async def test_a_snapshot_that_is_missing_is_an_error(tmp_path: Path, taken: tuple[str, ...]) -> None:
+    with journaled(tmp_path) as queue:
+        await queue.save()
+    for name in taken:
+        (tmp_path / name).unlink()
+    for opened in (Queue.journaled, Queue.loaded):
+        with pytest.raises(DamagedFile, match="snapshot-1.msgpack is not there, though CURRENT names it"):
+            opened(tmp_path)
 
 
 async def test_another_spec_is_refused_and_told_apart(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -256,7 +257,7 @@ def test_what_a_killed_queue_had_answered_goes_on_in_another_process(tmp_path: P
 @BACKENDS
 def test_a_queue_is_saved_while_in_use_and_resumed_more_than_once(tmp_path: Path, backend: Backend) -> None:
     folder = str(tmp_path / "checkpoint")
-    with QueueProcess.start(SPEC, backend) as first, first.sync() as queue:
+    with QueueProcess.start(SPEC, backend, saves=str(tmp_path)) as first, first.sync() as queue:
         fill(queue)
         with pytest.raises(ValueError, match="journals in no folder"):
             queue.save()
@@ -266,6 +267,21 @@ def test_a_queue_is_saved_while_in_use_and_resumed_more_than_once(tmp_path: Path
     for _ in range(2):
         with QueueProcess.start(SPEC, backend, resume=folder) as again, again.sync() as queue:
             go_on(queue)
+
+
+def test_what_the_process_of_a_queue_logs_says_of_which_run_and_role_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with QueueProcess.start(SPEC, journal=str(tmp_path)) as first, first.sync() as queue:
+        fill(queue)
+    journal = tmp_path / "journal-0.log"
+    os.truncate(journal, journal.stat().st_size - 1)
+    with QueueProcess.start(SPEC, journal=str(tmp_path), run="bench/a_cell/seed=0"):
+        pass
+    (line,) = capfd.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["run"], told["role"], told["level"]) == ("bench/a_cell/seed=0", "queue", "warning")
+    assert "the process that wrote it died" in told["message"]
 
 
 def test_a_queue_cannot_resume_and_journal_at_once(tmp_path: Path) -> None:

@@ -99,10 +99,25 @@ async def test_every_verb_reaches_the_control_plane() -> None:
             await queue.create_partition("b", [1])
 
 
+async def test_a_process_whose_consumers_were_all_released_does_nothing_any_more() -> None:
+    async with serving() as (server, queue):
+        await queue.create_partition("a", range(4))
+        await queue.put("a", range(4), tokens(range(4)))
+        with SyncQueue(endpoint_of(server)) as cut_off:
+            taken = [ids(await asyncio.to_thread(cut_off.get, "score", 1, consumer=one)) for one in ("engine", "other")]
+            assert taken == [[0], [1]]
+            await queue.release("engine")
+            assert ids(await asyncio.to_thread(cut_off.get, "score", 1, consumer="other")) == [0], "others are there"
+            await queue.release("other")
+            with pytest.raises(ConnectionError):
+                await asyncio.to_thread(cut_off.get, "score", 1, consumer="engine")
+        assert ids(await queue.get("score", 4, consumer="next")) == [0, 1, 2, 3]
+
+
 async def test_what_the_file_system_refuses_the_server_reaches_the_caller_as_that(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with serving(InlineBackend()) as (_, queue):
+    async with serving(InlineBackend(), saves="/proc") as (_, queue):
         with pytest.raises(FileNotFoundError) as refused:
             await queue.save("/proc/no place for a queue")
         assert refused.value.errno == errno.ENOENT and not caplog.records

@@ -5,20 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.transfer_queue import GetRequest
-from harness.transfer_queue.remote import connection
+from harness.transfer_queue.remote import connection, room
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
+from harness.transfer_queue.remote.handshake import ANSWER, STEP
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.remote.sockets import HEADER
+from harness.transfer_queue.remote.sockets import CHUNK, HEADER, Framer, forget_address, new_address
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
+from tests.support.project import ROOT
 from tests.support.remote_queue import SPEC, Stranger, descriptors, endpoint_of, ids, rewards, serving, tokens, until
 
 
@@ -102,7 +111,7 @@ async def test_a_server_that_does_not_answer_is_named_with_what_was_asked() -> N
         await queue.waiting()
         server.service.clear = lambda partition: None  # type: ignore[method-assign]
         for one in server._connections.values():
-            one._take = lambda frame: None
+            one._serve = lambda frame: None  # type: ignore[method-assign]
         with pytest.raises(TimeoutError, match=r"did not answer Clear\(partition='a'\) within 0.2 s"):
             await queue.clear("a")
         await queue.disconnect()
@@ -228,29 +237,160 @@ async def test_a_client_without_the_token_is_refused(token: bytes) -> None:
         assert await queue.waiting() == []
 
 
-async def test_a_client_that_does_not_prove_anything_is_refused_and_disconnected() -> None:
-    async with serving() as (server, queue), Stranger.at(server, known=False) as stranger:
-        await stranger.hear()
-        answer = await stranger.asks(m.Describe())
-        assert isinstance(answer, m.Failed) and answer.kind == "PermissionError"
-        with pytest.raises(ConnectionError):
-            await stranger.hear()
+async def test_a_queue_is_saved_below_the_folder_that_it_was_started_with_and_nowhere_else(tmp_path: Path) -> None:
+    saves = tmp_path / "checkpoints"
+    saves.mkdir()
+    (saves / "out").symlink_to(tmp_path)
+    async with serving(InlineBackend(), saves=str(saves)) as (_, queue):
+        await queue.save(str(saves / "one"))
+        for folder in (tmp_path / "other", saves / ".." / "other", saves / "out" / "other"):
+            with pytest.raises(PermissionError, match="this queue may be saved below"):
+                await queue.save(str(folder))
+    async with serving(InlineBackend()) as (_, queue):
+        with pytest.raises(PermissionError, match="saved in no folder; start it with saves="):
+            await queue.save(str(tmp_path / "other"))
+    assert not (tmp_path / "other").exists() and (saves / "one" / "CURRENT").exists()
+
+
+async def test_a_client_does_what_its_role_may(tmp_path: Path) -> None:
+    async with serving(InlineBackend()) as (server, queue):
+        reader, writer = queue.for_role("reader"), queue.for_role("writer")
+        await queue.create_partition("a", range(2))
+        with pytest.raises(PermissionError, match="a reader of the queue may not ask for Put"):
+            await reader.put("a", range(2), tokens(range(2)))
+        await writer.put("a", range(2), tokens(range(2)))
+        assert ids(await reader.get("score", 1)) == [0] and ids(await writer.get("score", 1)) == [1]
+        for begin in (
+            lambda: writer.close(),
+            lambda: writer.save(str(tmp_path / "queue")),
+            lambda: writer.create_partition("b", range(2)),
+            lambda: writer.release("0"),
+            lambda: writer.clear("a"),
+            lambda: writer.clear_finished(),
+            lambda: writer.drop("train", "score", 9),
+            lambda: writer.begin_again("a", range(2)),
+            lambda: writer.give_up("a", range(2)),
+        ):
+            with pytest.raises(PermissionError, match="a writer of the queue may not ask for"):
+                await begin()
+        await queue.create_partition("b", range(2))
+        assert not os.listdir(tmp_path)
+
+
+async def test_descriptors_of_a_stranger_are_not_taken() -> None:
+    async with serving() as (server, queue), Stranger.at(server, known=False) as stranger, Stranger.at(server) as known:
+        before = descriptors()
+        for _ in range(4):
+            socket.send_fds(stranger.sock, [b"x"], [stranger.sock.fileno()] * 250)
+        assert await known.asks(m.Waiting()) == m.Done([])
+        assert descriptors() == before
+        await known.say(3, b"", [known.sock.fileno()] * 2)
+        answer = (await known.hear())[1]
+        assert isinstance(answer, m.Failed) and "2 descriptors was announced; the limit is 1" in answer.text
         assert await queue.waiting() == []
 
 
-async def test_a_client_without_proof_cannot_send_much() -> None:
+async def test_a_unix_socket_is_for_processes_of_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (server, queue):
+        path = Path(server.address.removeprefix("unix:"))
+        assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)] == [0o700, 0o600]
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # as if all others were of another
+        with pytest.raises(PermissionError, match="a process of user"):
+            await RemoteQueue(endpoint_of(server, b"not asked for")).waiting()
+        with pytest.raises(PermissionError, match="a process of user"):
+            await asyncio.to_thread(SyncQueue(queue.endpoint).waiting)
+        async with Stranger.at(server, known=False) as stranger:
+            with pytest.raises(ConnectionError):
+                await stranger.hear()
+        monkeypatch.undo()
+        assert await queue.waiting() == [] and len(server._connections) == 1
+    assert not os.path.exists(path)  # noqa: ASYNC240
+
+
+_MAKES_A_FOLDER = """
+import os
+from harness.transfer_queue.remote.sockets import listen, new_address
+kept, address = listen(new_address())
+child = os.fork()
+if not child:
+    raise SystemExit  # leaves its parent's
+os.waitpid(child, 0)
+print(os.path.exists(address.removeprefix("unix:")), address, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
+def test_folders_of_sockets_go_with_their_process_or_with_the_next(tmp_path: Path, end: str) -> None:
+    def folders(how: str) -> set[str]:
+        program = [sys.executable, "-c", _MAKES_A_FOLDER.format(end=how)]
+        done = subprocess.run(program, cwd=ROOT, env=os.environ | {"TMPDIR": short}, capture_output=True, text=True)
+        assert done.stdout.startswith("True unix:"), done.stderr
+        return {done.stdout.split("unix:")[1].rpartition("/")[0]}
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        left = folders(end)
+        assert set(map(str, Path(short).iterdir())) == (left if "kill" in end else set())
+        folders("")
+        assert not list(Path(short).iterdir())
+
+
+async def test_strangers_do_not_keep_clients_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.transfer_queue.remote.server._STRANGERS", 3)
+    monkeypatch.setattr("harness.transfer_queue.remote.server._PATIENCE_S", 0.0)
+    async with serving() as (server, queue), AsyncExitStack() as stack:
+        strangers = [await stack.enter_async_context(Stranger.at(server, known=False)) for _ in range(9)]
+        assert await queue.waiting() == []
+        assert len(server._strangers) <= 3 and len(server._connections) <= 4
+        loop = asyncio.get_running_loop()
+        first = [await loop.sock_recv(strangers[0].sock, 4096) for _ in range(2)]
+        assert [len(said) for said in first] == [STEP, 0], "the oldest was sent away"
+
+
+async def test_a_client_that_has_gone_before_it_was_let_in_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as (server, queue):
+        with socket.socket(socket.AF_UNIX) as hasty:
+            hasty.connect(server.address.removeprefix("unix:"))
+        assert await queue.waiting() == [] and len(server._connections) == 1
+    assert not caplog.records
+
+
+async def test_a_stranger_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HANDSHAKE_S", 0.01)
     async with serving() as (server, _), Stranger.at(server, known=False) as stranger:
-        await stranger.hear()
-        answer = await stranger.asks(m.Proof(bytes(2000)))
-        assert isinstance(answer, m.Failed) and "the limit is 1024" in answer.text
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(stranger.sock, b"x" * (ANSWER - 1))
+        assert [len(await loop.sock_recv(stranger.sock, 4096)) for _ in range(2)] == [STEP, 0]
 
 
-async def test_a_garbled_message_is_the_error_of_its_call() -> None:
+async def test_a_server_without_the_token_is_not_spoken_to() -> None:
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(range(STEP)))
+        await reader.readexactly(ANSWER)
+        writer.write(b"\x01" * STEP)
+        heard.put_nowait(await reader.read())
+        writer.close()
+
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    address = new_address()
+    async with await asyncio.start_unix_server(pretend, address.removeprefix("unix:")):
+        endpoint = Endpoint(address, b"token", InlineBackend(), SPEC)
+        with pytest.raises(PermissionError, match="has not the token of the transfer queue"):
+            await RemoteQueue(endpoint).close()
+        with pytest.raises(PermissionError, match="has not the token of the transfer queue"):
+            await asyncio.to_thread(SyncQueue(endpoint).close)
+        assert [await heard.get() for _ in range(2)] == [b"", b""]
+    forget_address(address)
+
+
+async def test_a_garbled_message_is_the_error_of_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    nested, not_text = b"\x92\xa5Clear" + b"\x91" * 100_000, b"\x92\xa5Clear\xa2\xff\xfe"
     async with serving() as (server, queue), Stranger.at(server) as stranger:
-        for garbled in (b"\xc1", m.encode(m.Done()), b""):
+        for garbled in (b"\xc1", m.encode(m.Done()), b"", nested, not_text):
             await stranger.say(7, garbled)
             call, answer = await stranger.hear()
             assert call == 7 and isinstance(answer, m.Failed) and answer.kind == "ValueError", answer
+        assert not caplog.records
         assert await stranger.asks(m.Waiting()) == m.Done([]) and await queue.waiting() == []
 
 
@@ -275,12 +415,43 @@ async def test_an_oversized_message_ends_its_connection_only() -> None:
 
 
 async def test_an_oversized_put_is_refused_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.transfer_queue.remote.sockets.header.__defaults__", ((), 10_000))
+    monkeypatch.setattr(Framer.__init__, "__defaults__", (10_000,))
     async with serving(InlineBackend()) as (_, queue):
         await queue.create_partition("a", range(4))
         with pytest.raises(ValueError, match="over the limit of 10000: put fewer rows at a time"):
             await queue.put("a", range(4), tokens(range(4)))
         await queue.put("a", [0], tokens([0]))
+
+
+LARGE = 2 << 20
+
+
+@pytest.mark.parametrize("comes", [True, False])
+async def test_large_messages_that_are_not_whole_share_so_much_memory(
+    monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    """One that does not come makes room for the next."""
+    monkeypatch.setattr(room, "ROOM", LARGE)
+    monkeypatch.setattr(room, "PATIENCE_S", 3600.0)
+    body = b"\xc1" * LARGE
+    async with serving(InlineBackend()) as (server, queue), AsyncExitStack() as stack:
+        first, *others = [await stack.enter_async_context(Stranger.at(server)) for _ in range(4)]
+        slow = server._connections[first.writer]
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(first.sock, HEADER.pack(LARGE, 0, 5) + body[:-1])
+        await until(queue, lambda _: slow.come() >= LARGE)
+        said = [asyncio.create_task(other.say(6, body)) for other in others]
+        await until(queue, lambda _: sum(one in server.room for one in server._connections.values()) == 4)
+        assert sum(one.come() for one in server._connections.values()) <= LARGE + HEADER.size + 3 * CHUNK
+        if comes:
+            await loop.sock_sendall(first.sock, body[-1:])
+        else:
+            server.room._check(slow, slow.come())  # as after some time
+        _, answer = await first.hear()
+        assert isinstance(answer, m.Failed) and ("did not come, and others wait" in answer.text) != comes
+        assert [(await other.hear())[0] for other in others] == [6, 6, 6]
+        await asyncio.gather(*said)
+        assert not server.room._sizes
 
 
 async def test_columns_that_do_not_fit_the_schema_are_refused() -> None:
@@ -343,3 +514,14 @@ async def test_that_no_queue_listens_is_a_clear_error() -> None:
         await queue.describe()
     with pytest.raises(ConnectionError, match="no transfer queue listens on unix:no-queue-here"):
         SyncQueue(queue.endpoint).describe()
+
+
+def test_a_folder_of_sockets_that_goes_as_it_is_looked_at_is_no_error() -> None:
+    """Its process removes it, or another that comes at the same time."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as shared:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        Path(shared, f"cadence-{namespace}-1-0-gone").symlink_to("nowhere")
+        code = "from harness.transfer_queue.remote.socket_folder import new_path; print(new_path())"
+        environment = os.environ | {"TMPDIR": shared}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.startswith(shared), done.stderr

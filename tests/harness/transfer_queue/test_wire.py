@@ -17,28 +17,33 @@ from hypothesis import strategies as st
 
 from harness.transfer_queue import Column, ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.remote import messages as m
+from harness.transfer_queue.remote.handshake import (
+    ANSWER,
+    REFUSED,
+    STEP,
+    Handshake,
+    greet_blocking,
+    new_nonce,
+    new_token,
+)
 from harness.transfer_queue.remote.sockets import (
     HEADER,
     Framed,
+    Framer,
     Outbox,
     Splitter,
     WireError,
-    check_digest,
-    header,
-    new_nonce,
-    new_token,
     portions,
     receive,
     socket_address,
-    token_digest,
 )
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.queue_sides import AsyncConnection, LocalSide, ServerThread, SocketSide, SyncConnection
 
 
-def framed(call: int, body: bytes) -> bytes:
-    return header(call, body) + body
+def framed(call: int, body: bytes, descriptors: int = 0) -> bytes:
+    return Framer().frame(call, body, [0] * descriptors)
 
 
 @given(st.lists(st.binary(max_size=300), max_size=6), st.lists(st.integers(1, 64), min_size=1, max_size=8))
@@ -67,7 +72,7 @@ def test_an_oversized_frame_is_refused_as_soon_as_it_is_announced() -> None:
 
 def test_a_message_over_the_limit_does_not_leave() -> None:
     with pytest.raises(ValueError, match="1001 bytes is over the limit of 1000: put fewer rows at a time"):
-        header(1, bytes(1001), limit=1000)
+        Framer(limit=1000).frame(1, bytes(1001))
 
 
 def test_a_frame_without_the_descriptors_it_announces_is_refused() -> None:
@@ -82,7 +87,7 @@ def test_any_number_of_descriptors_arrives_with_its_frame(count: int) -> None:
         before = descriptors()
         sender.setblocking(False)
         outbox = Outbox(sender)
-        outbox.send(header(7, b"body of it", [0] * count) + b"body of it", [file.fileno()] * count)
+        outbox.send(framed(7, b"body of it", count), [file.fileno()] * count)
         assert not outbox
         splitter, got = Splitter(), []
         while not got:
@@ -108,7 +113,7 @@ def test_what_a_socket_does_not_take_is_kept_with_copies_of_its_descriptors() ->
         body = bytes(1 << 20)
         for call in range(3):
             passed = os.open(os.devnull, os.O_RDONLY)
-            outbox.send(header(call, body, [passed]) + body, [passed])
+            outbox.send(framed(call, body, 1), [passed])
             os.close(passed)
         got = []
         while len(got) < 3:
@@ -134,7 +139,7 @@ def test_descriptors_of_a_frame_that_never_came_whole_are_closed() -> None:
 
 @given(st.binary(max_size=200))
 def test_a_garbled_message_is_a_value_error_or_a_message(data: bytes) -> None:
-    for decode in (m.decode_request, m.decode_answer, m.decode_proof):
+    for decode in (m.decode_request, m.decode_answer):
         try:
             assert isinstance(decode(data), m.Message)
         except (msgspec.MsgspecError, ValueError):
@@ -185,19 +190,30 @@ def test_a_special_value_error_arrives_as_a_value_error() -> None:
     assert type(m.raised(m.failed(UnicodeError("why")))) is ValueError
 
 
-def test_the_token_is_proved_and_never_sent() -> None:
-    token, nonce = new_token(), new_nonce()
-    proof = token_digest(token, nonce)
-    check_digest(token, nonce, proof)
-    assert token not in proof
-    for wrong in (token_digest(b"", nonce), token_digest(token, new_nonce()), b""):
-        with pytest.raises(PermissionError, match="without its token"):
-            check_digest(token, nonce, wrong)
+def test_each_side_proves_the_token_for_one_connection_and_never_sends_it() -> None:
+    token, challenge, nonce = new_token(), new_nonce(), new_nonce()
+    client = Handshake(token, challenge, nonce)
+    server = Handshake.admitted(token, challenge, client.said())
+    assert server == client and len(client.said()) == ANSWER and token not in client.said()
+    client.check(client.server_proof(), "the queue", "here")
+    for said in (
+        Handshake(b"", challenge, nonce).said(),
+        Handshake(token, new_nonce(), nonce).said(),
+        nonce + client.server_proof(),
+        bytes(ANSWER),
+        b"",
+    ):
+        assert Handshake.admitted(token, challenge, said) is None
+    for proof in (client.client_proof(), Handshake(token, challenge, new_nonce()).server_proof(), b""):
+        with pytest.raises(PermissionError, match="what listens on here has not the token of the queue"):
+            client.check(proof, "the queue", "here")
+    with pytest.raises(PermissionError, match="the queue refuses a client without its token"):
+        client.check(REFUSED, "the queue", "here")
 
 
 @pytest.mark.parametrize("wrong", ["", "unix:", "tcp:host", "tcp::80", "http://x", "/tmp/socket"])
 def test_an_address_is_of_one_of_two_forms(wrong: str) -> None:
-    with pytest.raises(ValueError, match="neither 'unix:NAME' nor 'tcp:HOST:PORT'"):
+    with pytest.raises(ValueError, match="neither 'unix:PATH' nor 'tcp:HOST:PORT'"):
         socket_address(wrong)
 
 
@@ -295,6 +311,8 @@ def test_a_bad_put_is_refused(call: Call, partition: str, rows: list[Any], colum
         ("train", 3, {}, "task 'train' takes whole groups of 2 rows: count 3 is not a multiple"),
         ("score", 2, {"first": ("nothing", ((1, 1),))}, "task 'nothing' is unknown"),
         ("train", 2, {"first": ("score", ((1, 1),))}, "task 'train' has 2 ranks and cannot get what comes first"),
+        ("score", 2, {"first": ("score", ((1, 1),) * 5000)}, "at most 4096 pairs that come first, not 5000"),
+        ("score", 5000, {"only": tuple(range(5000))}, "at most 4096 rows by their ids, not 5000"),
     ],
 )
 def test_a_bad_get_is_refused(call: Call, task: str, count: int, options: Any, message: str) -> None:
@@ -383,14 +401,12 @@ class Stranger:
         self.sock.connect(place)
         self._splitter = Splitter()
         self._heard: list[Framed] = []
-        challenge = self.hear()
-        assert isinstance(challenge, m.Challenge)
         if admitted:
-            self.say(m.encode(m.Proof(token_digest(server.endpoint.token, challenge.nonce))))
+            greet_blocking(self.sock, server.endpoint.token, "the transfer queue", server.endpoint.address)
             assert isinstance(self.hear(), m.Welcome)
 
     def say(self, body: bytes) -> None:
-        self.sock.sendall(header(1, body) + body)
+        self.sock.sendall(framed(1, body))
 
     def hear(self) -> m.AnyResponse | None:
         """None: the server has hung up."""
@@ -414,20 +430,36 @@ def test_a_client_without_the_token_is_refused(server: ServerThread, connect: An
     connection.end()
 
 
-@pytest.mark.parametrize("body", [m.encode(m.Describe()), b"", b"\x00" * 32, m.encode(m.Proof(b""))])
-def test_a_client_that_does_not_prove_the_token_is_disconnected(server: ServerThread, body: bytes) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        framed(1, m.encode(m.Describe())),
+        b"\x00" * ANSWER,
+        b"\x91" * 10_000,
+        b"GET / HTTP/1.1\r\n" * 8,
+        b"\xa5Get\xff\xfe" * 99,
+    ],
+)
+def test_a_client_that_does_not_prove_the_token_is_disconnected(
+    server: ServerThread, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it says: nothing of it is decoded, and nothing logged."""
     with closing(Stranger(server, admitted=False)) as stranger:
-        stranger.say(body)
-        answer = stranger.hear()
-        assert isinstance(answer, m.Failed) and answer.kind == "PermissionError"
-        assert stranger.hear() is None
+        stranger.sock.sendall(said.ljust(ANSWER))
+        heard = b""
+        try:
+            while more := stranger.sock.recv(4096):
+                heard += more
+        except ConnectionResetError:  # there was more than it read
+            pass
+        assert heard[STEP:] == REFUSED and not caplog.records
 
 
 def test_a_frame_that_ends_in_the_middle_takes_nothing_else_down(server: ServerThread) -> None:
     for cut in (1, HEADER.size, HEADER.size + 3):
         with closing(Stranger(server, admitted=True)) as stranger:
             body = m.encode(m.Describe())
-            stranger.sock.sendall((header(1, body + bytes(8)) + body)[:cut])
+            stranger.sock.sendall((HEADER.pack(len(body) + 8, 0, 1) + body)[:cut])
 
 
 def test_a_message_that_is_too_long_is_refused_before_it_came(server: ServerThread) -> None:

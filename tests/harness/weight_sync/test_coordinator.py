@@ -9,6 +9,7 @@ import torch
 
 from harness.protocols import EngineDied
 from harness.runtime.runtime import WorkerDied
+from harness.weight_sync.coordinator import NotBrought
 from harness.weight_sync.membership import LostEngine
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.transports import send_and_receive, stage_then_swap, write_then_read
@@ -23,6 +24,7 @@ from tests.support.coordinated_workers import (
     Worker,
 )
 from tests.support.role_setting import settle
+from tests.support.unnoticed import none_unnoticed
 
 RECEIVERS = ("engine0", "engine1", "scorer")
 
@@ -276,6 +278,16 @@ async def test_a_failure_in_the_background_is_raised_by_whatever_is_called_next_
     assert "engine0.swap" not in setting.log and setting.log.count("trainer0.publish") == 1
 
 
+async def test_a_failure_in_the_background_that_a_run_ends_before_is_no_traceback() -> None:
+    async def start() -> None:
+        setting = Setting("host_staged", fails={"engine1": "stage"})
+        await setting.coordinator.start_transfer(1)
+        await settle()
+
+    with none_unnoticed():
+        await start()
+
+
 async def test_a_copy_that_failed_is_the_trainers_error_and_reaches_no_receiver() -> None:
     setting = Setting("host_staged", fails={"trainer1": "publish"})
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="trainer1 fails to publish")):
@@ -353,11 +365,20 @@ async def test_the_dead_are_not_asked_again() -> None:
     assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
 
 
+async def test_what_a_death_keeps_from_the_others_is_no_attempt_of_theirs() -> None:
+    setting = Setting("collective", "go_on", 2, engine1={"load": [BROKEN]}, scorer={"load": [BROKEN]})
+    await setting.coordinator.connect()
+    setting.engines[1].errors["join"] = [DIED]  # as the second attempt connects
+    await setting.coordinator.publish(1)
+    assert setting.coordinator.versions == versions(1, 0, 1)
+    assert setting.lost == ["engine1: engine1 did not get version 1 and holds version 0: engine1 died: it died"]
+
+
 async def test_an_engine_that_dies_again_as_it_is_connected_is_dead_and_no_broken_link() -> None:
     setting = Setting("collective")
     await setting.coordinator.connect()
     setting.engines[0].errors = {"join": [DIED]}
-    with pytest.raises(WorkerDied, match="it died"):
+    with pytest.raises(NotBrought, match="engine0 did not get version 1: engine0 died: it died"):
         await setting.coordinator.bring(setting.engines[0], setting.trainers[0].role.settled_version)
 
 
@@ -470,6 +491,15 @@ async def test_engines_come_and_go_between_transfers() -> None:
     await setting.coordinator.publish(2)
     assert setting.coordinator.versions == {"engine0": 1, "engine1": 2, "scorer": 2, "engine2": 2}
     assert setting.count("engine0.load") == 1 and setting.count("engine2.join") == 1
+
+
+async def test_an_engine_stays_that_was_to_leave_where_the_others_turn_out_to_be_dead() -> None:
+    setting = Setting("collective", "go_on")
+    await setting.coordinator.connect()
+    setting.fleet.membership.request("engine1", "leave")
+    setting.engines[0].dead = True  # which nobody has noticed
+    await setting.coordinator.publish(1)
+    assert setting.coordinator.versions == versions(0, 1, 1) and setting.fleet.membership.working == ["engine1"]
 
 
 @pytest.mark.parametrize(

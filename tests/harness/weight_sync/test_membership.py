@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from harness.weight_sync.membership import Fleet, Membership, MembershipConflict, UnknownMember
 from tests.support.examples import examples
+from tests.support.role_setting import settle
 
 NAMES = ("rollout[0]", "rollout[1]", "actor_fwd[0]")
 
@@ -207,3 +208,31 @@ async def test_whoever_needs_all_engines_waits_for_those_that_are_started_again(
     asyncio.get_running_loop().call_later(0, started.set)
     await fleet.all_back()
     assert [engine.name for engine in fleet.working] == ["a"]
+
+
+async def test_an_engine_that_dies_once_more_as_it_comes_back_is_waited_for_to_its_second_return() -> None:
+    class Engine:
+        name = "a"
+
+        async def end(self) -> None: ...
+
+    deaths, once_more = ["died as it was welcomed"], asyncio.Event()
+
+    async def replace(engine: object, why: str) -> int:
+        if why != "killed":
+            await once_more.wait()
+        return 3
+
+    async def welcome(engine: object) -> None:
+        if deaths:
+            await fleet.lose({"a": deaths.pop()})
+
+    fleet = Fleet[Any]([Engine()], on_lost="go_on")  # type: ignore[list-item]
+    fleet.replace, fleet.welcome = replace, welcome  # type: ignore[assignment]
+    await fleet.lose({"a": "killed"})
+    waiting = asyncio.create_task(fleet.back("a"))
+    await settle()
+    assert not waiting.done()
+    once_more.set()
+    assert await waiting and fleet.number("a") == 3
+    await fleet.all_back()

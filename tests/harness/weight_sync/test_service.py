@@ -8,16 +8,16 @@ from typing import Any
 import httpx2
 import pytest
 
+from harness.runtime import http_server
+from harness.runtime.http_server import LOOPBACK, serving
 from harness.runtime.runtime import RealClock, WorkerDied
 from harness.weight_sync.membership import Fleet, LostEngine, Membership, OnLost
 from harness.weight_sync.service import (
-    LOOPBACK,
     Refused,
     ServiceClient,
     fleet_app,
     membership_app,
     send_heartbeats,
-    serving,
 )
 from tests.support.proxies import Proxy
 
@@ -98,6 +98,76 @@ async def test_what_makes_no_sense_is_refused(client: ServiceClient) -> None:
         assert refused.value.status == 422
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name": "a", "version": NaN}',
+        b'{"name": "a", "version": 1e400}',
+        b'{"name": "\\ud800", "version": 0}',
+        b'{"name": "a", "place": "\\udfff"}',
+        b'{"name": "a", "version": %s}' % (b"9" * 4000),
+        b"NaN",
+    ],
+)
+async def test_numbers_that_are_none_and_halves_of_characters_are_refused(
+    url: str, client: ServiceClient, body: bytes
+) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    async with httpx2.AsyncClient(trust_env=False, headers=headers) as http:
+        answer = await http.post(f"{url}/members", content=body)
+        assert await members(client) == {}
+        assert answer.status_code == 422 and answer.json()["detail"][0]["loc"][0] == "body"
+
+
+def request(*headers: str, token: str = TOKEN) -> bytes:
+    head = ["POST /members HTTP/1.1", "Host: x", f"Authorization: Bearer {token}", *headers]
+    return "\r\n".join([*head, "", ""]).encode()
+
+
+async def answered(url: str, said: bytes) -> int:
+    """The status of the answer, after which the connection has ended; 0 without one."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, int(url.rpartition(":")[2]))
+    try:
+        writer.write(said)
+        line = await reader.readline()
+        await reader.read()
+        return int(line.split()[1]) if line else 0
+    finally:
+        writer.close()
+
+
+async def test_a_body_is_not_read_without_the_token_and_never_beyond_its_limit(url: str) -> None:
+    huge = f"Content-Length: {1 << 40}"
+    chunk = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
+    assert await answered(url, request(huge, token="guess")) == 401
+    assert await answered(url, request("Transfer-Encoding: chunked", token="guess")) == 401
+    assert await answered(url, request(huge)) == 413
+    assert await answered(url, request("Transfer-Encoding: chunked") + chunk + b"1\r\nx\r\n") == 413
+
+
+async def test_a_request_that_does_not_come_is_not_waited_for(
+    url: str, client: ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_REQUEST_S", 0.01)
+    assert await answered(url, b"") == 0
+    assert await answered(url, request()[:-1]) == 0
+    assert await answered(url, request("Content-Length: 5") + b"{") == 408
+    monkeypatch.undo()
+    assert await members(client) == {}
+
+
+async def test_connections_without_a_request_do_not_keep_members_out(
+    url: str, client: ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_STRANGERS", 3)
+    port = int(url.rpartition(":")[2])
+    strangers = [await asyncio.open_connection(LOOPBACK, port) for _ in range(9)]
+    assert await members(client) == {}
+    assert await strangers[0][0].read() == b"", "the oldest was sent away"
+    for _, writer in strangers:
+        writer.close()
+
+
 async def test_it_binds_loopback_and_needs_a_token(url: str) -> None:
     assert url.startswith("http://127.0.0.1:")
     with pytest.raises(ValueError, match="needs a token"):
@@ -169,7 +239,7 @@ class Engine:
         return []
 
     async def death(self, within_s: float = 5.0) -> str | None:
-        return "it died" if self.error is not None else None
+        return "it died" if isinstance(self.error, WorkerDied) else None
 
     async def end(self) -> None:
         self.ended = True

@@ -355,3 +355,19 @@ async def test_only_a_sender_that_goes_on_in_the_background_is_asked_what_has_ar
     await role.use(NotingHostSender())
     with pytest.raises(ValueError, match="version 1 was not sent"):
         await role.wait_arrived(1)
+
+
+async def test_training_that_fails_leaves_no_request_for_more_rows_behind() -> None:
+    class Failing(NotingTrainer):
+        async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
+            raise FloatingPointError("not finite")
+
+    setting = Setting()
+    await setting.admit()
+    await setting.start(2, LIMIT)
+    await setting.complete(0)
+    before = asyncio.all_tasks()
+    with pytest.raises(FloatingPointError) as failure:  # which knows the frames that it went through, and all in them
+        await actor(setting.reader, Failing()).train(0)
+    await settle()
+    assert asyncio.all_tasks() == before and failure.value

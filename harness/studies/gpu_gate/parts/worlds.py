@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from engines.stores import listening_store
 from engines.torch.fsdp import init_world
 from harness.studies.gpu_gate.part import Setting
 from harness.studies.gpu_gate.parts.common import per_second, seconds_of
@@ -39,7 +40,7 @@ def run(setting: Setting) -> Iterator[Check]:
 
 
 def _world(setting: Setting, size: int) -> Check:
-    store = dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False)
+    store = listening_store("127.0.0.1", size, _TIMEOUT_S)
     ranks: list[Found] = in_processes(
         _rank, [(rank, size, store.port, setting.kind) for rank in range(size)], 2 * _TIMEOUT_S
     )

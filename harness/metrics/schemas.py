@@ -1,0 +1,225 @@
+"""What is relied on of the files of a run, whatever else they say, and how large each may be: a folder may be
+anybody's, and of an earlier version."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+import msgspec
+
+from harness.config import Backend
+from harness.config.files import MIB
+from harness.metrics.ledger import ENGINE_EVENTS, DropReason
+from harness.metrics.restarts import Restart
+
+LARGEST = {
+    "manifest.json": 4 * MIB,
+    "summary.json": MIB,
+    "ledger.json": 256 * MIB,
+    "metrics.jsonl": 256 * MIB,
+    "system.jsonl": 256 * MIB,
+    "eval.jsonl": 64 * MIB,
+    "restarts.jsonl": 64 * MIB,
+    "trace.json": 1024 * MIB,
+}
+"""Bytes, by name: many times what the longest runs here wrote."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][\w.=+:-]*$", max_length=400)]
+_Folder = Annotated[str, msgspec.Meta(pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]*$", max_length=255)]
+_Command = Annotated[list[str], msgspec.Meta(min_length=1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Git(msgspec.Struct):
+    commit: str
+    dirty: bool
+
+
+class Hardware(msgspec.Struct):
+    cpu: str
+    cores: int | None
+    memory_bytes: int
+    gpus: list[str]
+    platform: str
+
+
+class Load(msgspec.Struct):
+    others: float = 0.0
+
+
+class Input(msgspec.Struct):
+    setting: str
+    digest: str
+
+
+class UsersCode(msgspec.Struct):
+    path: str
+    sha256: str
+
+
+class ManifestFile(msgspec.Struct):
+    experiment: _Folder
+    cell: _Folder
+    seed: Count
+    schedule: _Name
+    model: _Name
+    engine: _Name
+    backend: Backend
+    smoke: bool
+    started_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    command: _Command
+    git: Git | None
+    python: str
+    packages: dict[str, str | None]
+    hardware: Hardware
+    inputs: list[Input] = []
+    plugins: list[UsersCode] = []
+    load: Load = msgspec.field(default_factory=Load)
+
+
+class IterationLine(msgspec.Struct):
+    """Of metrics.jsonl. samples, seconds: since the run began."""
+
+    iteration: Count
+    samples: Count
+    seconds: Seconds
+
+
+class ComparedLine(msgspec.Struct):
+    """Of metrics.jsonl, for comparisons."""
+
+    samples: _Positive
+    seconds: Annotated[float, msgspec.Meta(gt=0)]
+    iteration_s: Seconds = msgspec.field(name="time/iteration_s")
+    tokens_per_s: Seconds = msgspec.field(name="throughput/tokens_per_s")
+    in_flight: Seconds = msgspec.field(name="staleness/in_flight_mean")
+    in_queue: Seconds = msgspec.field(name="staleness/in_queue_mean")
+    response_length: Seconds = msgspec.field(name="response_length/mean")
+    admitted: Seconds = msgspec.field(name="ledger/admitted")
+    trained: Seconds = msgspec.field(name="ledger/trained")
+
+
+class EvaluationLine(msgspec.Struct):
+    """Of eval.jsonl."""
+
+    version: Count
+    at_s: float
+    problems: Count
+    k: Count
+    greedy: float
+    sampled: float | None
+    pass_at_k: float | None
+
+
+class EngineEvent(msgspec.Struct):
+    """An engine that was lost, left or joined."""
+
+    engine: str
+    what: str
+    at_s: float
+    why: str
+
+    def __post_init__(self) -> None:
+        if self.what not in ENGINE_EVENTS:
+            raise ValueError(f"an engine {self.what!r}: one of {', '.join(ENGINE_EVENTS)} was expected")
+
+
+class LedgerFile(msgspec.Struct):
+    admitted: Count
+    trained: Count
+    in_flight: Count
+    dropped_stale: Count
+    trained_by_iteration: dict[str, Count]
+    in_flight_ids: list[int]
+    dropped_ids: dict[DropReason, list[int]]
+    dropped_filtered: Count = 0
+    dropped_baseline: Count = 0
+    dropped_straggler: Count = 0
+    dropped_spare: Count = 0
+    engines: list[EngineEvent] = []
+    restarts: list[Restart] = []
+
+
+class SpanOf(msgspec.Struct):
+    engine: str
+    version: int
+    iteration: int
+
+
+class TraceSpan(msgspec.Struct, tag_field="ph", tag="X"):
+    """ts, dur: microseconds."""
+
+    name: str
+    cat: str
+    ts: float
+    dur: Seconds
+    args: SpanOf
+
+
+class TraceName(msgspec.Struct, tag_field="ph", tag="M"):
+    """For viewers."""
+
+
+class TraceMark(msgspec.Struct, tag_field="ph", tag="i"):
+    """For viewers."""
+
+
+class Placed(msgspec.Struct):
+    role: str
+    engine: str
+    pool: str
+    devices: tuple[str, ...]
+
+
+class TraceFacts(msgspec.Struct):
+    started_at: float
+    warmup: Count
+    iteration_ends: dict[str, float]
+    placement: list[Placed]
+
+
+class TraceFile(msgspec.Struct):
+    trace_events: list[TraceSpan | TraceName | TraceMark] = msgspec.field(name="traceEvents")
+    other_data: TraceFacts = msgspec.field(name="otherData")
+
+
+class Named(msgspec.Struct):
+    name: str
+
+
+class ClusterSettings(msgspec.Struct):
+    devices: _Positive
+    kind: str
+    threads_per_device: _Positive
+    oversubscribe: bool
+
+
+class AlgorithmSettings(msgspec.Struct):
+    batch_groups: _Positive
+    group_size: _Positive
+    mini_batches: _Positive = 1
+    epochs: _Positive = 1
+
+
+class CostSettings(msgspec.Struct):
+    kind: str
+
+
+class ConfigFile(msgspec.Struct):
+    """config.yaml, for comparisons."""
+
+    backend: Literal["auto", "real", "virtual", "paced"]
+    iterations: _Positive
+    warmup_iterations: Count
+    max_tokens: int | None
+    schedule: Named
+    model: Named
+    engine: Named
+    task: Named
+    algorithm: AlgorithmSettings
+    cluster: ClusterSettings
+    cost: CostSettings | None = None
+    device: Named | None = None

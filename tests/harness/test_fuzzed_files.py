@@ -1,0 +1,134 @@
+"""Settings, results folders and tables spoilt at random: each is read, or refused in one line; none hangs, and none
+fills the memory."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from harness.comparison.experiment import comparison_in
+from harness.config import ConfigError
+from harness.config.checks.job import plan_job
+from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plain
+from harness.config.job import flatten
+from harness.config.machine import this_machine
+from harness.cost_model.calibration.runs import read_run
+from harness.cost_model.lengths import read_trace
+from harness.cost_model.profile.rows import DeviceProfile, Row, read_profile, write_profile
+from harness.report.page.document import document
+from harness.report.page.markdown import markdown
+from harness.studies.predictions.table import read_table, read_table_settings
+from harness.tasks.data_source import Source
+from tests.support.fabricated_cells import Made, make_run
+from tests.support.mutations import HOSTILE, spoilt, within
+
+pytestmark = pytest.mark.slow
+LIMIT_S = 20  # of one input, on a machine that does much else
+MEMORY = 1 << 30  # bytes that all of them may add
+
+
+@pytest.fixture(autouse=True)
+def memory_is_bounded() -> Iterator[None]:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < MEMORY
+
+
+def refused_in_a_line(work: Callable[[], object], what: str, refusals: type[ValueError] = ConfigError) -> bool:
+    """Whether it was; anything else is a failure."""
+    with within(LIMIT_S, what):
+        try:
+            work()
+        except refusals as error:
+            assert str(error).isprintable() and str(error), what
+            return True
+        except Exception as error:
+            raise AssertionError(f"{type(error).__name__} of {what}") from error
+    return False
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_settings_at_random_are_taken_or_refused_in_a_line(seed: int) -> None:
+    chance, machine = random.Random(seed), this_machine()
+    names = [*flatten(plain(compose_job([]))), "eval.every", "checkpoint.every", "schedule", "model", "cost", "device"]
+    refused = 0
+    for _ in range(500):
+        settings = []
+        for _ in range(chance.randint(1, 3)):
+            value = chance.choice([*HOSTILE, str(chance.randint(1, 64)), f"{chance.random():.3f}", str(10**18)])
+            setting = f"{chance.choice(['', '', '+', '++', '~'])}{chance.choice(names)}={value}"
+            if chance.random() < 0.3:  # any bytes may stand on a command line
+                setting = spoilt(setting.encode(), chance).decode("utf-8", "surrogateescape")
+            settings.append(setting)
+
+        def composed(settings: list[str] = settings) -> None:
+            config = compose_job(settings)
+            plan_job(config, make_schedule(config), machine)
+
+        refused += refused_in_a_line(composed, repr(settings))
+    assert 0 < refused < 500
+
+
+def test_results_folders_at_random_are_read_or_refused_in_a_line(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    made = Made("colocate_sync", lag=0, iterations=4)
+    for label, wanted in {"sync": made, "fast": replace(made, schedule="fully_async", lag=1)}.items():
+        run = make_run(tmp_path, label, wanted, 0)
+        (run.path / "DONE").write_text(
+            "2026-01-01T00:00:40+00:00\n"
+        )  # of an earlier version: nothing tells on a change
+    folder = tmp_path / "made_up"
+
+    def reported() -> None:
+        comparison = comparison_in(folder)
+        document(comparison)
+        markdown(comparison, [])
+
+    files = [path for path in sorted((folder / "fast" / "seed=0").iterdir()) if path.stat().st_size]
+    refused = 0
+    for number in range(500):
+        file = files[number % len(files)]
+        whole = file.read_bytes()
+        file.write_bytes(spoilt(whole, chance))
+
+        what = f"{file.name} {number}: {file.read_bytes()[:2000]!r}"
+        refused += refused_in_a_line(reported, what)
+        refused_in_a_line(
+            partial(read_run, file.parent), what
+        )  # as make calibrate does; always, for it is asynchronous
+        file.write_bytes(whole)
+    assert 0 < refused < 500
+
+
+def test_tables_at_random_are_read_or_refused_in_a_line(tmp_path: Path) -> None:
+    chance = random.Random(2)
+    rows = tuple(Row("decode", layers, 8, 64, 0, 0.01 * layers, 0.1) for layers in (1, 2))
+    profile = tmp_path / "profile.json"
+    write_profile(profile, DeviceProfile(compose_job([]).model, "a cpu", "cpu", 1 << 30, 1, {"torch": "2"}, rows))
+    problems, lengths = tmp_path / "problems.jsonl", tmp_path / "lengths.txt"
+    problems.write_text('{"prompt": "ab", "answer": "a"}\n{"prompt": "b", "answer": "b"}\n')
+    lengths.write_text("12\n7\n190\n")
+    table = EXPERIMENTS / "papers" / "verl_one_step_off.csv"
+    kinds: list[tuple[Path, Callable[[Path], object], type[ValueError]]] = [
+        (table, read_table, ConfigError),
+        (table.with_suffix(".yaml"), read_table_settings, ConfigError),
+        (EXPERIMENTS / "cost" / "tiny_cpu.yaml", lambda path: compose_job([f"cost={path}"]), ConfigError),
+        (profile, read_profile, ConfigError),
+        (problems, lambda path: list(Source(str(path)).rows()), ValueError),
+        (lengths, read_trace, ValueError),  # of both the settings that name them tell
+    ]
+    refused = 0
+    for number in range(500):
+        source, read, refusals = kinds[number % len(kinds)]
+        path = tmp_path / f"spoilt{number}{source.suffix}"
+        path.write_bytes(spoilt(source.read_bytes(), chance))
+        refused += refused_in_a_line(
+            partial(read, path), f"{source.name} {number}: {path.read_bytes()[:500]!r}", refusals
+        )
+    assert 0 < refused < 500

@@ -1,0 +1,207 @@
+"""What anybody may say to a queue and to the membership service: nothing of it hangs them, ends in a traceback or takes
+memory that stays, and who behaves is served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from contextlib import closing, suppress
+from random import Random
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from harness.runtime import http_server
+from harness.transfer_queue import GetRequest
+from harness.transfer_queue.remote import messages as m
+from harness.transfer_queue.remote.channel import channel_to
+from harness.transfer_queue.remote.handshake import ANSWER, greet_blocking, token_for
+from harness.transfer_queue.remote.sockets import HEADER, Framer, socket_address
+from harness.transfer_queue.remote.sync_client import SyncQueue
+from harness.transfer_queue.storage.inline import InlineBackend
+from harness.weight_sync.membership import Membership
+from harness.weight_sync.service import LOOPBACK, ServiceClient, membership_app, serving
+from tests.support.queue_sides import ServerThread
+from tests.support.remote_queue import SPEC, ids, tokens
+
+pytestmark = pytest.mark.slow
+
+ANSWER_S = 60.0
+ROWS = np.arange(4).tobytes()
+KNOWN = [
+    m.encode(message)
+    for message in (
+        m.CreatePartition("x", ROWS, 2, None),
+        m.OpenSegment("x", 1 << 32),
+        m.Put("x", ROWS, (4, {"reward": 16}, bytes(16)), {}, 0.0),
+        m.Put("x", ROWS, (4, {"tokens": 72}, bytes(72)), {"tokens": ROWS}, None),
+        m.Get(GetRequest("score", 2, minimum=1, timeout_s=0.0)),
+        m.Get(GetRequest("train", 2, partition="x", first=("score", ((1, 1),)), only=(1, 2))),
+        m.Received(3),
+        m.Withdraw(3),
+        m.SetBound("score", "0", 7),
+        m.Drop("train", "score", 7),
+        m.BeginAgain("x", [1, 2]),
+        m.GiveUp("x", [1]),
+        m.Acknowledge(1),
+        m.GiveBack(1 << 62),
+        m.Release("0"),
+        m.Clear("x"),
+        m.ClearFinished(),
+        m.Waiting(),
+        m.Describe(),
+    )
+]
+
+
+def spoiled(random: Random, data: bytes) -> bytes:
+    """Some of its bytes changed, left out, doubled or added."""
+    out = bytearray(data)
+    for _ in range(random.randrange(1, 6)):
+        at = random.randrange(len(out) + 1)
+        match random.randrange(5):
+            case 0:
+                out[at : at + 1] = random.randbytes(1)
+            case 1:
+                del out[at : at + random.randrange(1, 9)]
+            case 2:
+                out[at:at] = out[: random.randrange(40)]
+            case 3:
+                out[at:at] = random.choice([b"\xff", b"\x91" * 3000, b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xcb\x7f\xf0"])
+            case 4:
+                out[at:at] = random.randbytes(random.randrange(1, 40))
+    return bytes(out)
+
+
+def anything(random: Random) -> bytes:
+    """A stream of frames, most of them nearly right."""
+    said = b""
+    for call in range(1, random.randrange(2, 5)):
+        body = random.choice(KNOWN)
+        body = spoiled(random, body) if random.random() < 0.8 else body
+        frame = Framer().frame(call, body)
+        said += frame if random.random() < 0.8 else spoiled(random, frame)
+    return said if random.random() < 0.9 else HEADER.pack(random.randrange(1 << 32), random.randrange(3), 1) + said
+
+
+def say(server: ServerThread, said: bytes, token: bytes | None) -> None:
+    """Over a connection of its own, which ends with what is said."""
+    family, place = socket_address(server.endpoint.address)
+    with closing(socket.socket(family)) as sock:
+        sock.settimeout(ANSWER_S)
+        sock.connect(place)
+        if token is not None:
+            greet_blocking(sock, token, "the transfer queue", server.endpoint.address)
+        with suppress(ConnectionError):
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(1 << 16):
+                pass
+
+
+def resident() -> int:
+    gc.collect()
+    return psutil.Process().memory_info().rss
+
+
+def hello(random: Random, server: ServerThread) -> bytes:
+    """How TLS begins, or nearly."""
+    said = channel_to(server.endpoint.address).begin(b"")
+    return said if random.random() < 0.1 else spoiled(random, said)
+
+
+@pytest.mark.parametrize(
+    ("admitted", "address"),
+    [(False, None), (True, None), (False, "tcp:127.0.0.1:0")],
+    ids=["without the token", "a writer", "without TLS"],
+)
+def test_five_thousand_things_that_are_said_to_a_queue(
+    admitted: bool, address: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    random = Random(int(admitted))
+    with ServerThread(SPEC, InlineBackend(), address) as server, SyncQueue(server.endpoint) as honest:
+        writer = token_for("writer", server.endpoint.token)
+        honest.create_partition("x", range(100, 104))
+        for number in range(5000):
+            said = anything(random) if admitted else random.choice([anything(random), random.randbytes(ANSWER + 9)])
+            said = hello(random, server) if address is not None and number % 3 else said
+            say(server, said, writer if admitted else None)
+            if number == 500:
+                before = resident()
+            if number % 500 == 0:
+                name = f"honest {number}"
+                honest.create_partition(name, range(4))
+                honest.put(name, range(4), tokens(range(4)))
+                assert ids(honest.get("score", 4, partition=name, timeout_s=ANSWER_S)) == [0, 1, 2, 3]
+                honest.clear(name)
+        assert honest.waiting() == []
+        assert resident() < before + (64 << 20)
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+
+
+BODIES = [b'{"name": "a", "version": 1}', b'{"version": 3}', b'{"name": "b", "kind": "scorer", "place": "x"}', b""]
+PLACES = ["/topology", "/members", "/members/a/heartbeat", "/members/a", "/members/%ff%00/heartbeat", "/" + "x" * 9000]
+METHODS = ["GET", "POST", "POST", "POST", "DELETE", "TRACE", "X"]
+KINDS = ["application/json"] * 4 + ["text/plain", "multipart/form-data"]
+VERSIONS = ["1", "-1", "1e400", "NaN", "null", "9" * 5000, '"\\ud800"', "[" * 5000, "{}", "true"]
+
+
+def request(random: Random, token: str) -> bytes:
+    """An HTTP request that is nearly right."""
+    body = random.choice(BODIES)
+    if random.random() < 0.5:
+        body = b'{"name": "c", "version": %s}' % random.choice(VERSIONS).encode()
+    if random.random() < 0.3:
+        body = spoiled(random, body)
+    lines = [
+        f"{random.choice(METHODS)} {random.choice(PLACES)} HTTP/1.1",
+        "Host: x",
+        "Connection: close",
+        f"Content-Length: {len(body) if random.random() < 0.9 else random.choice([-1, 5, 1 << 70, 'x'])}",
+        f"Authorization: Bearer {token if random.random() < 0.9 else 'guess'}",
+        f"Content-Type: {random.choice(KINDS)}",
+    ]
+    said = "\r\n".join([*lines, "", ""]).encode() + body
+    return spoiled(random, said) if random.random() < 0.3 else said
+
+
+async def status_of(port: int, said: bytes) -> int:
+    """Of the answer; 0 where the connection just ends."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    line = b""
+    with suppress(ConnectionError):
+        writer.write(said)
+        async with asyncio.timeout(ANSWER_S):
+            line = await reader.readline()
+            await reader.read()
+    writer.close()
+    return int(line.split()[1]) if line else 0
+
+
+async def test_two_thousand_things_that_are_said_to_the_membership_service(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_REQUEST_S", 0.2)
+    random, statuses, token = Random(0), set[int](), "a token"
+    async with serving(membership_app(Membership(), token)) as url, ServiceClient(url, token, timeout_s=60.0) as honest:
+        port = int(url.rpartition(":")[2])
+        for number in range(100):
+            statuses |= set(await asyncio.gather(*(status_of(port, request(random, token)) for _ in range(20))))
+            await honest.join("honest", number)
+            assert {one["name"]: one["version"] for one in (await honest.topology())["members"]}["honest"] == number
+    assert {200, 401, 404, 405, 422} <= statuses and max(statuses) < 500, statuses
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_what_is_said_is_nearly_right() -> None:
+    """Else the two above would show nothing: some of it is understood."""
+    random, understood = Random(1), 0
+    for _ in range(200):
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            m.decode_request(spoiled(random, random.choice(KNOWN)))
+            understood += 1
+    assert 5 < understood < 195
