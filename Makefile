@@ -48,6 +48,7 @@ TAKES.gate-gpu := DEVICE PARTS FORCE MINUTES
 TAKES.chaos := FIRST SEEDS LIMIT REAL
 TAKES.sample := FOLDER
 TAKES.ui := PORT
+TAKES.serve := PORT HOST CERTIFICATE KEY
 TAKES.test-engine := ENGINE
 TAKES.test-schedule := SCHEDULE
 GIVEN_HERE := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -57,7 +58,7 @@ ifneq ($(UNKNOWN),)
 $(error make $(GOALS) does not take $(patsubst %,%=,$(UNKNOWN)); it takes $(patsubst %,%=,$(foreach goal,$(GOALS),$(TAKES.$(goal))) ARGS))
 endif
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix speedrun report diff list doctor ui mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-redis test-oracle lint perf perf-queue site clean
+.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix speedrun report diff list doctor ui serve mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-cluster test-redis test-oracle lint perf perf-queue site clean
 
 help:
 	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 DRY=1 ARGS=\"setting=value\""
@@ -82,8 +83,10 @@ help:
 	@echo "make sample  a small model with a tokenizer, and problems for it, to try text with: FOLDER=my (docs/data.md)"
 	@echo "make doctor  is this machine fit, and what does each missing thing mean; with MODEL= SCHEDULE= DEVICES= DEVICE= what lies on each device (docs/gpu.md)"
 	@echo "make ui      MLflow on what was written (PORT=5000); mlflow-sync: what it lacks, from the files (EXPERIMENT=)"
+	@echo "make serve   rows and weights of a job over HTTP, for a trainer and engines of your own: PORT=8767 HOST= CERTIFICATE= KEY= (docs/service.md)"
 	@echo "make test    lint, types and tests; test-slow: those that take minutes each"
 	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
+	@echo "make test-cluster  runs across three hosts in network namespaces, as root (docs/clusters.md)"
 	@echo "make test-redis   the queue over a real Redis server"
 	@echo "make test-oracle  losses, advantages and estimators against verl's and TRL's functions of the same meaning"
 	@echo "make test-engine ENGINE=my_module:MyEngine   the contract of rollout engines, for your own (docs/adding_an_engine.md)"
@@ -101,47 +104,56 @@ define supported
 		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), and Cadence needs Python 3.11 or 3.12: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 endef
 
-# Other indexes than PyPI may have torch for CPUs under the same version, and pip prefers it.
-for_cuda = $(if $(CUDA),@$(1)/bin/python -c "import torch; raise SystemExit(0 if torch.version.cuda else 'torch ' + torch.__version__ + ' in $(1) \
+# Other indexes than PyPI may have torch for CPUs under the same version, and pip prefers it. Torch cannot be imported yet.
+for_cuda = $(if $(CUDA),@$(1)/bin/python -c "import runpy; import sysconfig; torch = runpy.run_path(sysconfig.get_path('purelib') + '/torch/version.py'); \
+	raise SystemExit(0 if torch['cuda'] else 'torch ' + torch['__version__'] + ' in $(1) \
 	is a build for CPUs: make clean, and make again where pip finds none (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), or WHEELS=cpu')")
 
-$(STAMP): pyproject.toml .ci/constraints.txt .ci/constraints$(CUDA).txt
+# ENVIRONMENT, LIST OF PINS. Nothing is resolved: lists are complete. Files are those whose digests .ci/hashes.txt has, but for torch,
+# of which an index has its own builds. What has no wheel is built by the setuptools that comes first; nothing else is fetched for it.
+PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --no-deps
+REFUSED = { echo "if pip says that hashes do not match, the index has other files than PyPI: docs/security.md, What is installed"; exit 1; }
+PINS := .ci/pins.py .ci/hashes.txt
+define install
+	@$(1)/bin/python .ci/pins.py $(2) $(1)
+	@$(1)/$(PIP_INSTALL) --require-hashes -r $(1)/build.txt || $(REFUSED)
+	@$(1)/$(PIP_INSTALL) -r $(1)/torch.txt
+	$(call for_cuda,$(1))
+	@$(1)/$(PIP_INSTALL) --require-hashes --no-build-isolation -r $(1)/pins.txt || $(REFUSED)
+endef
+
+$(STAMP): pyproject.toml $(PINS) .ci/constraints.txt .ci/constraints$(CUDA).txt
 	$(supported)
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV), for $(WHEELS) (about three minutes the first time)"
-	@PIP_CONSTRAINT=.ci/constraints$(CUDA).txt $(PY) -m pip install --quiet --disable-pip-version-check torch
-	$(call for_cuda,$(VENV))
-	@PIP_CONSTRAINT=.ci/constraints$(CUDA).txt $(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(call install,$(VENV),.ci/constraints$(CUDA).txt)
+	@$(VENV)/$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
 # torch.compile, which both engines use, hands the environment's path to a C++ compiler as it is.
 without_spaces = @case "$(CURDIR)" in *" "*) echo "$(1) compiles code and cannot do so in a folder with a space in its name: move $(CURDIR)"; exit 1;; esac
 
-# Versions are exact and complete, so nothing is resolved; only torch brings what its build for this machine needs.
 setup-vllm: $(VLLM)/$(INSTALLED)
 
-$(VLLM)/$(INSTALLED): pyproject.toml .ci/constraints-vllm$(CUDA).txt
+$(VLLM)/$(INSTALLED): pyproject.toml $(PINS) .ci/constraints-vllm$(CUDA).txt
 	$(call without_spaces,vLLM)
 	$(supported)
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@echo "installing into $(VLLM), for $(WHEELS) (about five minutes the first time)"
-	@PIP_CONSTRAINT=.ci/constraints-vllm$(CUDA).txt $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check torch
-	$(call for_cuda,$(VLLM))
-	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-vllm$(CUDA).txt -e .
+	$(call install,$(VLLM),.ci/constraints-vllm$(CUDA).txt)
+	@$(VLLM)/$(PIP_INSTALL) --no-build-isolation -e .
 	@$(VLLM)/bin/python -m compileall -q -j 2 -x py312 $(VLLM)/lib
 	@touch $@
 
 # The server only: it and the harness want different versions of the same packages.
 setup-sglang: $(SGLANG)/$(INSTALLED)
 
-$(SGLANG)/$(INSTALLED): .ci/constraints-sglang$(CUDA).txt
+$(SGLANG)/$(INSTALLED): $(PINS) .ci/constraints-sglang$(CUDA).txt
 	$(call without_spaces,SGLang)
 	$(supported)
 	@test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	@echo "installing into $(SGLANG), for $(WHEELS) (about five minutes the first time)"
-	@PIP_CONSTRAINT=.ci/constraints-sglang$(CUDA).txt $(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check torch
-	$(call for_cuda,$(SGLANG))
-	@$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-sglang$(CUDA).txt
+	$(call install,$(SGLANG),.ci/constraints-sglang$(CUDA).txt)
 	@$(SGLANG)/bin/python -m compileall -q -j 2 -x py312 $(SGLANG)/lib
 	@touch $@
 
@@ -216,6 +228,10 @@ sample: $(STAMP)
 ui: $(STAMP)
 	@$(PY) -m harness ui $(if $(PORT),port=$(PORT))
 
+serve: $(STAMP)
+	@$(PY) -m harness serve $(if $(PORT),port=$(PORT)) $(if $(HOST),host=$(HOST)) \
+		$(if $(CERTIFICATE),certificate="$(CERTIFICATE)") $(if $(KEY),key="$(KEY)")
+
 mlflow-sync: $(STAMP)
 	@$(PY) -m harness mlflow-sync $(if $(EXPERIMENT),experiment=$(EXPERIMENT))
 
@@ -231,7 +247,11 @@ tests: $(STAMP)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(STAMP)
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m "slow and not cluster" $(ARGS)
+
+# Three hosts of Ray have enough to do beside each other: one process.
+test-cluster: $(STAMP)
+	$(PY) -m pytest -m cluster tests/integration $(ARGS)
 
 test-engine: $(BENCH)/$(INSTALLED)
 	@test -n "$(ENGINE)" || { echo "which engine? make test-engine ENGINE=my_module:MyEngine"; exit 1; }
@@ -248,10 +268,11 @@ test-sglang: $(STAMP) $(SGLANG)/$(INSTALLED)
 	$(PY) -m pytest -m sglang tests/contract tests/integration $(ARGS)
 
 # Beside the environment, not in it: it asks for other versions of the same packages, and only imports them.
-$(ORACLE)/.installed: .ci/constraints-oracle.txt $(STAMP)
+$(ORACLE)/.installed: $(PINS) .ci/constraints-oracle.txt $(STAMP)
 	@echo "installing what is compared with into $(ORACLE)"
-	@rm -rf $(ORACLE)
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(ORACLE) -r .ci/constraints-oracle.txt
+	@rm -rf $(ORACLE) && mkdir $(ORACLE)
+	@$(PY) .ci/pins.py .ci/constraints-oracle.txt $(ORACLE)
+	@$(VENV)/$(PIP_INSTALL) --require-hashes --no-build-isolation --target $(ORACLE) -r $(ORACLE)/pins.txt || $(REFUSED)
 	@touch $@
 
 test-oracle: $(ORACLE)/.installed
@@ -283,10 +304,11 @@ perf: $(STAMP) perf-queue
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_checkpoints
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_memory backend=virtual cost=tiny_cpu
 
-$(SITE)/.installed: .ci/constraints-site.txt
+$(SITE)/.installed: $(PINS) .ci/constraints-site.txt
 	$(supported)
 	@test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
-	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r .ci/constraints-site.txt
+	@$(SITE)/bin/python .ci/pins.py .ci/constraints-site.txt $(SITE)
+	@$(SITE)/$(PIP_INSTALL) --require-hashes -r $(SITE)/pins.txt || $(REFUSED)
 	@touch $@
 
 site: $(SITE)/.installed
@@ -294,4 +316,4 @@ site: $(SITE)/.installed
 	@echo results/site/index.html
 
 clean:
-	rm -rf $(VENV) $(PEER) $(VLLM) $(SGLANG) $(SITE) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEER) $(VLLM) $(SGLANG) $(ORACLE) $(SITE) .mypy_cache .pytest_cache .ruff_cache

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.console import PlainTextConsole
 from harness.cli.front import front
 from harness.cli.options import settings_of
 from harness.config import ConfigError
@@ -38,6 +39,7 @@ COMMANDS = {
     "list": "what can be chosen",
     "doctor": "is this machine fit",
     "ui": "MLflow on what was written",
+    "serve": "rows and weights of a job over HTTP, for a trainer and engines of your own",
     "mlflow-sync": "bring MLflow up to date from the files",
     "table": "every schedule under twelve conditions, simulated",
     "memory": "what lies on the devices of five machines under every schedule",
@@ -55,7 +57,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    console, errors = Console(), Console(stderr=True)
+    console, errors = PlainTextConsole(), PlainTextConsole(stderr=True)
     name = arguments[0] if arguments else ""
     if name.startswith("-"):
         return answered(lambda: front(arguments, COMMANDS), errors)

@@ -1,0 +1,1 @@
+"""Rows and weights of a job over HTTP, for trainers and engines that are not Cadence's (docs/service.md)."""

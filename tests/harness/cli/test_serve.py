@@ -1,0 +1,63 @@
+"""`cadence serve`: what it refuses before anything listens; and that it speaks TLS where it is told to."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from harness.cli import main as cli
+from harness.runtime.http_server import serving
+from harness.service.app import service_app
+
+TOKEN = "a token"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["port=http"], "port=http is no port; use a number such as port=8767, or 0 for a free one"),
+        (["host=0.0.0.0"], "host=0.0.0.0 is not this machine alone: give certificate= and key=, PEM files, too"),
+        (["certificate=nope.pem"], "certificate=nope.pem is no file; TLS takes certificate= and key=, PEM files"),
+        (["jobs=2"], "serve does not take jobs=2; it takes port=, host=, certificate= and key="),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CADENCE_TOKEN", TOKEN)
+    assert cli.main(["serve", *arguments]) == 2
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_without_a_token_nothing_is_served(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("CADENCE_TOKEN", raising=False)
+    assert cli.main(["serve"]) == 2
+    assert "set CADENCE_TOKEN to the token that trainer and engines will send" in capsys.readouterr().err
+
+
+def certificate_in(folder: Path) -> tuple[Path, Path]:
+    """Of 127.0.0.1, signed by itself; and its key."""
+    files = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    subprocess.run([*command, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True, timeout=60)
+    return files
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here, which makes a certificate")
+async def test_with_a_certificate_it_speaks_tls_alone(tmp_path: Path) -> None:
+    files = certificate_in(tmp_path)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with serving(service_app(TOKEN, tmp_path), certificate=files) as url:
+        assert url.startswith("https://127.0.0.1:")
+        trusted = ssl.create_default_context(cafile=str(files[0]))
+        async with httpx2.AsyncClient(verify=trusted, headers=headers, trust_env=False) as http:
+            assert (await http.get(f"{url}/health")).json()["job"] is False
+        async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
+            with pytest.raises(httpx2.TransportError):
+                await http.get(f"http{url.removeprefix('https')}/health")
