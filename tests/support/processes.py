@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tests.support.forking import forking
@@ -15,7 +16,7 @@ from tests.support.forking import forking
 def run_in_processes(target: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
     """target(*arguments[i]) in process i; the results in order. No process outlives the call.
 
-    Raises RuntimeError with the traceback of a process that failed, TimeoutError after `timeout_s`.
+    Raises RuntimeError with how each process failed that did, in `timeout_s` at most.
     """
     context = forking()
     until = time.monotonic() + timeout_s
@@ -28,7 +29,14 @@ def run_in_processes(target: Callable[..., Any], arguments: Sequence[tuple[Any, 
         for process, (_, writer) in zip(processes, pipes, strict=True):
             process.start()
             writer.close()  # the child has its own: when that goes, the reader sees the end
-        answers = [_answer(i, reader, until) for i, (reader, _) in enumerate(pipes)]
+        answers: list[Any] = []
+        failures: list[str] = []
+        for i, (process, (reader, _)) in enumerate(zip(processes, pipes, strict=True)):
+            # Where one failed the others are asked as well: who lost a peer says less than that peer.
+            fine, answer = _answer(process, reader, min(until, time.monotonic() + 10) if failures else until)
+            (answers if fine else failures).append(answer if fine else f"process {i} {answer}")
+        if failures:
+            raise RuntimeError("\n".join(failures))
         for process in processes:
             process.join(max(0.0, until - time.monotonic()))
         return answers
@@ -41,16 +49,16 @@ def run_in_processes(target: Callable[..., Any], arguments: Sequence[tuple[Any, 
             reader.close()
 
 
-def _answer(number: int, reader: Connection, until: float) -> Any:
+def _answer(process: BaseProcess, reader: Connection, until: float) -> tuple[bool, Any]:
+    """Whether the process did what it was asked, and its answer or how it failed."""
     if not reader.poll(max(0.0, until - time.monotonic())):
-        raise TimeoutError(f"process {number} did not answer in time")
+        return False, "did not answer in time"
     try:
         fine, value = pickle.loads(reader.recv_bytes())
     except EOFError:
-        raise RuntimeError(f"process {number} died without a word") from None
-    if not fine:
-        raise RuntimeError(f"process {number} failed:\n{value}")
-    return value
+        process.join(10)
+        return False, f"died without a word, exit code {process.exitcode}"
+    return fine, value if fine else f"failed:\n{value}"
 
 
 def _report(writer: Connection, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
