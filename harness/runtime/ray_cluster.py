@@ -4,307 +4,34 @@ everywhere else, here over TCP, between the addresses that nodes have in the clu
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
-import os
 import pickle
 import secrets
-import shlex
-import signal
-import socket
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from harness.config.fields import ConfigError
-from harness.config.gpus import VISIBLE, gpus
-from harness.config.machine import Machine
 from harness.config.placement import Placement
-from harness.logs import RUN, log_as_lines, run_in
+from harness.logs import run_in
 from harness.runtime.local_runtime import server_environment
-from harness.runtime.runtime import Build, Built, Handle, RoleName, WorkerDied, role_name
+from harness.runtime.ray_nodes import connected, nodes, on_node
+from harness.runtime.ray_worker import Listening, Output, WorkerActor, taken_output
+from harness.runtime.runtime import Build, Handle, RoleName, WorkerDied
 from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
-from harness.runtime.worker_server import WorkerServer
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.handshake import new_token
-from harness.transfer_queue.remote.sockets import Address, listen, socket_address
+from harness.transfer_queue.remote.sockets import Address, socket_address
 
 _STOP_S = 5.0  # that workers have to close their roles
-_REACHED_S = 10.0  # longest wait for the head of a cluster to accept a connection
-_PROBED_S = 60.0  # and for a node to say which GPUs it has
-_CLOSED_S = 30.0  # that a worker without a driver has to close its roles
 _BROUGHT_S = 120.0  # that the output of a worker may take to come from its node, where a process starts for it
-_MOST_OUTPUT = 16 << 20  # bytes of it
-_ASKED_EVERY_S = 10  # a driver that says nothing, by TCP, whether its host is there
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node of the cluster, with what its Ray may give away; its name is Ray's."""
-
-    name: str
-    address: str
-    cpus: int
-    gpus: int
-
-    def devices(self, gpu: bool) -> int:
-        return self.gpus if gpu else self.cpus
-
-
-@contextmanager
-def connected(address: str, environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """This process takes part in the cluster. environment: of the processes that are started there. Raises ConfigError
-    where nobody answers, or who does lets this process in."""
-    _reach(address)
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            runtime_env=({"env_vars": dict(environment)} if environment else {}) | _interpreter(),
-        )
-    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        why = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise ConfigError(f"RAY_ADDRESS={address}: this process cannot take part in the cluster: {why}") from error
-    finally:
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own, in Python and below it, end the process at once
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _reach(address: str) -> None:
-    """Ray itself says nothing for a minute."""
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not port.isdigit() or "/" in host:
-        raise ConfigError(
-            f"RAY_ADDRESS={address} is no host:port; the driver runs on a node of the cluster, and names its head, as "
-            "10.0.0.1:6379"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
-    except OSError as error:
-        raise ConfigError(
-            f"RAY_ADDRESS={address}: no head of a Ray cluster answers there ({error}); start one, or unset it to use "
-            "this machine alone"
-        ) from error
-
-
-def nodes() -> list[Node]:
-    """That live, the first being this one. This process takes part in the cluster."""
-    here = ray.get_runtime_context().get_node_id()
-    found = [
-        Node(
-            node["NodeID"],
-            node["NodeManagerAddress"],
-            int(node["Resources"].get("CPU", 0)),
-            int(node["Resources"].get("GPU", 0)),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    return sorted(found, key=lambda node: node.name != here)
-
-
-def cluster_machine(address: str) -> Machine:
-    """What the cluster has for a job. Raises ConfigError."""
-    with connected(address):
-        there = nodes()
-        with_gpus = [node for node in there if node.gpus]
-        asked = [_gpus_there.options(scheduling_strategy=_on(node.name)).remote() for node in with_gpus]
-        try:
-            memory = [found for of_node in ray.get(asked, timeout=_PROBED_S) for found in of_node]
-        except TimeoutError:
-            names = ", ".join(node.address for node in with_gpus)
-            raise ConfigError(f"no word within {_PROBED_S:g} s of which GPUs there are on {names}") from None
-    able = with_gpus or there
-    return Machine(
-        cores=sum(node.cpus for node in there),
-        gpus=sum(node.gpus for node in there),
-        gpu_bytes=min((gpu_bytes for gpu_bytes, _ in memory), default=0),
-        divided=any(divided for _, divided in memory),
-        nodes=len(able),
-    )
-
-
-@ray.remote(num_cpus=0)
-def _gpus_there() -> list[tuple[int, bool]]:
-    """Bytes of each, and whether it is an instance of a divided one. Ray hides them from whoever asked for none."""
-    os.environ.pop(VISIBLE, None)
-    return [(gpu.memory_bytes, gpu.instance) for gpu in gpus()]
-
-
-@ray.remote(num_cpus=0)
-def _taken(name: str) -> bytes:
-    """A file of this node's temporary folder, which is then gone."""
-    return take_end(Path(tempfile.gettempdir(), name), _MOST_OUTPUT)
-
-
-def take_end(file: Path, most: int) -> bytes:
-    """The last bytes of it, at most so many, under a line that says how many were left out. The file is gone then."""
-    with file.open("rb") as opened:
-        left_out = max(0, file.stat().st_size - most)
-        opened.seek(left_out)
-        said = opened.read(most)
-    file.unlink()
-    return (f"[{left_out} bytes before this were left out]\n".encode() if left_out else b"") + said
-
-
-def _on(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
-
-
-def interface_of(address: str) -> str:
-    """The network interface of this host that has it. Raises LookupError."""
-    for name, its in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in its):
-            return name
-    raise LookupError(f"no network interface of this host has the address {address}, which its Ray was started with")
-
-
-def _bind_to(address: str) -> None:
-    """Gloo and NCCL of this process meet others over the interface of this address; a host has several, and its name
-    may lead to loopback."""
-    name = interface_of(address)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
-
-
-def _end_with_peer(listener: socket.socket, silence_s: float) -> None:
-    """Connections that it accepts end once the other host has acknowledged nothing for so long, whether or not there is
-    something to send. A process that is stopped is one whose host acknowledges."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    every = max(1, min(_ASKED_EVERY_S, int(silence_s / 2)))
-    for option, value in (
-        (socket.TCP_KEEPIDLE, every),
-        (socket.TCP_KEEPINTVL, every),
-        (socket.TCP_USER_TIMEOUT, int(silence_s * 1000)),
-    ):
-        listener.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Where a worker does, its node by Ray's name, and whether that node has the driver's folder of logs."""
-
-    address: Address
-    node: str
-    sees_logs: bool
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a worker prints: in `log` of the driver's folder, where its node sees that, as it does if it sees `proof`, a
-    file of this run; else in the temporary file `aside`, from where it is brought once the worker has ended."""
-
-    log: Path
-    proof: Path
-    aside: str
-
-
-class WorkerActor:
-    """The actor. The worker's server lives in its event loop, and ends with it. It listens on the address that this
-    node has in the cluster, on a free port; from the beginning, since Ray starts calls in any order.
-
-    Its process ends with the connection to the driver: where the driver's host is lost, Ray's head may be lost with it,
-    and nobody is left to end it. start_s: that the driver has to connect; silence_s: that its host may say nothing.
-
-    output: None leaves it to Ray.
-    """
-
-    def __init__(self, worker: str, token: bytes, start_s: float, silence_s: float, output: Output | None) -> None:
-        node = ray.util.get_node_ip_address()
-        _bind_to(node)
-        listener, _ = listen(f"tcp:{f'[{node}]' if ':' in node else node}:0")
-        _end_with_peer(listener, silence_s)
-        self._server = WorkerServer(worker, listener, token, self._leave)
-        self._start_s, self._left = start_s, False
-        self._output = output
-        sees_logs = output is not None and output.proof.exists()
-        self._listening = Listening(self._server.address, ray.get_runtime_context().get_node_id(), sees_logs)
-
-    async def listening(self) -> Listening:
-        return self._listening
-
-    async def serve(
-        self, roles: Sequence[RoleName], build: bytes, folder: Path, reads: Sequence[Path], results: Path | None
-    ) -> None:
-        """folder: that the driver works in; reads: what is read of others; results: where its roles write, if any."""
-
-        def made() -> Built | Coroutine[Any, Any, Built]:
-            self._share(folder, reads, results, roles)
-            return pickle.loads(build)(roles)
-
-        asyncio.get_running_loop().call_later(self._start_s, self._leave_alone)
-        await self._server.serve(made)
-        if self._left:
-            os._exit(1)  # Ray's own way out asks its head
-
-    def _leave_alone(self) -> None:
-        if len(self._server.clients) == len(self._server.strangers):
-            self._leave()
-
-    def _leave(self) -> None:
-        self._left = True
-        limit = threading.Timer(_CLOSED_S, os._exit, [1])
-        limit.daemon = True
-        limit.start()
-        self._server.stop()
-
-    def _share(self, folder: Path, reads: Sequence[Path], results: Path | None, roles: Sequence[RoleName]) -> None:
-        here = ray.util.get_node_ip_address()
-        try:
-            os.chdir(folder)
-            for path in reads:
-                path.stat()
-            if results is not None and not self._listening.sees_logs:  # it may have one of an earlier run there
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(results))
-            if self._output is not None:
-                os.environ[RUN] = run_in(self._output.log.parent)
-                log_as_lines(self._server.worker, self._server.version)
-                file = self._opened(self._output)
-                os.dup2(file, 1)
-                os.dup2(file, 2)
-                os.close(file)
-                print(f"{', '.join(map(role_name, roles))} on {here}", flush=True)
-        except OSError as error:
-            raise ConfigError(
-                f"{self._server.worker} on {here} has no {error.filename}, or may not write it: the folder of the code "
-                "has to be such as all nodes of the cluster share, and so has that of results (CADENCE_RESULTS names "
-                "one), where roles on them read or write: warm starts, checkpoints, final weights (save_weights=false "
-                "keeps none)"
-            ) from error
-
-    def _opened(self, output: Output) -> int:
-        if self._listening.sees_logs:
-            return os.open(output.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        alone = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        return os.open(Path(tempfile.gettempdir(), output.aside), os.O_WRONLY | os.O_APPEND | alone, 0o600)
-
-    async def stop(self) -> None:
-        self._server.stop()
-
-
-def _interpreter() -> dict[str, str]:
-    """Ray hands the path of Python to a shell as it is: one with a space has to be quoted."""
-    quoted = shlex.quote(sys.executable)
-    return {} if quoted == sys.executable else {"py_executable": quoted}
 
 
 class RayCluster:
@@ -453,7 +180,7 @@ class RayCluster:
             bundle = next(number for number, its in enumerate(self._bundles) if devices[0] in its)
             strategy: Any = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         else:
-            strategy = _on(self._here)
+            strategy = on_node(self._here)
         actor = ray.remote(WorkerActor).options(**options, scheduling_strategy=strategy, max_concurrency=3)
         return actor.remote(name, token, self.start_timeout_s, self.silence_s, output)
 
@@ -526,7 +253,7 @@ class _RayProcess:
             with suppress(RayError):  # it never listened, and has printed nothing there
                 found: Listening = ray.get(self._listening, timeout=0)
                 if not found.sees_logs:
-                    taken = _taken.options(scheduling_strategy=_on(found.node)).remote(output.aside)
+                    taken = taken_output.options(scheduling_strategy=on_node(found.node)).remote(output.aside)
                     self._bringing = threading.Thread(
                         target=_keep, args=(taken, found.address, output.log), name="output", daemon=True
                     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.runtime.ray_cluster import take_end
+from harness.runtime.ray_worker import take_end
 
 
 def test_of_a_long_output_the_end_is_taken_and_what_is_left_out_is_said(tmp_path: Path) -> None:
