@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import pickle
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.support.forking import forking
@@ -16,37 +21,41 @@ from tests.support.forking import forking
 def run_in_processes(target: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout_s: float) -> list[Any]:
     """target(*arguments[i]) in process i; the results in order. No process outlives the call.
 
-    Raises RuntimeError with how each process failed that did, in `timeout_s` at most.
+    Raises RuntimeError with how each process failed that did, in `timeout_s` at most; of one that died, with what it
+    wrote to its standard error, where C++ says why it ends a process.
     """
     context = forking()
     until = time.monotonic() + timeout_s
-    pipes = [context.Pipe(duplex=False) for _ in arguments]
-    processes = [
-        context.Process(target=_report, args=(writer, target, args), daemon=True)
-        for (_, writer), args in zip(pipes, arguments, strict=True)
-    ]
-    try:
-        for process, (_, writer) in zip(processes, pipes, strict=True):
-            process.start()
-            writer.close()  # the child has its own: when that goes, the reader sees the end
-        answers: list[Any] = []
-        failures: list[str] = []
-        for i, (process, (reader, _)) in enumerate(zip(processes, pipes, strict=True)):
-            # Where one failed the others are asked as well: who lost a peer says less than that peer.
-            fine, answer = _answer(process, reader, min(until, time.monotonic() + 10) if failures else until)
-            (answers if fine else failures).append(answer if fine else f"process {i} {answer}")
-        if failures:
-            raise RuntimeError("\n".join(failures))
-        for process in processes:
-            process.join(max(0.0, until - time.monotonic()))
-        return answers
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
-        for reader, _ in pipes:
-            reader.close()
+    with TemporaryDirectory() as folder:
+        errors = [Path(folder, str(i)) for i in range(len(arguments))]
+        pipes = [context.Pipe(duplex=False) for _ in arguments]
+        processes = [
+            context.Process(target=_report, args=(writer, target, args, said), daemon=True)
+            for (_, writer), args, said in zip(pipes, arguments, errors, strict=True)
+        ]
+        try:
+            for process, (_, writer) in zip(processes, pipes, strict=True):
+                process.start()
+                writer.close()  # the child has its own: when that goes, the reader sees the end
+            answers: list[Any] = []
+            failures: list[str] = []
+            for i, (process, (reader, _)) in enumerate(zip(processes, pipes, strict=True)):
+                # Where one failed the others are asked as well: who lost a peer says less than that peer.
+                fine, answer = _answer(process, reader, min(until, time.monotonic() + 10) if failures else until)
+                said = "" if fine or not errors[i].exists() else errors[i].read_text(errors="replace")
+                (answers if fine else failures).append(answer if fine else f"process {i} {answer}\n{said}")
+            if failures:
+                raise RuntimeError("\n".join(failures))
+            for process in processes:
+                process.join(max(0.0, until - time.monotonic()))
+            return answers
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+            for reader, _ in pipes:
+                reader.close()
 
 
 def _answer(process: BaseProcess, reader: Connection, until: float) -> tuple[bool, Any]:
@@ -61,9 +70,11 @@ def _answer(process: BaseProcess, reader: Connection, until: float) -> tuple[boo
     return fine, value if fine else f"failed:\n{value}"
 
 
-def _report(writer: Connection, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _report(writer: Connection, target: Callable[..., Any], arguments: tuple[Any, ...], errors: Path) -> None:
     import torch
 
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
+    faulthandler.enable()
     torch.set_num_threads(1)
     try:
         answer = (True, target(*arguments))
