@@ -190,17 +190,18 @@ _MALLOC = {
 }
 """glibc keeps freed memory: else every forward of a small model pays page faults for its activations again."""
 
-_FORKABLE = {
+FORKABLE = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU initialises nothing
 }
+"""Without which what a server imports starts threads, or a driver, that no fork survives."""
 
 
 def server_environment() -> dict[str, str]:
     """What a fork server, and so each worker, has in its environment beyond that of this process."""
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(import_folders())  # where code of the user's is
-    return environment | _MALLOC | _FORKABLE
+    return environment | _MALLOC | FORKABLE
 
 
 def network_environment(gpu: bool) -> dict[str, str]:

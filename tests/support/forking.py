@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from unittest.mock import patch
+
+from harness.runtime.local_runtime import FORKABLE
 
 _IMPORTED = [
     "engines.torch.fsdp",
@@ -21,4 +26,6 @@ def forking() -> ForkServerContext:
     for all tests of a run, so one list of imports, told before the first process starts."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
+    with patch.dict(os.environ, FORKABLE):
+        forkserver.ensure_running()
     return context
