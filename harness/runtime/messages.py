@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter, Signature, iscoroutinefunction, signature
 from pathlib import PurePath
 from typing import Annotated, Any, get_origin, get_type_hints
@@ -191,14 +191,28 @@ def failure_of(error: BaseException, where: str | None = None) -> Failure:
     notes = list(getattr(error, "__notes__", ()))
     if where is not None:
         notes.append(f"in {where}:\n{''.join(traceback.format_exception(error)).rstrip()}")
-    plain = all(isinstance(one, str | int | float | bool | None) for one in error.args)
+    plain = all(isinstance(one, str | int | float | bool | None) and _travels(one) for one in error.args)
     return Failure(
         [f"{kind.__module__}:{kind.__qualname__}" for kind in type(error).__mro__],
-        error.message if isinstance(error, BaseExceptionGroup) else str(error),
+        _legible(error.message if isinstance(error, BaseExceptionGroup) else str(error)),
         list(error.args) if plain and not group else None,
-        notes,
+        [_legible(note) for note in notes],
         [failure_of(part) for part in error.exceptions] if isinstance(error, BaseExceptionGroup) else [],
     )
+
+
+def _legible(text: str) -> str:
+    """As UTF-8 can have it: half of a pair of surrogates is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _travels(value: Any) -> bool:
+    """Not so a number of more than 64 bits, or text that is not `_legible`."""
+    try:
+        encode(value)
+    except CannotTravel:
+        return False
+    return True
 
 
 def error_of(failure: Failure) -> Exception:
@@ -217,25 +231,25 @@ def _exception(failure: Failure) -> Exception:
         if known is None:
             continue
         if kind == failure.kinds[0]:
-            return _same(known, failure)
-        if known is not Exception:
+            if (same := _same(known, failure)) is not None:
+                return same
+        elif known is not Exception:
             return known.__new__(known, f"{_short(failure)}: {failure.text}")
     return RuntimeError(f"{_short(failure)}: {failure.text}")
 
 
-def _same(known: type[Exception], failure: Failure) -> Exception:
-    """By its constructor, if that makes the same of the arguments that the exception has."""
+def _same(known: type[Exception], failure: Failure) -> Exception | None:
+    """By its constructor, or without it, whichever makes an error of the arguments that says the same; None of a class
+    that takes something else, or that only its own library can make."""
     arguments = [failure.text] if failure.arguments is None else failure.arguments
-    try:
-        error = known(*arguments)
-        if str(error) == failure.text:
-            return error
-    except Exception:  # of a constructor that takes something else
-        pass
-    try:
-        return known.__new__(known, *arguments)
-    except TypeError:  # of a class that only its own library can make
-        return RuntimeError(f"{_short(failure)}: {failure.text}")
+    for make in (known, partial(known.__new__, known)):
+        try:
+            error = make(*arguments)
+            if str(error) == failure.text:
+                return error
+        except Exception:  # of the class's own code
+            pass
+    return None
 
 
 def _known(kind: str) -> type[Exception] | None:

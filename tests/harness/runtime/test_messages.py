@@ -214,6 +214,20 @@ def test_an_unknown_error_arrives_as_its_nearest_base_and_says_what_it_was() -> 
     assert repr(travelled(asyncio.CancelledError())) == "RuntimeError('CancelledError: ')"
 
 
+@pytest.mark.parametrize(
+    ("error", "arrives"),
+    [
+        (ValueError("no \ud800"), ValueError("no \\ud800")),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "not allowed"), UnicodeError("UnicodeEncodeError: 'utf-8' codec")),
+        (RuntimeError("large", 2**70), RuntimeError(f"('large', {2**70})")),
+        (ExceptionGroup("\ud800", [ValueError()]), ExceptionGroup("\\ud800", [ValueError()])),
+    ],
+)
+def test_an_error_that_no_message_can_hold_arrives_with_its_text(error: Exception, arrives: Exception) -> None:
+    same = travelled(error, "here")
+    assert type(same) is type(arrives) and str(same).startswith(str(arrives))
+
+
 def test_an_error_says_where_it_came_from() -> None:
     try:
         raise ValueError("no")
