@@ -97,16 +97,18 @@ class SyncConnection:
         if isinstance(step, calls.Request):
             return self._request(step)
         if isinstance(step, calls.Notify):
-            return self._send(step.message)
+            return self._send(self._framed(step.message)[1])
         return step.work(self.storage)
 
     def _request(self, step: calls.Request) -> calls.Response:
         if self.ended is not None:
             raise ConnectionError(self.ended)
-        call = 0
+        call, frame = self._framed(step.message, step.descriptors)  # what it refuses has not touched the connection
+        asked = False
         try:
             self._set_timeout(self._endpoint.call_timeout_s)
-            call = self._send(step.message, step.descriptors)
+            self._send(frame, step.descriptors)
+            asked = True
             if step.waits:
                 self._set_timeout(None)
             return self._reply(call)
@@ -118,8 +120,8 @@ class SyncConnection:
             self.end(f"the connection to the transfer queue on {self._endpoint.address} is lost: {error}")
             raise ConnectionError(self.ended) from None
         except BaseException:  # an interrupt: where in a frame that was is unknown
-            if call:  # what was asked for, here already or on its way, goes back
-                self._send(m.Withdraw(call))
+            if asked:  # what was asked for, here already or on its way, goes back
+                self._send(self._framed(m.Withdraw(call))[1])
             self.end("a call was interrupted")
             raise
 
@@ -128,14 +130,16 @@ class SyncConnection:
         if self._sock.gettimeout() != timeout_s:
             self._sock.settimeout(timeout_s)
 
-    def _send(self, request: m.Message, descriptors: Sequence[int] = ()) -> int:
+    def _framed(self, request: m.Message, descriptors: Sequence[int] = ()) -> tuple[int, bytes]:
+        """The number of the call, and its frame. ValueError for a message that the queue would refuse."""
         self._calls += 1
-        data = self._channel.seal(self._framer.frame(self._calls, m.encode(request), descriptors))
-        for portion, passed in portions(data, descriptors):
+        return self._calls, self._framer.frame(self._calls, m.encode(request), descriptors)
+
+    def _send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+        for portion, passed in portions(self._channel.seal(frame), descriptors):
             sent = send_some(self._sock, portion, passed)
             if sent < len(portion):
                 self._sock.sendall(portion[sent:])
-        return self._calls
 
     def _reply(self, call: int) -> calls.Response:
         while True:

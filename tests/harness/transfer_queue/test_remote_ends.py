@@ -422,6 +422,14 @@ async def test_an_oversized_put_is_refused_before_it_leaves(monkeypatch: pytest.
             await queue.put("a", range(4), tokens(range(4)))
         await queue.put("a", [0], tokens([0]))
 
+        def blocking() -> None:
+            with SyncQueue(queue.endpoint) as sync:
+                with pytest.raises(ValueError, match="over the limit of 10000: put fewer rows at a time"):
+                    sync.put("a", range(1, 4), tokens(range(1, 4)))
+                sync.put("a", [1], tokens([1]))
+
+        await asyncio.to_thread(blocking)
+
 
 LARGE = 2 << 20
 
