@@ -215,6 +215,8 @@ class _Stream:
             raise ValueError(f"a call with {len(body)} bytes of arguments is too long to travel")
         self._calls += 1
         self._waiting[self._calls] = answer
+        if self._sock.fileno() < 0:  # `_fail` says how it ended, once that is known
+            return
         try:
             self._outbox.send(self._channel.seal(self._framer.frame(self._calls, body)))
         except OSError:  # the reader sees the end, too

@@ -78,6 +78,19 @@ class WorkerServer:
     def stop(self) -> None:
         self._stop.set()
 
+    def let_in(self, stranger: asyncio.Transport) -> None:
+        """The oldest one goes, at once, where there are too many: a loop takes many connections in one turn."""
+        self.clients.add(stranger)
+        self.strangers[stranger] = None
+        if len(self.strangers) > _STRANGERS:
+            oldest = next(iter(self.strangers))
+            self.forget(oldest)
+            oldest.abort()
+
+    def forget(self, client: asyncio.Transport) -> None:
+        self.clients.discard(client)
+        self.strangers.pop(client, None)
+
     def version(self) -> int | None:
         """The newest that a role of it has."""
         versions = (getattr(role, "version", None) for role in self._roles.values())
@@ -165,10 +178,7 @@ class _Client(asyncio.Protocol):
             check_peer(self._transport.get_extra_info("socket"))
         except PermissionError:
             return self._transport.abort()
-        self._server.clients.add(self._transport)
-        self._server.strangers[self._transport] = None
-        if len(self._server.strangers) > _STRANGERS:
-            next(iter(self._server.strangers)).abort()
+        self._server.let_in(self._transport)
         self._open_channel(b"")
 
     def data_received(self, data: bytes) -> None:
@@ -179,8 +189,7 @@ class _Client(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._deadline.cancel()
-        self._server.clients.discard(self._transport)
-        self._server.strangers.pop(self._transport, None)
+        self._server.forget(self._transport)
         if self._read == self._read_requests:
             self._server.on_left()
 

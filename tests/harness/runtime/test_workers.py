@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -233,69 +234,113 @@ async def test_a_client_without_the_token_is_refused_before_anything_is_read(sta
     assert await first.role.echo(1) == [1]
 
 
+class Here:
+    """A worker's server on the loop of the test, over TCP, seen as its process is; how it died is known once it is
+    asked for."""
+
+    def __init__(self, on_left: Callable[[], None] = lambda: None) -> None:
+        self.listener, _ = listen("tcp:127.0.0.1:0")
+        self.server = WorkerServer("here", self.listener, b"token", on_left)
+        self.serving = asyncio.create_task(self.server.serve(lambda: build_echoes([("echo", 0)])))
+
+    def connected(self) -> RemoteRole[EchoRole]:
+        connection = WorkerConnection("here", self, b"token", roles=["echo[0]"], start_timeout_s=60)
+        return RemoteRole("echo[0]", EchoRole, connection, 60)
+
+    async def address(self) -> str:
+        return self.server.address
+
+    async def death(self, within_s: float) -> str | None:
+        return "it was stopped" if self.serving.done() else None
+
+    def kill(self) -> None:
+        self.server.stop()
+
+
 async def test_a_server_over_tcp_answers_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.runtime.worker_server._STRANGERS", 1)
-    listener, _ = listen("tcp:127.0.0.1:0")
-    server = WorkerServer("here", listener, b"token")
-    serving = asyncio.create_task(server.serve(lambda: build_echoes([("echo", 0)])))
-
-    class Here:
-        async def address(self) -> str:
-            return server.address
-
-        async def death(self, within_s: float) -> str | None:
-            return "it was stopped" if serving.done() else None
-
-        def kill(self) -> None:
-            server.stop()
-
-    connection = WorkerConnection("here", Here(), b"token", roles=["echo[0]"], start_timeout_s=60)
-    handle = RemoteRole("echo[0]", EchoRole, connection, 60)
+    here = Here()
+    server, handle = here.server, here.connected()
     assert await handle.role.pid() == os.getpid()
     assert await handle.role.echo(7, times=1 << 20) == [7] * (1 << 20)
-    place = listener.getsockname()
+    place = here.listener.getsockname()
     with socket.create_connection(place) as silent, socket.create_connection(place) as garbled:
         garbled.sendall(bytes(ANSWER))  # no TLS; and that makes one stranger too many
         for stranger in (silent, garbled):
             assert await asyncio.to_thread(stranger.recv, 4096) == b""
     server.address = f"{server.address.partition('#')[0]}#{'0' * 64}"
-    misled = WorkerConnection("here", Here(), b"token", roles=["echo[0]"], start_timeout_s=60)
     with pytest.raises(PermissionError, match="another certificate than that of its address"):
-        await misled.connected()
+        await here.connected().connected()
     server.stop()
-    await serving
+    await here.serving
     assert await handle.death()
 
 
+async def test_no_more_strangers_stay_than_may_though_they_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.runtime.worker_server._STRANGERS", 3)
+    here = Here()
+    handle = here.connected()
+    await handle.connected()
+    with ExitStack() as strangers:
+        for _ in range(20):  # while the loop stands still: it takes them in one turn
+            strangers.enter_context(socket.create_connection(here.listener.getsockname()))
+        assert await handle.role.echo(1) == [1]
+        assert len(here.server.strangers) <= 3 and len(here.server.clients) == 1 + len(here.server.strangers)
+    here.server.stop()
+    await here.serving
+
+
+async def test_a_call_to_a_worker_that_just_ended_says_so_though_another_is_half_sent() -> None:
+    class Unknown(Here):
+        known = asyncio.Event()
+
+        async def death(self, within_s: float) -> str | None:
+            await self.known.wait()
+            return "it was stopped"
+
+    here = Unknown()
+    handle = here.connected()
+    await handle.connected()
+    calls = [asyncio.create_task(handle.role.warn("x" * (64 << 20)))]
+    await asyncio.sleep(0)
+    (client,) = here.server.clients
+    client.abort()
+    stream = handle.connection._opening.result()  # type: ignore[union-attr]
+    while stream._sock.fileno() >= 0:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    calls.append(asyncio.create_task(handle.role.warn("y")))
+    await asyncio.sleep(0)
+    here.known.set()
+    for call in calls:
+        with pytest.raises(WorkerDied, match="it was stopped"):
+            await call
+    here.server.stop()
+    await here.serving
+
+
 async def test_a_server_hears_that_its_driver_left_and_a_stranger_is_none() -> None:
-    listener, _ = listen("tcp:127.0.0.1:0")
     left: list[str] = []
 
     def leave() -> None:
         left.append("driver")
-        server.stop()
+        there.server.stop()
 
-    server = WorkerServer("here", listener, b"token", leave)
-    serving = asyncio.create_task(server.serve(lambda: build_echoes([("echo", 0)])))
-
-    class There:
-        async def address(self) -> str:
-            return server.address
-
+    class There(Here):
         async def death(self, within_s: float) -> str | None:
             return None
 
         def kill(self) -> None:
             """Its host is not to be reached."""
 
-    _, stranger = await asyncio.open_connection(*listener.getsockname())
-    connection = WorkerConnection("here", There(), b"token", roles=["echo[0]"], start_timeout_s=60)
+    there = There(leave)
+    _, stranger = await asyncio.open_connection(*there.listener.getsockname())
+    connection = there.connected().connection
     await connection.connected()
     stranger.close()
     await stranger.wait_closed()
     assert await connection.connected() and not left
     connection.give_up("the driver's host is lost")
-    await serving
+    await there.serving
     assert left == ["driver"]
 
 
