@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from harness.config import ConfigError
 
 SEEDS = "seeds=3"
 """Of a comparison, by default: the fewest that give an interval worth printing."""
@@ -21,9 +23,21 @@ def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, list
     return own, others
 
 
+def last_values(own: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Of arguments that were given, and not as nothing, the last value."""
+    return {name: values[-1] for name, values in own.items() if values and values[-1]}
+
+
+def is_asked_for(name: str, given: Mapping[str, str]) -> bool:
+    """Whether `name=true` was given. Raises ConfigError for what is neither true nor false."""
+    value = given.get(name, "false").lower()
+    if value not in ("true", "false"):
+        raise ConfigError(f"{name}={given[name]} is neither true nor false")
+    return value == "true"
+
+
 def comparison_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
     """Of a comparison: its own arguments, those of `names` and `dry`; and settings of its jobs, always with seeds."""
     given, settings = own_arguments(arguments, *names, "dry")
-    own = {name: values[-1] for name, values in given.items() if values and values[-1]}
     chosen = [setting for setting in settings if setting.partition("=")[0] == "seeds"]
-    return own, settings if chosen and chosen[-1] != "seeds=" else [SEEDS, *settings]
+    return last_values(given), settings if chosen and chosen[-1] != "seeds=" else [SEEDS, *settings]

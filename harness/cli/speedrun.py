@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from harness.cli.arguments import own_arguments
+from harness.cli.arguments import is_asked_for, last_values, own_arguments
 from harness.config import ConfigError
 
 if TYPE_CHECKING:
     from harness.studies.speedrun.record import Record
 
 
+_TRACKS_OWN = ("seeds", "experiment")
+
+
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run a track's job with fresh seeds, and write the record that it makes, and the book of all; `key=` signs it,
     `dry=true` says what would run. `verify=<folder>` checks a record instead. Returns the exit code."""
     own, settings = own_arguments(arguments, "track", "key", "verify", "dry")
-    given = {name: values[-1] for name, values in own.items() if values and values[-1]}
+    given = last_values(own)
     if "verify" in given:
         if settings or len(given) > 1:
             raise ConfigError("verify= checks a record that is there, and takes nothing besides")
@@ -56,10 +59,16 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
     from harness.metrics.manifest import git_state
     from harness.runtime.machine import machine_of_runs
     from harness.studies.speedrun.book import FOLDER, write_book
-    from harness.studies.speedrun.record import record_of, refuse_unnamed_code, sign, write_record
+    from harness.studies.speedrun.record import record_of, refuse_key, refuse_unnamed_code, sign, write_record
     from harness.studies.speedrun.track import DEFAULT, read_track
 
-    track = read_track(given.get("track", DEFAULT))
+    track, dry = read_track(given.get("track", DEFAULT)), is_asked_for("dry", given)
+    for setting in settings:
+        if setting.partition("=")[0] in _TRACKS_OWN:
+            raise ConfigError(f"{setting} is not to be chosen: `cadence speedrun` does, by the track")
+    key = Path(given["key"]).expanduser() if "key" in given else None
+    if key is not None:
+        refuse_key(key)
     fixed = (*track.settings, *settings, f"experiment=speedrun-{track.name}")
     track.refuse_changed(plain(compose_job(fixed)))  # before anything is planned for it
     cell = resolve_cell(CellRequest(track.name, fixed), machine_of_runs())
@@ -73,7 +82,7 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
         highlight=False,
         soft_wrap=True,
     )
-    if given.get("dry") == "true":
+    if dry:
         return 0
     with ForkedRuns() as forked:
         outcomes = run_cells(runs, console, forked.start)
@@ -84,8 +93,8 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
     record = record_of(track, finished, settings)
     folder = results / FOLDER / track.name / record.name
     write_record(record, finished, folder)
-    if "key" in given:
-        sign(folder, Path(given["key"]).expanduser())
+    if key is not None:
+        sign(folder, key)
     console.print(f"{record.schedule}: {_seconds(record)}", style="bold", highlight=False)
     for path in (folder, write_book(results)):
         console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)

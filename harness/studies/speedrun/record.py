@@ -17,6 +17,7 @@ from harness.comparison.conservation import check_conservation
 from harness.comparison.runs import Run
 from harness.comparison.statistics.estimates import Interval, mean_interval
 from harness.config import ConfigError
+from harness.config.job import flatten
 from harness.metrics.atomic_files import write_text
 from harness.metrics.damaged import reading
 from harness.metrics.run_files import EVALUATIONS, load_config, load_evaluations
@@ -117,10 +118,6 @@ def _refuse(track: Track, run: Run) -> None:
     if run.identity.backend != "real":
         raise ConfigError(f"{run.path} is {run.identity.backend}: a record is measured, never simulated")
     track.refuse_changed(run.config)
-    if run.config["cluster"]["oversubscribe"]:
-        raise ConfigError(
-            f"{run.path} has cluster.oversubscribe=true: devices that share cores have no seconds to count"
-        )
     refuse_unnamed_code(run.manifest["git"])
     for what in _ANOTHERS_TIME:
         if what in run.manifest:
@@ -192,6 +189,7 @@ def check_record(folder: Path, track: Track) -> Record:
     record = read_record(folder)
     if (record.track, record.track_digest, record.target) != (track.name, track.digest, track.target):
         raise ConfigError(f"{folder} is of another {record.track} than this code has: a track's file never changes")
+    seeds = tuple(run.seed for run in record.runs)
     for run in record.runs:
         files = folder / f"seed={run.seed}"
         for name in KEPT:
@@ -205,11 +203,48 @@ def check_record(folder: Path, track: Track) -> Record:
             )
         if reached is None or (reached["at_s"], reached["version"]) != (run.seconds, run.version):
             raise ConfigError(f"{files / EVALUATIONS} does not reach {track.target} when {folder / RECORD} says")
-        if run.seed not in track.seeds_of(config, record.commit):
-            raise ConfigError(f"seed {run.seed} is not one that these settings and this commit have")
-    if len({run.seed for run in record.runs}) != track.seeds:
-        raise ConfigError(f"{folder} has {len(record.runs)} runs; track={track.name} has {track.seeds} seeds")
+        drawn = track.seeds_of(config, record.commit)
+        if seeds != drawn:  # and so all runs have the same settings
+            raise ConfigError(f"{folder} has seeds {seeds}; its settings, commit and track have {drawn}")
+        if (setting := _not_so(record.settings, config)) is not None:
+            raise ConfigError(f"{folder / RECORD} says {setting}, and {files / 'config.yaml'} does not")
+        if _text(files / LOG) != log_lines(record, run, config, load_evaluations(files)):
+            raise ConfigError(f"{files / LOG} is not what the record makes")
     return record
+
+
+def _not_so(settings: Sequence[str], config: Mapping[str, Any]) -> str | None:
+    """The first of these settings, of which the last counts where one is there twice, that this configuration does not
+    have."""
+    values = flatten(config)
+    for name, value in dict(setting.partition("=")[::2] for setting in settings).items():
+        group = config.get(name)
+        there = group.get("name", value) if isinstance(group, Mapping) else values.get(name, value)
+        if not _says(value, there):
+            return f"{name}={value}"
+    return None
+
+
+def _says(value: str, there: Any) -> bool:
+    """Whether a setting's text is of the value that is there. Nothing, and null, may have become anything."""
+    if value in ("", "null") or isinstance(there, list):
+        return True
+    if isinstance(there, int | float) and not isinstance(there, bool):
+        try:
+            return float(value) == there
+        except ValueError:
+            return False
+    return value.lower() == str(there).lower()
+
+
+def _text(path: Path) -> str:
+    with reading(path):
+        return path.read_text(encoding="utf-8")
+
+
+def refuse_key(key: Path) -> None:
+    """Raises ConfigError for one that `sign` could not sign with."""
+    _ssh_keygen("sign", "-f", str(key), "-n", _NAMESPACE)
 
 
 def sign(folder: Path, key: Path) -> None:

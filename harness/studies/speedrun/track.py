@@ -52,7 +52,10 @@ class Track:
     job: Mapping[str, Any]
 
     def refuse_changed(self, config: Mapping[str, Any]) -> None:
-        """config: config.yaml, or `plain(config)`. Raises ConfigError, naming the setting, where it is not frozen."""
+        """config: config.yaml, or `plain(config)`. Raises ConfigError, naming the setting, where a record may not have
+        it so."""
+        if config["cluster"]["oversubscribe"]:
+            raise ConfigError("cluster.oversubscribe=true: devices that share cores have no seconds to count")
         found = first_difference(flatten(self.job), self.frozen_of(config))
         if found is not None:
             name, frozen, here = found

@@ -126,6 +126,10 @@ def alone(told: dict[str, Any]) -> None:
     told["runs"] = told["runs"][:1]
 
 
+def often(told: dict[str, Any]) -> None:
+    told["runs"].append(told["runs"][0])
+
+
 @pytest.mark.parametrize(
     ("alter", "message"),
     [
@@ -133,8 +137,21 @@ def alone(told: dict[str, Any]) -> None:
         (lambda f: next(f.glob("seed=*/eval.jsonl")).write_text(""), "is not what the record was made of"),
         (lambda f: next(f.glob("seed=*/config.yaml")).unlink(), "is not what the record was made of"),
         (lambda f: rewritten(f, faster), r"eval\.jsonl does not reach 0\.9 when"),
-        (lambda f: rewritten(f, other_seed), "is not one that these settings and this commit have"),
-        (lambda f: rewritten(f, alone), "has 1 runs; track=made_up_v1 has 3 seeds"),
+        (lambda f: rewritten(f, other_seed), r"has seeds \(\d+, \d+, \d+\); its settings, commit"),
+        (lambda f: rewritten(f, alone), r"has seeds \(\d+,\); its settings, commit"),
+        (lambda f: rewritten(f, often), r"has seeds \(\d+, \d+, \d+, \d+\); its settings, commit"),
+        (
+            lambda f: rewritten(f, lambda told: told.update(settings=["schedule=half_step"])),
+            "says schedule=half_step, and",
+        ),
+        (
+            lambda f: rewritten(f, lambda told: told.update(settings=["schedule.max_staleness=0"])),
+            "says schedule.max_staleness=0, and",
+        ),
+        (
+            lambda f: next(f.glob("seed=*/mllog.txt")).write_text(":::MLLOG {}\n"),
+            "mllog.txt is not what the record makes",
+        ),
         (lambda f: rewritten(f, lambda told: told.update(target=0.5)), "a track's file never changes"),
         (lambda f: rewritten(f, lambda told: told.update(devices=1)), "another schedule or number of devices"),
     ],
@@ -246,6 +263,10 @@ def test_a_track_with_records_never_changes_and_is_the_job_that_its_settings_ask
         (["backend=virtual"], "backend=virtual, and track=tiny_reverse_v1 has real; a record may choose schedule, "),
         (["algorithm.group_size=16"], "algorithm.group_size=16, and track=tiny_reverse_v1 has 8; a record may choose "),
         (["track=none"], "track=none is unknown; choose one of tiny_reverse_v1"),
+        (["cluster.oversubscribe=true"], "cluster.oversubscribe=true: devices that share cores have no seconds to"),
+        (["seeds=5"], "seeds=5 is not to be chosen: `cadence speedrun` does, by the track"),
+        (["key=none"], "ssh-keygen -Y sign: "),
+        (["dry=1"], "dry=1 is neither true nor false"),
         (["verify=here", "schedule=fully_async"], "verify= checks a record that is there, and takes nothing besides"),
         (["verify=here"], "here has no record.json: it is no folder of a record"),
     ],
