@@ -57,6 +57,9 @@ UNKNOWN := $(filter-out ARGS WHEELS PYTHON $(foreach goal,$(GOALS),$(TAKES.$(goa
 ifneq ($(UNKNOWN),)
 $(error make $(GOALS) does not take $(patsubst %,%=,$(UNKNOWN)); it takes $(patsubst %,%=,$(foreach goal,$(GOALS),$(TAKES.$(goal))) ARGS))
 endif
+# make's own conditions take any text for yes.
+override FORCE := $(filter-out 0 false no,$(FORCE))
+override DRY := $(filter-out 0 false no,$(DRY))
 
 .PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix speedrun report diff list doctor ui serve mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-cluster test-redis test-oracle lint perf perf-queue site clean
 

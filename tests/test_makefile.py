@@ -34,6 +34,12 @@ def test_a_variable_that_the_goal_does_not_take_is_named_and_nothing_runs(words:
     assert re.search(rf"make bench does not take .*\b{unknown}=.*; it takes SCHEDULE= .*ARGS=", done.stderr)
 
 
+def test_force_and_dry_with_0_are_as_without() -> None:
+    assert make("-n", "bench", "FORCE=0", "DRY=false").stdout == make("-n", "bench").stdout
+    assert "force=true" in make("-n", "bench", "FORCE=1").stdout
+    assert "dry=true" in make("-n", "compare", "DRY=1").stdout
+
+
 def test_goals_take_every_variable_that_their_recipes_read() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     settings = re.search(r"^SETTINGS = (.*?)\n\n", text, re.DOTALL | re.MULTILINE)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from harness.cli.arguments import own_arguments
+from harness.cli.arguments import is_asked_for, last_values, own_arguments
 
 if TYPE_CHECKING:
     from harness.runtime.fork_server import ForkServer
@@ -28,13 +28,14 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     from harness.studies.planner.automatic import settled
 
     own, settings = own_arguments(arguments, "dry")
+    dry = is_asked_for("dry", last_values(own))
     job = settled(settings, machine_of_runs())
     config, plan = job.config, job.plan
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
     if not config.force:
         refuse_changed_inputs(config, [directory.path for directory in directories.values()])
     to_do = [seed for seed, directory in directories.items() if config.force or not directory.done]
-    if own["dry"][-1:] == ["true"]:
+    if dry:
         _say_what_would_run(
             job, {str(directory.path): seed in to_do for seed, directory in directories.items()}, console
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.arguments import comparison_arguments
+from harness.cli.arguments import comparison_arguments, is_asked_for
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.running.cells import schedule_cells
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
@@ -32,4 +32,4 @@ def compare_request(arguments: Sequence[str], machine: Machine) -> ComparisonReq
     if any(setting.startswith("schedule=") for setting in settings):
         raise ConfigError("`make compare` runs several schedules: SCHEDULES=all, or SCHEDULES=fully_async,half_step")
     cells = schedule_cells(own.get("schedules", "all"), settings)
-    return comparison_request("compare", ("schedule",), cells, settings, machine, dry=own.get("dry") == "true")
+    return comparison_request("compare", ("schedule",), cells, settings, machine, dry=is_asked_for("dry", own))

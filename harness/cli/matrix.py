@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.arguments import comparison_arguments
+from harness.cli.arguments import comparison_arguments, is_asked_for
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.correction_matrix import matrix_of, write_matrix
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
@@ -74,7 +74,7 @@ def matrix_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequ
         for correction in corrections
     ]
     return comparison_request(
-        "matrix", ("schedule", *correction_axes()), cells, settings, machine, dry=own.get("dry") == "true"
+        "matrix", ("schedule", *correction_axes()), cells, settings, machine, dry=is_asked_for("dry", own)
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.arguments import comparison_arguments
+from harness.cli.arguments import comparison_arguments, is_asked_for
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.running.cells import swept_cells
 from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
@@ -32,4 +32,4 @@ def sweep_request(arguments: Sequence[str], machine: Machine) -> ComparisonReque
     if not axes:
         raise ConfigError('nothing to sweep; give a setting several values: ARGS="schedule.max_staleness=0,1,2,4,8"')
     shared = [setting for setting in settings if setting.partition("=")[0].lstrip("+~") not in axes]
-    return comparison_request("sweep", axes, cells, shared, machine, dry=own.get("dry") == "true")
+    return comparison_request("sweep", axes, cells, shared, machine, dry=is_asked_for("dry", own))

@@ -194,6 +194,14 @@ def test_a_dry_run_says_every_setting_and_leaves_nothing(results: Path, capsys: 
     assert (settings["schedule"]["name"], settings["iterations"], settings["backend"]) == ("half_step", 7, "virtual")
 
 
+@pytest.mark.parametrize("command", ["bench", "compare"])
+def test_a_dry_run_that_is_neither_asked_for_nor_not_is_refused(
+    command: str, results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, "dry=1"]) == 2
+    assert capsys.readouterr().err == "dry=1 is neither true nor false\n" and not results.exists()
+
+
 @pytest.mark.parametrize("word", ["--sch", "half", "comp"])
 def test_bash_completes_commands_options_and_choices(word: str, tmp_path: Path) -> None:
     before = {"--sch": "cadence bench ", "half": "cadence bench --schedule ", "comp": "cadence "}[word]
