@@ -32,7 +32,7 @@ def best_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, q
         return tuple(i for i, d in found.items() if d is not None and d.distinguishable and d.interval.value > 0)
     if not others:
         return ()
-    best = _fastest_of(others, measure)
+    best = _leader(others, measure)
     if _faster(_ratio(measure, best)):
         return (best, *_tied(measure, best, others))
     if not _ratio(measure, best).distinguishable:
@@ -83,7 +83,7 @@ def _some(labels: Sequence[str]) -> str:
 
 def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[str, Measure]) -> str:
     others = _others(cells, baseline)
-    best = _fastest_of(others, speed)
+    best = _leader(others, speed)
     ratio = _ratio(speed, best)
     name, base, how = cells[best].label, cells[baseline].label, _ratio_text(cells, speed, best, baseline)
     if _faster(ratio):
@@ -108,6 +108,12 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[
 
 def _others(cells: Sequence[Cell], baseline: int) -> list[int]:
     return [index for index in range(len(cells)) if index != baseline]
+
+
+def _leader(others: Sequence[int], speed: Measure) -> int:
+    """The fastest of those that are significantly faster than the baseline, where any is: a higher mean that scatters
+    more hides none of them."""
+    return _fastest_of([index for index in others if _faster(_ratio(speed, index))] or others, speed)
 
 
 def _fastest_of(cells: Sequence[int], speed: Measure) -> int:

@@ -247,6 +247,15 @@ def test_the_fastest_is_named_with_those_that_do_not_differ_from_it_significantl
     )
 
 
+def test_a_higher_mean_that_scatters_more_hides_no_speed_up(tmp_path: Path) -> None:
+    made = {"sync": SYNC, "fast": FAST, "now and then": replace(FAST, step_s=0.6, noise=(0.6, 0.01), draw=5)}
+    compared = compare([make_cell(tmp_path, label, wanted) for label, wanted in made.items()])
+    speed = compared.measure(SPEED)
+    assert speed is not None and speed.cells[2].value > speed.cells[1].value
+    assert compared.verdict.startswith("fast trains 1.3"), compared.verdict
+    assert compared.best == (1, 2), "of which nothing says that it is slower"
+
+
 def test_there_is_no_verdict_over_a_failed_check_missing_runs_or_an_outlier_of_the_baseline(tmp_path: Path) -> None:
     cells = [make_cell(tmp_path, label, made) for label, made in {"sync": SYNC, "fast": FAST}.items()]
     compared = compare(cells)
