@@ -18,6 +18,7 @@ _LAYOUT = frozenset(
         "training.tensor_parallel",
         "training.pipeline_parallel",
         "training.expert_parallel",
+        "training.recompute_activations",
         "algorithm.micro_batch_groups",
     }
 )

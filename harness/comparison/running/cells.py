@@ -77,6 +77,8 @@ class ResolvedCell:
         for roles, devices in self.plan.placement.pools.items():
             purpose = _purpose(roles)
             layout = " ".join(f"{how}{many}" for how, many in parallel[purpose].items() if many > 1)
+            if ranks.recompute_activations and purpose in ("training", "shared"):
+                layout = f"{layout} recompute".lstrip()
             pools.append(f"{purpose} {len(devices)}" + (f" ({layout})" if layout else ""))
         return ", ".join(pools)
 

@@ -20,6 +20,7 @@ from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory
 
 SMALL = ("backend=virtual", "cost=tiny_cpu", "iterations=3", "algorithm.batch_groups=4", "algorithm.group_size=4")
+AGAIN = "recompute_activations"
 SMALLER = ("algorithm.micro_batch_groups=2",)
 
 
@@ -38,7 +39,10 @@ def test_schedules_on_the_same_devices_are_fair_however_they_are_split() -> None
     refuse_unfair(
         {
             "colocated": [run("schedule=colocate_sync", seed=seed) for seed in (0, 1)],
-            "async": [run("schedule=fully_async", "schedule.split.rollout=1", seed=seed) for seed in (0, 1)],
+            "async": [
+                run("schedule=fully_async", "schedule.split.rollout=1", f"training.{AGAIN}=true", seed=seed)
+                for seed in (0, 1)
+            ],
         },
         axes=("schedule",),
     )
