@@ -59,8 +59,14 @@ def duration(seconds: float | None) -> str:
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; the first column is left, the others right."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *[[escaped(value) for value in row] for row in rows]]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *[[_in_a_table(value) for value in row] for row in rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _in_a_table(value: str) -> str:
+    """In code all stands as it is, so that it can be copied, but what would begin a column."""
+    is_code = len(value) > 2 and value[0] == value[-1] == "`" and value.count("`") == 2
+    return value.replace("|", "\\|") if is_code else escaped(value)
 
 
 def latex_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -23,7 +23,7 @@ from harness.comparison.measure_text import against, bounds, headlines, scale_of
 from harness.comparison.runs import Cell
 from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
-from harness.metrics.formatting import decimals, number, percent, signed
+from harness.metrics.formatting import decimals, markdown_table, number, percent, signed
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.page.charts import score_range
@@ -435,3 +435,8 @@ def test_of_many_engines_some_have_a_row() -> None:
     assert len(data["rows"]) == MOST_ENGINES + 2
     assert data["left_out"] == ["rollout: 16 of 20 engines have a row."]
     assert {arrow[1] for arrow in data["arrows"]} == set(range(MOST_ENGINES))
+
+
+def test_code_in_a_table_of_markdown_stands_as_it_is() -> None:
+    row = markdown_table(["cell", "command"], [["a[0]|b", "`bench 'seeds=[0,1]' a|b`"]]).splitlines()[-1]
+    assert row == r"| a\[0]\|b | `bench 'seeds=[0,1]' a\|b` |"
