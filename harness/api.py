@@ -125,6 +125,8 @@ def run(*settings: str, results: str | Path | None = None, quiet: bool = False, 
         if code:
             process.clear()
             raise _failure(code, given, process.log.read_text(encoding="utf-8", errors="replace").splitlines())
+        if not folders.exists():
+            raise ConfigError("a dry run has no results: `cadence bench --dry-run` says what would be run")
         return Results(tuple(Path(line).resolve() for line in folders.read_text(encoding="utf-8").splitlines()))
 
 

@@ -87,6 +87,11 @@ def test_a_script_without_a_main_guard_runs_and_leaves_what_is_done(made: Result
     assert done.stdout.splitlines()[-2:] == [str(path) for path in made.paths]
 
 
+def test_a_dry_run_has_no_results(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a dry run has no results"):
+        cadence.run("--dry-run", results=tmp_path, quiet=True, **SETTINGS)
+
+
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [(2, ConfigError, r"^schedule=nope is unknown$"), (1, RuntimeError, r"bench schedule=nope ended .* code 1:\n.*no")],
