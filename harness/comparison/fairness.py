@@ -8,8 +8,8 @@ from typing import Any
 
 from harness.comparison.runs import Run
 from harness.config import ConfigError
+from harness.config.inputs import SHOWN, digests
 from harness.config.job import flatten, trained_in_iteration
-from harness.metrics.run_inputs import SHOWN, digests
 
 _LAYOUT = frozenset(
     {

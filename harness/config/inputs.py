@@ -6,12 +6,13 @@ A setting that names a file or a folder stays as it is when somebody writes into
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from harness.config.fields import ConfigError
 from harness.config.job import JobConfig
 from harness.config.model_folder import HUB, SMALL_FILES, local_folder
 
@@ -19,6 +20,8 @@ _WHOLE = 16 << 20
 """Weights of no more bytes than this are read whole; of others parts."""
 _PARTS, _PART = 256, 16 << 10
 """How many parts, evenly spaced, and of how many bytes each."""
+SHOWN = 12
+"""Digits of a digest that tell two apart."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,19 @@ def inputs_of(config: JobConfig) -> list[Input]:
     for name in ("reward", "generate", "buffer"):
         found += _files(f"task.{name}_options", getattr(task, f"{name}_options"))
     return found
+
+
+def digests(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of what each setting named, by the setting, of a run; none of one that an earlier version made."""
+    return {one["setting"]: one["digest"] for one in manifest.get("inputs", ())}
+
+
+def refuse_changed(before: Mapping[str, str], now: Iterable[Input], since: str, fix: str) -> None:
+    """Raises ConfigError, naming both digests, where a setting's was another one `before`."""
+    for one in now:
+        if (then := before.get(one.setting, one.digest)) != one.digest:
+            told = f"{one.setting}={one.path} has changed since {since}"
+            raise ConfigError(f"{told}: {then[:SHOWN]} then, {one.digest[:SHOWN]} now; {fix}")
 
 
 def _files(above: str, options: Mapping[str, Any]) -> list[Input]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.config.inputs import Input, digests, refuse_changed
 from harness.driver.checkpoint_files import CHECKPOINTS, Checkpoint, clear_unfinished, cut_back, last_checkpoint
 from harness.metrics.parts import PARTS, SPANS
 from harness.metrics.run_files import RESTARTS, load_manifest, locked
 
-_SYSTEM = "system.jsonl"
+_MANIFEST, _SYSTEM = "manifest.json", "system.jsonl"
 
 
 class NothingToGoBackTo(Exception):
@@ -28,22 +29,29 @@ class EarlierAttempt:
     believed speaks of. checkpoint: that one; resumed: the versions that earlier attempts went on from, and this one;
     begun_with: the folder of the other run whose checkpoint the first of them was.
 
+    inputs: what the run reads now. Raises ConfigError, and leaves the folder as it is, where it is not what was read.
     begin_with: such a folder, for a run that has none of its own yet. It stays as it is. required: raise
     NothingToGoBackTo, and leave the folder as it is, where there is no checkpoint."""
 
     def __init__(
-        self, console: Console, *, ignored: bool, begin_with: Path | None = None, required: bool = False
+        self,
+        console: Console,
+        *,
+        ignored: bool,
+        begin_with: Path | None = None,
+        required: bool = False,
+        inputs: Sequence[Input] = (),
     ) -> None:
         self.checkpoint: Checkpoint | None = None
         self.resumed: list[int] = []
         self.begun_with: str | None = None
         self._console, self._ignored, self._begin_with, self._required = console, ignored, begin_with, required
+        self._inputs = inputs
 
     def __call__(self, run: Path) -> Collection[str]:
         if not self._ignored:
             self.checkpoint = self._found(run)
         if self.checkpoint is not None:
-            clear_unfinished(run)
             files = self._gone_back(run, self.checkpoint)
         elif self._begin_with is not None:
             files = self._begun(run, self._begin_with)
@@ -51,14 +59,16 @@ class EarlierAttempt:
             raise NothingToGoBackTo
         else:
             return ()
-        return {CHECKPOINTS, _SYSTEM, RESTARTS, *(Path(path).parts[0] for path in files)}
+        return {CHECKPOINTS, _MANIFEST, _SYSTEM, RESTARTS, *(Path(path).parts[0] for path in files)}
 
     def _gone_back(self, run: Path, checkpoint: Checkpoint) -> Collection[str]:
         """The run's growing files are as they were at a checkpoint of its own."""
+        before = _manifest_before(run)
+        refuse_changed(digests(before), self._inputs, f"{run} was begun", "put it back, or start anew with FORCE=1")
+        clear_unfinished(run)
         cut_back(run, checkpoint.cut.files)
         for lines in (_SYSTEM, RESTARTS):
             _cut_to_lines(run / lines)
-        before = _manifest_before(run)
         self.resumed, self.begun_with = [*before.get("resumed", []), checkpoint.version], before.get("begun_with")
         self._say(f"going on from version {checkpoint.version}, of {checkpoint.folder}; FORCE=1 starts anew")
         return checkpoint.cut.files

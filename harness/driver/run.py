@@ -127,6 +127,7 @@ def _attempt(
         ignored=config.force and loss is None,
         begin_with=run_to_begin_with(config, seed),
         required=loss is not None,
+        inputs=inputs_of(config),
     )
     with run_directory(config, seed, results, kept=earlier) as folder, ExitStack() as stack:
         leave = stack.enter_context(leaving_when_asked(at_once=not config.checkpoint.every))

@@ -244,7 +244,10 @@ class RunDirectory:
             self._parts = self._metrics = self._system = self._arrivals = None
 
     def __enter__(self) -> RunDirectory:
-        self.start()
+        with ExitStack() as refused:
+            refused.callback(self.close)
+            self.start()
+            refused.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from harness.config import ConfigError, JobConfig
-from harness.config.inputs import inputs_of
+from harness.config import JobConfig
+from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.metrics.done import is_done
 from harness.metrics.run_files import load_manifest
-
-SHOWN = 12
-"""Digits of a digest that tell two apart."""
-
-
-def digests(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of what each setting named, by the setting, of a run; none of one that an earlier version made."""
-    return {one["setting"]: one["digest"] for one in manifest.get("inputs", ())}
 
 
 def refuse_changed_inputs(config: JobConfig, folders: Iterable[Path]) -> None:
@@ -28,11 +19,5 @@ def refuse_changed_inputs(config: JobConfig, folders: Iterable[Path]) -> None:
         if not is_done(folder):
             continue
         now = inputs_of(config) if now is None else now
-        before = digests(load_manifest(folder))
-        for one in now:
-            if one.setting in before and before[one.setting] != one.digest:
-                then, there = before[one.setting][:SHOWN], one.digest[:SHOWN]
-                raise ConfigError(
-                    f"{one.setting}={one.path} has changed since {folder} was made: {then} then, {there} now; run it "
-                    "again with FORCE=1, or keep both with EXPERIMENT=another_name"
-                )
+        fix = "run it again with FORCE=1, or keep both with EXPERIMENT=another_name"
+        refuse_changed(digests(load_manifest(folder)), now, f"{folder} was made", fix)

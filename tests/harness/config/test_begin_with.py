@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from harness.config import ConfigError
+from harness.config import Backend, ConfigError
 from harness.config.checks.begin_with import check_begin_with
-from harness.config.compose import compose_job, plain
+from harness.config.compose import compose_job, plain, plugins_of
+from harness.config.inputs import inputs_of
 
 JOB = ("backend=virtual", "cost=tiny_cpu", "schedule=one_step_off", "iterations=8", "seeds=[3]")
 
@@ -25,14 +27,14 @@ def made(cell: Path, *settings: str) -> Path:
     return folder
 
 
-def check(cell: Path, *settings: str) -> None:
+def check(cell: Path, *settings: str, backend: Backend = "virtual") -> None:
     config = compose_job([*JOB, "cluster.devices=4", f"checkpoint.begin_with='{cell}'", *settings])
-    check_begin_with(config, "virtual")
+    check_begin_with(config, backend)
 
 
-def refused(cell: Path, *settings: str) -> str:
+def refused(cell: Path, *settings: str, backend: Backend = "virtual") -> str:
     with pytest.raises(ConfigError) as told:
-        check(cell, *settings)
+        check(cell, *settings, backend=backend)
     return str(told.value)
 
 
@@ -71,3 +73,23 @@ def test_a_run_that_cannot_be_begun_with_is_named_with_the_fix(tmp_path: Path) -
 def test_a_simulation_is_not_gone_on_with_for_real(tmp_path: Path) -> None:
     (made(tmp_path) / "manifest.json").write_text(json.dumps({"backend": "real"}))
     assert "is of a run with backend=real, and this one has backend=virtual" in refused(tmp_path)
+
+
+def test_files_and_code_that_have_changed_since_are_refused(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "ab", "answer": "a"}\n')
+    settings = ("task=data", f"task.data={data}", "algorithm.filter=tests.support.filters:even", "backend=real")
+    folder, config = made(tmp_path / "cell", *settings), compose_job([*JOB, *settings])
+    plugins = [asdict(own) for own in plugins_of(config)]
+    manifest = {"backend": "real", "inputs": [asdict(one) for one in inputs_of(config)], "plugins": plugins}
+
+    def told() -> str:
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return refused(tmp_path / "cell", *settings, backend="real")
+
+    plugins[0]["sha256"] = "another"
+    assert f"filters:even has changed since {folder} was begun: another then" in told()
+    data.write_text('{"prompt": "ab", "answer": "b"}\n')
+    assert f"task.data={data} has changed since" in told()
+    manifest["inputs"] = 3
+    assert "manifest.json is damaged" in told()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from rich.console import Console
 
 from harness.config import ConfigError
-from harness.config.compose import compose_job
+from harness.config.checks.job import plan_job
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
 from harness.driver import run
+from harness.driver.recorder import Recorder
 from harness.driver.restarts import GivenUp
+from harness.metrics.run_files import load_manifest
 from harness.runtime.runtime import WorkerDied
 
 
@@ -23,3 +27,28 @@ def test_a_run_that_what_is_left_has_no_room_for_says_what_was_lost_and_what_is_
 
     with pytest.raises(GivenUp, match=r"actor\[0\] died.*could not place 3 devices; checkpoints are kept"):
         run.run_seed(compose_job(["checkpoint.every=1"]), Mock(), 0, tmp_path, Console())
+
+
+def test_a_run_goes_on_with_the_files_that_it_began_with_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("10\n20\n")
+    trace = ("cost.lengths.kind=trace", f"cost.lengths.path={lengths}")
+    config = compose_job(["backend=virtual", "cost=tiny_cpu", *trace, "iterations=4", "checkpoint.every=2"])
+    plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
+    monkeypatch.setattr(run, "Mirror", MagicMock())
+
+    def attempt() -> Path:
+        return run.run_seed(config, plan, 0, tmp_path / "results", Console(quiet=True))
+
+    with monkeypatch.context() as killed, pytest.raises(RuntimeError, match="killed"):
+        killed.setattr(Recorder, "write", Mock(side_effect=RuntimeError("killed")))
+        attempt()
+    before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
+    lengths.write_text("10\n30\n")
+    with pytest.raises(ConfigError, match=r"lengths\.txt has changed since .*; put it back, or start anew with FORCE"):
+        attempt()
+    assert before == {path: path.read_bytes() for path in before}
+    lengths.write_text("10\n20\n")
+    assert load_manifest(attempt())["resumed"] == [2]
