@@ -187,7 +187,7 @@ def last_checkpoint(run: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest one of this run's folder that is whole; and a line for each that was passed over for it."""
     lines = []
     checkpoints = run / CHECKPOINTS
-    for left in checkpoints.glob(f".{name_of(0)[:8]}*") if checkpoints.is_dir() else ():
+    for left in _unfinished(checkpoints):
         lines.append(f"{left.name.removeprefix('.')} was not finished, and is left out")
     for _, folder in _there(checkpoints):
         try:
@@ -220,9 +220,10 @@ def read(folder: Path, run: Path) -> Cut:
     return cut
 
 
-def clear_unfinished(run: Path) -> None:
-    """What `last_checkpoint` leaves out goes."""
-    for left in (run / CHECKPOINTS).glob(f".{name_of(0)[:8]}*"):
+def clear_passed_over(run: Path, version: int) -> None:
+    """What `last_checkpoint` passed over for the one of this version goes: it would count among those that are kept."""
+    newer = [folder for there, folder in _there(run / CHECKPOINTS) if there > version]
+    for left in [*newer, *_unfinished(run / CHECKPOINTS)]:
         shutil.rmtree(left)
 
 
@@ -238,6 +239,10 @@ def _there(checkpoints: Path) -> Iterable[tuple[int, Path]]:
         return []
     found = [(int(match[1]), path) for path in checkpoints.iterdir() if (match := _NAME.fullmatch(path.name))]
     return sorted(found, reverse=True)
+
+
+def _unfinished(checkpoints: Path) -> list[Path]:
+    return list(checkpoints.glob(f".{name_of(0)[:8]}*")) if checkpoints.is_dir() else []
 
 
 def _paths(folder: Path) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from harness.config.inputs import Input, digests, refuse_changed
-from harness.driver.checkpoint_files import CHECKPOINTS, Checkpoint, clear_unfinished, cut_back, last_checkpoint
+from harness.driver.checkpoint_files import CHECKPOINTS, Checkpoint, clear_passed_over, cut_back, last_checkpoint
 from harness.metrics.parts import PARTS, SPANS
 from harness.metrics.run_files import RESTARTS, load_manifest, locked
 
@@ -65,7 +65,7 @@ class EarlierAttempt:
         """The run's growing files are as they were at a checkpoint of its own."""
         before = _manifest_before(run)
         refuse_changed(digests(before), self._inputs, f"{run} was begun", "put it back, or start anew with FORCE=1")
-        clear_unfinished(run)
+        clear_passed_over(run, checkpoint.version)
         cut_back(run, checkpoint.cut.files)
         for lines in (_SYSTEM, RESTARTS):
             _cut_to_lines(run / lines)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from harness.driver.checkpoint_files import (
     CHECKPOINTS,
@@ -15,12 +16,13 @@ from harness.driver.checkpoint_files import (
     PromptState,
     RecorderState,
     begun,
-    clear_unfinished,
+    clear_passed_over,
     cut_back,
     last_checkpoint,
     name_of,
     put_in_place,
 )
+from harness.driver.earlier import EarlierAttempt
 from harness.metrics.ledger import LedgerState
 
 
@@ -107,9 +109,19 @@ def test_one_that_was_not_finished_is_named_and_goes(tmp_path: Path) -> None:
     left = begun(tmp_path / CHECKPOINTS, 4)
     found, lines = last_checkpoint(tmp_path)
     assert found is not None and found.version == 2 and left.exists()
-    clear_unfinished(tmp_path)
+    clear_passed_over(tmp_path, 2)
     assert not left.exists()
     assert lines == ["version-000004 was not finished, and is left out"]
+
+
+def test_a_damaged_one_pushes_no_whole_one_out(tmp_path: Path) -> None:
+    make(tmp_path, 30)
+    flipped(make(tmp_path, 40) / "driver.json")
+    began = EarlierAttempt(Console(quiet=True), ignored=False)
+    began(tmp_path)
+    assert began.checkpoint is not None and began.checkpoint.version == 30
+    make(tmp_path, 45, keep=2)
+    assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == [name_of(30), name_of(45)]
 
 
 def test_a_file_more_than_was_written_is_not_believed(tmp_path: Path) -> None:
