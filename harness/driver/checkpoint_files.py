@@ -189,12 +189,21 @@ def last_checkpoint(run: Path) -> tuple[Checkpoint | None, list[str]]:
     checkpoints = run / CHECKPOINTS
     for left in _unfinished(checkpoints):
         lines.append(f"{left.name.removeprefix('.')} was not finished, and is left out")
-    for _, folder in _there(checkpoints):
+    folders = in_place(run)
+    for number, folder in enumerate(folders, start=1):
         try:
             return Checkpoint(folder, read(folder, run)), lines
         except DamagedCheckpoint as error:
-            lines.append(f"{error}; the one before it is taken")
+            why = f"{error}"
+        except OSError as error:
+            why = f"{error.filename or folder} cannot be read: {error.strerror}"
+        lines.append(f"{why}; {'the one before it is tried' if number < len(folders) else 'none is before it'}")
     return None, lines
+
+
+def in_place(run: Path) -> list[Path]:
+    """Checkpoints of this run's folder that have their names, the newest first."""
+    return [folder for _, folder in _there(run / CHECKPOINTS)]
 
 
 def read(folder: Path, run: Path) -> Cut:

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,16 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from harness.config.inputs import Input, digests, refuse_changed
-from harness.driver.checkpoint_files import CHECKPOINTS, Checkpoint, clear_passed_over, cut_back, last_checkpoint
+from harness.driver.checkpoint_files import (
+    CHECKPOINTS,
+    Checkpoint,
+    clear_passed_over,
+    cut_back,
+    in_place,
+    last_checkpoint,
+)
 from harness.metrics.parts import PARTS, SPANS
-from harness.metrics.run_files import RESTARTS, load_manifest, locked
+from harness.metrics.run_files import LOCK, RESTARTS, load_manifest, locked
 
 _MANIFEST, _SYSTEM = "manifest.json", "system.jsonl"
 
@@ -27,7 +35,8 @@ class NothingToGoBackTo(Exception):
 class EarlierAttempt:
     """Asked by the run's folder, once it is locked, what is to stay of it: all that the newest checkpoint that can be
     believed speaks of. checkpoint: that one; resumed: the versions that earlier attempts went on from, and this one;
-    begun_with: the folder of the other run whose checkpoint the first of them was.
+    begun_with: the folder of the other run whose checkpoint the first of them was. Where there are checkpoints and none
+    can be believed, all goes into a folder beside the run's.
 
     inputs: what the run reads now. Raises ConfigError, and leaves the folder as it is, where it is not what was read.
     begin_with: such a folder, for a run that has none of its own yet. It stays as it is. required: raise
@@ -58,6 +67,7 @@ class EarlierAttempt:
         elif self._required:
             raise NothingToGoBackTo
         else:
+            self._set_aside(run)
             return ()
         return {CHECKPOINTS, _MANIFEST, _SYSTEM, RESTARTS, *(Path(path).parts[0] for path in files)}
 
@@ -81,6 +91,7 @@ class EarlierAttempt:
             if found is None:
                 raise ConfigError(f"checkpoint.begin_with: {other} has no whole checkpoint; leave it out")
             files = {path: size for path, size in found.cut.files.items() if Path(path) != Path(PARTS, SPANS)}
+            self._set_aside(run)
             for kept in (CHECKPOINTS, PARTS):
                 shutil.rmtree(run / kept, ignore_errors=True)
             (run / _SYSTEM).unlink(missing_ok=True)
@@ -92,6 +103,16 @@ class EarlierAttempt:
         self.resumed, self.begun_with = [found.version], str(other)
         self._say(f"beginning with version {found.version}, of {found.folder}")
         return files
+
+    def _set_aside(self, run: Path) -> None:
+        """What only checkpoints speak of that are not believed. They move last, for they are why the rest does."""
+        if self._ignored or not in_place(run):
+            return
+        aside = next(path for number in count(1) if not (path := run.with_name(f"aside-{number}.{run.name}")).exists())
+        aside.mkdir()
+        for name in [*(path.name for path in run.iterdir() if path.name not in (LOCK, CHECKPOINTS)), CHECKPOINTS]:
+            (run / name).rename(aside / name)
+        self._say(f"no checkpoint is left to go on from: the run begins anew, and what was there is now {aside}")
 
     def _found(self, run: Path) -> Checkpoint | None:
         found, lines = last_checkpoint(run)

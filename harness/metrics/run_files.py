@@ -38,7 +38,8 @@ from harness.metrics.samples import read_samples, write_responses, write_table
 from harness.metrics.schemas import LARGEST, EvaluationLine, IterationLine, LedgerFile, ManifestFile, TraceFile
 from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 
-_LOCK = ".lock"
+LOCK = ".lock"
+"""Stays in a run's folder, whoever has it."""
 EVALUATIONS = "eval.jsonl"
 """A line for each version whose held-out accuracy was found."""
 RESTARTS = "restarts.jsonl"
@@ -96,9 +97,9 @@ class RunDirectory:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         busy = "this cell and seed is being run by another process; wait for it, or give this run another experiment"
-        self._lock = Lock(self.path / _LOCK, busy=busy)
+        self._lock = Lock(self.path / LOCK, busy=busy)
         (self.path / DONE).unlink(missing_ok=True)  # first: the rest is no result without it
-        stay = {_LOCK, *self._kept(self.path)}
+        stay = {LOCK, *self._kept(self.path)}
         for left in [left for left in self.path.iterdir() if left.name not in stay]:
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
@@ -260,7 +261,7 @@ class RunDirectory:
 def locked(path: Path, busy: str) -> Lock:
     """The folder of a run that nobody writes; as a context manager it stays so. Raises BlockingIOError, which says
     `busy`, where somebody does."""
-    return Lock(path / _LOCK, busy=busy)
+    return Lock(path / LOCK, busy=busy)
 
 
 def load_config(path: Path) -> dict[str, Any]:

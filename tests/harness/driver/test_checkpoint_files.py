@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -91,7 +92,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before_and_named(tmp_path: Pat
     DAMAGES[damage](newest / file)
     found, (line,) = last_checkpoint(tmp_path)
     assert found is not None and found.version == 2
-    assert str(newest) in line and line.endswith("; the one before it is taken")
+    assert str(newest) in line and line.endswith("; the one before it is tried")
 
 
 def test_one_whose_queue_was_emptied_is_passed_over_for_the_one_before_and_named(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_one_whose_queue_was_emptied_is_passed_over_for_the_one_before_and_named
         file.unlink()
     found, lines = last_checkpoint(tmp_path)
     assert found is not None and found.version == 2
-    assert lines == [f"{queue / 'CURRENT'} is missing; the one before it is taken"]
+    assert lines == [f"{queue / 'CURRENT'} is missing; the one before it is tried"]
 
 
 def test_one_that_was_not_finished_is_named_and_goes(tmp_path: Path) -> None:
@@ -112,6 +113,31 @@ def test_one_that_was_not_finished_is_named_and_goes(tmp_path: Path) -> None:
     clear_passed_over(tmp_path, 2)
     assert not left.exists()
     assert lines == ["version-000004 was not finished, and is left out"]
+
+
+def test_what_cannot_be_read_is_passed_over_and_named(tmp_path: Path) -> None:
+    make(tmp_path, 2)
+    manifest = make(tmp_path, 4) / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    found, lines = last_checkpoint(tmp_path)
+    assert found is not None and found.version == 2
+    assert lines == [f"{manifest} cannot be read: Is a directory; the one before it is tried"]
+
+
+def test_where_none_is_believed_all_that_was_there_is_beside_the_run_which_begins_anew(tmp_path: Path) -> None:
+    run = tmp_path / "seed=0"
+    run.mkdir()
+    for version in (2, 4):
+        make(run, version)
+    (run / "metrics.jsonl").write_bytes(b"1123456789" * 4)
+    before = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    said = StringIO()
+    began = EarlierAttempt(Console(file=said), ignored=False)
+    assert began(run) == () and began.checkpoint is None and not list(run.iterdir())
+    aside = tmp_path / "aside-1.seed=0"
+    assert before == {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()}
+    assert "version-000002; none is before it" in said.getvalue() and str(aside) in said.getvalue()
 
 
 def test_a_damaged_one_pushes_no_whole_one_out(tmp_path: Path) -> None:
