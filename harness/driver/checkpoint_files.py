@@ -167,13 +167,18 @@ def begun(checkpoints: Path, version: int) -> Path:
 
 
 def put_in_place(folder: Path, cut: Cut, known: FileFacts, keep: int) -> Path:
-    """All else is there: driver.json and the manifest, and then the name. All but the `keep` newest are deleted.
-    known: files whose digests were computed by those who wrote them."""
+    """All else is there: driver.json and the manifest, and then the name. All but the `keep` newest are deleted. Of the
+    run's growing files what it speaks of is on the disk, too. known: files whose digests were computed by those who
+    wrote them."""
     _write(folder / DRIVER, msgspec.json.encode(cut))
     facts = known | {path: _facts(folder / path) for path in _paths(folder) if path not in known}
     _write(folder / MANIFEST, msgspec.json.encode(Manifest(FORMAT, cut.version, facts)))
     for inside in (folder, *(path for path in folder.iterdir() if path.is_dir())):
         _sync(inside)
+    run = folder.parent.parent
+    growing = [run / path for path in cut.files]
+    for grown in (*growing, *{run, *(path.parent for path in growing)}):
+        _sync(grown)
     final = folder.with_name(name_of(cut.version))
     shutil.rmtree(final, ignore_errors=True)
     folder.rename(final)
@@ -290,8 +295,9 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """A file, or what names a folder has."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_no_more_are_kept_than_asked_for(tmp_path: Path) -> None:
     for version in (2, 4, 6):
         make(tmp_path, version, keep=2)
     assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == [name_of(4), name_of(6)]
+
+
+def test_one_gets_its_name_once_all_that_it_speaks_of_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    named = tmp_path / CHECKPOINTS / name_of(2)
+
+    def watched(descriptor: int) -> None:
+        if not named.exists():
+            synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    make(tmp_path, 2)
+    assert {tmp_path, tmp_path / "metrics.jsonl"} < synced
 
 
 def test_of_a_run_without_any_there_is_none(tmp_path: Path) -> None:
