@@ -94,7 +94,8 @@ class EarlierAttempt:
             self._set_aside(run)
             for kept in (CHECKPOINTS, PARTS):
                 shutil.rmtree(run / kept, ignore_errors=True)
-            (run / _SYSTEM).unlink(missing_ok=True)
+            for lines in (_SYSTEM, RESTARTS) if self._ignored else (_SYSTEM,):
+                (run / lines).unlink(missing_ok=True)
             for path in files:
                 (run / path).parent.mkdir(exist_ok=True)
                 shutil.copyfile(other / path, run / path)

@@ -199,3 +199,16 @@ def test_unknown_fields_are_refused(tmp_path: Path) -> None:
     manifest.write_bytes(msgspec.json.encode(told | {"more": 1}))
     found, (line,) = last_checkpoint(tmp_path)
     assert found is None and "manifest.json is damaged: Object contains unknown field `more`" in line
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_what_begins_with_another_run_tells_no_restarts_of_an_attempt_that_is_ignored(
+    tmp_path: Path, ignored: bool
+) -> None:
+    other, run = tmp_path / "other", tmp_path / "seed=0"
+    for folder in (other, run):
+        folder.mkdir()
+    make(other, 2)
+    (run / "restarts.jsonl").write_text("{}\n")
+    EarlierAttempt(Console(quiet=True), ignored=ignored, begin_with=other)(run)
+    assert (run / "restarts.jsonl").exists() != ignored
