@@ -23,6 +23,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     would be, with every setting, and run none."""
     from harness.metrics.run_files import run_directory
     from harness.metrics.run_inputs import refuse_changed_inputs
+    from harness.runtime.interrupts import leaving_when_asked
     from harness.runtime.machine import machine_of_runs
     from harness.runtime.runtime import cluster_address
     from harness.studies.planner.automatic import settled
@@ -47,6 +48,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
 
             server = stack.enter_context(closing(launch_server(PRELOAD)))  # it imports while this process does
         with console.status("loading torch, and what workers need beside it"):
+            from harness.driver.checkpointing import Left
             from harness.driver.progress import print_banner
             from harness.driver.run import run_seed
             from harness.report.summary import print_summary
@@ -54,11 +56,14 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
             print_banner(plan, console)
         for line in job.messages:
             console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        leave = stack.enter_context(leaving_when_asked(at_once=not config.checkpoint.every))
         for seed in directories:
-            if seed in to_do:
-                run_seed(config, plan, seed, results, console, server)
-            else:
+            if seed not in to_do:
                 console.print(f"seed {seed} is done already; FORCE=1 runs it again", style="yellow")
+            elif leave.asked:
+                raise Left(f"before seed {seed}")
+            else:
+                run_seed(config, plan, seed, results, console, leave, server)
     folders = [directory.path for directory in directories.values()]
     print_summary(folders, console)
     if "CADENCE_FOLDERS" in os.environ:

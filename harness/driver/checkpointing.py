@@ -32,11 +32,18 @@ Work = Callable[[Callable[[], object]], Awaitable[object]]
 """Does what blocks: in a thread, or at once where there can be none."""
 
 
-class LeftAtCheckpoint(Exception):
+class Left(Exception):
+    """SIGTERM asked to leave, and the same command goes on. how: it was left."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"left, as SIGTERM asked, {how}: the same command goes on")
+
+
+class LeftAtCheckpoint(Left):
     """The run was asked to leave, and has a checkpoint of this version."""
 
     def __init__(self, version: int) -> None:
-        super().__init__(f"left, as SIGTERM asked, with a checkpoint of version {version}: the same command goes on")
+        super().__init__(f"with a checkpoint of version {version}")
         self.version = version
 
 

@@ -6,15 +6,15 @@ import errno
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.driver.checkpointing import LeftAtCheckpoint
+from harness.driver.checkpointing import Left
 from harness.protocols import EngineDied
 from harness.runtime.runtime import WorkerDied
 from harness.weight_sync.membership import LostEngine
 
 
 def left_in(failures: Iterable[Exception]) -> str | None:
-    """How a run said that it left with a checkpoint."""
-    return next((str(part) for part in failures if isinstance(part, LeftAtCheckpoint)), None)
+    """How a command said that it left, as it was asked."""
+    return next((str(part) for part in failures if isinstance(part, Left)), None)
 
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)

@@ -26,6 +26,7 @@ from harness.config.inputs import inputs_of
 from harness.cost_model.shape import parameters
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.checkpoint_files import CHECKPOINTS
+from harness.driver.checkpointing import Left
 from harness.driver.earlier import EarlierAttempt, NothingToGoBackTo
 from harness.driver.final_model import model_card, write_critic_files, write_model_files
 from harness.driver.initial_weights import initial_model
@@ -41,7 +42,7 @@ from harness.metrics.system import LoadWatch, SystemSampler
 from harness.protocols import EngineDied
 from harness.rl.learning_rate import peak_rate
 from harness.runtime.fork_server import ForkServer
-from harness.runtime.interrupts import leaving_when_asked, run_in
+from harness.runtime.interrupts import LeaveRequest, run_in
 from harness.runtime.runtime import Handle, WorkerDied, ask_all, cluster_address, parts_of
 from harness.tasks import make_task, tokenizer_of
 from harness.weight_sync.membership import LostEngine
@@ -63,18 +64,24 @@ LOGS = "logs"
 
 
 def run_seed(
-    config: JobConfig, plan: JobPlan, seed: int, results: Path, console: Console, server: ForkServer | None = None
+    config: JobConfig,
+    plan: JobPlan,
+    seed: int,
+    results: Path,
+    console: Console,
+    leave: LeaveRequest,
+    server: ForkServer | None = None,
 ) -> Path:
     """Run one seed and return its folder. Whatever ends it early leaves no DONE, no lock and no process. Raises
-    LeftAtCheckpoint, alone or in a group, where SIGTERM asked for it and checkpoints are made. server: forks
-    its workers, and stays for other runs.
+    Left, alone or in a group, where `leave` asks for it and checkpoints are made. server: forks its workers, and
+    stays for other runs.
 
     Where roles die that cannot be started again by themselves, all go back to the last checkpoint together. Raises
     WorkerDied where there is none, where they did so too often, or where what is left has no room for them."""
     restarts, loss = Restarts(config.restarts.limit), None
     while True:
         try:
-            return _attempt(config, plan, seed, results, console, server, restarts, loss)
+            return _attempt(config, plan, seed, results, console, leave, server, restarts, loss)
         except NothingToGoBackTo:
             assert loss is not None, "asked for after one"
             raise WorkerDied(f"{loss.why}; no checkpoint was whole: the run cannot go back to one") from None
@@ -82,6 +89,8 @@ def run_seed(
             if loss is not None and isinstance(failure, ConfigError):  # what a cluster has left may be too little
                 raise GivenUp(f"{loss.why}; {failure}; checkpoints are kept: the same command goes on") from failure
             loss = _loss(failure, config, restarts)
+            if leave.asked:
+                raise Left(f"after {loss.why}, with what was saved before") from failure
             server = None if server is not None and server.has_ended() else server
 
 
@@ -105,6 +114,7 @@ def _attempt(
     seed: int,
     results: Path,
     console: Console,
+    leave: LeaveRequest,
     server: ForkServer | None,
     restarts: Restarts,
     loss: Loss | None,
@@ -130,7 +140,6 @@ def _attempt(
         inputs=inputs_of(config),
     )
     with run_directory(config, seed, results, kept=earlier) as folder, ExitStack() as stack:
-        leave = stack.enter_context(leaving_when_asked(at_once=not config.checkpoint.every))
         load = LoadWatch(None if server is None else server.above)
         manifest = _manifest(identity, config, earlier, recorded)
         folder.write_config(plain(config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -340,3 +341,18 @@ def test_a_run_that_left_with_a_checkpoint_says_so_in_one_line_and_has_an_exit_c
     told = StringIO()
     assert cli.answered(leave, Console(file=told)) == cli.LEFT_AT_CHECKPOINT == 75
     assert told.getvalue() == "left, as SIGTERM asked, with a checkpoint of version 40: the same command goes on\n"
+
+
+def test_a_seed_that_sigterm_came_too_late_for_is_the_last_one(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[int] = []
+
+    def run_to_its_end(config: object, plan: object, seed: int, *others: object) -> None:
+        begun.append(seed)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("harness.driver.run.run_seed", run_to_its_end)
+    assert cli.main(["bench", "backend=virtual", "seeds=3", "checkpoint.every=10"]) == cli.LEFT_AT_CHECKPOINT
+    assert begun == [0]
+    assert capsys.readouterr().err == "left, as SIGTERM asked, before seed 1: the same command goes on\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
@@ -13,9 +14,11 @@ from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.driver import run
+from harness.driver.checkpointing import Left
 from harness.driver.recorder import Recorder
 from harness.driver.restarts import GivenUp
 from harness.metrics.run_files import load_manifest
+from harness.runtime.interrupts import LeaveRequest
 from harness.runtime.runtime import WorkerDied
 
 
@@ -26,7 +29,7 @@ def test_a_run_that_what_is_left_has_no_room_for_says_what_was_lost_and_what_is_
     monkeypatch.setattr(run, "_attempt", Mock(side_effect=ends))
 
     with pytest.raises(GivenUp, match=r"actor\[0\] died.*could not place 3 devices; checkpoints are kept"):
-        run.run_seed(compose_job(["checkpoint.every=1"]), Mock(), 0, tmp_path, Console())
+        run.run_seed(compose_job(["checkpoint.every=1"]), Mock(), 0, tmp_path, Console(), LeaveRequest())
 
 
 def test_a_run_goes_on_with_the_files_that_it_began_with_and_no_others(
@@ -40,7 +43,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with_and_no_others(
     monkeypatch.setattr(run, "Mirror", MagicMock())
 
     def attempt() -> Path:
-        return run.run_seed(config, plan, 0, tmp_path / "results", Console(quiet=True))
+        return run.run_seed(config, plan, 0, tmp_path / "results", Console(quiet=True), LeaveRequest())
 
     with monkeypatch.context() as killed, pytest.raises(RuntimeError, match="killed"):
         killed.setattr(Recorder, "write", Mock(side_effect=RuntimeError("killed")))
@@ -52,3 +55,18 @@ def test_a_run_goes_on_with_the_files_that_it_began_with_and_no_others(
     assert before == {path: path.read_bytes() for path in before}
     lengths.write_text("10\n20\n")
     assert load_manifest(attempt())["resumed"] == [2]
+
+
+def test_what_dies_after_sigterm_asked_to_leave_is_not_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = LeaveRequest()
+
+    def die(*arguments: object) -> None:
+        leave(signal.SIGTERM, None)
+        raise WorkerDied("actor[0] died during train: killed")
+
+    monkeypatch.setattr(run, "_attempt", attempt := Mock(side_effect=die))
+    with pytest.raises(Left, match=r"after actor\[0\] died during train: killed, with what was saved before"):
+        run.run_seed(compose_job(["checkpoint.every=1"]), Mock(), 0, tmp_path, Console(), leave)
+    assert attempt.call_count == 1

@@ -51,6 +51,7 @@ def run(setting: Setting) -> Iterator[Check]:
 def _job(schedule: str, model: tuple[str, ...], setting: Setting, server: object) -> Check:
     from harness.config.compose import compose_job, make_schedule
     from harness.driver.run import run_seed
+    from harness.runtime.interrupts import leaving_when_asked
 
     devices = torch.cuda.device_count() if setting.gpu else 4
     where = ("cluster.kind=gpu",) if setting.gpu else ("cluster.kind=cpu", "cluster.oversubscribe=true")
@@ -61,7 +62,8 @@ def _job(schedule: str, model: tuple[str, ...], setting: Setting, server: object
         plan = plan_job(config, make_schedule(config), this_machine())
     except ConfigError as error:
         return Check(name, f"left out: {error}")
-    folder = run_seed(config, plan, 0, setting.folder / "jobs", Console(file=io.StringIO()), server)  # type: ignore[arg-type]
+    with leaving_when_asked(at_once=True) as leave:
+        folder = run_seed(config, plan, 0, setting.folder / "jobs", Console(file=io.StringIO()), leave, server)  # type: ignore[arg-type]
     return _found(name, devices, folder, config.iterations)
 
 
