@@ -312,6 +312,7 @@ def _evaluation(
         runtime=backend.runtime,
         clock=backend.clock,
         hear=observer.evaluated,
+        newest=run.evaluated,
     )
 
 

@@ -43,6 +43,8 @@ class RunSpec:
     """Where they are made, if the settings say so; nowhere without it."""
     resumed: Checkpoint | None = None
     """That the run goes on from."""
+    evaluated: int = -1
+    """Version that earlier attempts evaluated last."""
     replay: Replay | None = None
     """What was recorded of another run, that this one is to do again."""
     leave: Callable[[], bool] = lambda: False

@@ -80,7 +80,8 @@ class Evaluation:
     """Of every `settings.every`-th version, of version 0, and of the last one.
 
     sampling: of training, by which the k responses are sampled, with the same draws for every version; greedy ones have
-    its limits. seed: of the run; problems are the same for all seeds. hear: is told what was found.
+    its limits. seed: of the run; problems are the same for all seeds. hear: is told what was found. newest: that was
+    evaluated last.
     """
 
     def __init__(
@@ -97,13 +98,13 @@ class Evaluation:
         runtime: Runtime,
         clock: RealClock,
         hear: Callable[[Evaluated], None],
+        newest: int = -1,
     ) -> None:
         self.settings, self.task, self.sampling = settings, task, sampling
         self.iterations, self.devices = iterations, devices
         self.fleet, self.reward, self.others = fleet, reward, others
         self.runtime, self.clock, self.hear = runtime, clock, hear
-        self.newest = -1
-        """Version that was evaluated last."""
+        self.newest = newest
 
     def due(self, version: int) -> bool:
         """Whether this version is to be evaluated: the first that engines get from each `every`-th one on."""

@@ -76,15 +76,15 @@ class PublishedWeights:
         assert isinstance(rollout, RolloutPool)
         if version <= self._already.done:
             rollout.swapped = version
-            self._versions |= {worker.name: self._already.done for worker in rollout.workers}
-            return
-        self.observer.doing(rollout.name, f"loading version {version}")
-        await self.coordinator.wait_arrived(version)  # until then engines may come and go
-        await self.coordinator.swap(rollout.workers, version)
-        self.observer.doing(rollout.name, f"at version {version}")
+        else:
+            self.observer.doing(rollout.name, f"loading version {version}")
+            await self.coordinator.wait_arrived(version)  # until then engines may come and go
+            await self.coordinator.swap(rollout.workers, version)
+            self.observer.doing(rollout.name, f"at version {version}")
         if self.evaluation is not None:
             self._versions |= {worker.name: version for worker in rollout.workers}
-            if all(self._versions.get(engine.name) == version for engine in self.evaluation.fleet.working):
+            held = all(self._versions.get(engine.name) == version for engine in self.evaluation.fleet.working)
+            if held and version >= self._already.done:
                 await self._evaluate(version)
 
     async def _publish(self, version: int) -> None:

@@ -37,7 +37,14 @@ from harness.driver.session import Session
 from harness.metrics.done import CRITIC, MODEL
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
 from harness.metrics.restarts import Restart
-from harness.metrics.run_files import RunDirectory, load_config, load_metrics, mirrored_files, run_directory
+from harness.metrics.run_files import (
+    RunDirectory,
+    last_evaluated,
+    load_config,
+    load_metrics,
+    mirrored_files,
+    run_directory,
+)
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.protocols import EngineDied
 from harness.rl.learning_rate import peak_rate
@@ -153,6 +160,7 @@ def _attempt(
             folder.path / LOGS,
             folder.path.absolute() / CHECKPOINTS,
             earlier.checkpoint,
+            last_evaluated(folder.path),
             replay,
             lambda: leave.asked,
             restarts,

@@ -309,6 +309,11 @@ def load_evaluations(path: Path) -> list[dict[str, Any]]:
     return _lines(path / EVALUATIONS, EvaluationLine) if (path / EVALUATIONS).exists() else []
 
 
+def last_evaluated(path: Path) -> int:
+    """Version of the last line of eval.jsonl; -1 without one."""
+    return max((int(line["version"]) for line in load_evaluations(path)), default=-1)
+
+
 def load_restarts(path: Path) -> list[dict[str, Any]]:
     """restarts.jsonl of the run in folder `path`: roles that died, and what was done. Empty where none did."""
     return _lines(path / RESTARTS, Restart) if (path / RESTARTS).exists() else []

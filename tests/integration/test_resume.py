@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from harness.cli.main import LEFT_AT_CHECKPOINT
 from harness.comparison.promises import read_finished
-from harness.metrics.run_files import load_config, load_manifest, load_metrics
+from harness.metrics.run_files import load_config, load_evaluations, load_manifest, load_metrics
 from harness.metrics.samples import read_responses
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run
@@ -73,13 +73,16 @@ def test_a_run_that_sigterm_asks_to_leave_has_a_checkpoint_and_ends_bit_for_bit_
     tmp_path: Path,
 ) -> None:
     settings = (*SETTINGS, "checkpoint.every=100", "schedule=one_step_off", "cluster.devices=2")
+    settings += ("eval.every=4", "eval.samples=4")
     code, said = killed(tmp_path, "broken", settings, 3, signal.SIGTERM)
     assert code == LEFT_AT_CHECKPOINT, said
     assert said.rstrip().endswith("the same command goes on") and "Traceback" not in said
     broken = bench(tmp_path, "broken", *settings)
     (version,) = load_manifest(broken)["resumed"]
     assert f"left, as SIGTERM asked, with a checkpoint of version {version}:" in said
-    check_equal(broken, bench(tmp_path, "whole", *settings))
+    check_equal(broken, whole := bench(tmp_path, "whole", *settings))
+    evaluated = [[line["version"] for line in load_evaluations(folder)] for folder in (broken, whole)]
+    assert evaluated == [[0, 4, 8, ITERATIONS]] * 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -16,10 +17,25 @@ from harness.config.machine import Machine
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt
+from harness.driver.evaluation import Evaluated, Evaluation
 from harness.driver.replay import Replay
 from harness.driver.session import Session
-from harness.metrics.run_files import RunDirectory
+from harness.metrics.run_files import RunDirectory, last_evaluated
 from harness.runtime.interrupts import run_in
+
+
+class PlayedEvaluation(Evaluation):
+    """Of the versions that a real run would evaluate, though nothing is sampled."""
+
+    def __init__(self, session: Session) -> None:
+        self.settings, self.iterations = session.run.config.eval, session.run.config.iterations
+        self.newest, self.fleet = session.run.evaluated, session.assembly.coordinator.fleet
+        self._session = session
+
+    async def evaluate(self, version: int) -> None:
+        self.newest = version
+        at = self._session.clock.now()
+        self._session.recorder.evaluated(Evaluated(version, at, 0, 0, 0.0, 0.0, None, None, 0.0, 0, 0.0, 0.0))
 
 
 def attempt(
@@ -50,11 +66,15 @@ def attempt(
             seed=0,
             checkpoints=folder.path / CHECKPOINTS,
             resumed=earlier.checkpoint,
+            evaluated=last_evaluated(folder.path),
             replay=replay,
             leave=lambda: clock.now() >= leave_at,
         )
         session = Session(spec, clock)
         session.start(stack)
+        if config.eval.every:
+            session.assembly.job.weights.evaluation = PlayedEvaluation(session)
+            session.recorder.on_evaluated = lambda found: folder.append_evaluation(asdict(found))
         session.recorder.listeners.append(folder.append_metrics)
         session.recorder.write_into(folder)
         session.file_sizes, session.file_digests = folder.file_sizes, folder.file_digests

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.comparison.promises import Finished, read_finished
-from harness.config import CheckpointConfig, JobConfig
+from harness.config import CheckpointConfig, EvalConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.driver.checkpoint_files import CHECKPOINTS, DRIVER, Cut
 from harness.driver.checkpointing import LeftAtCheckpoint
-from harness.metrics.run_files import load_metrics
+from harness.metrics.run_files import RunDirectory, load_evaluations, load_metrics
 from harness.runtime.runtime import parts_of
 from schedules import SCHEDULES
 from tests.support.attempts import attempt
@@ -175,6 +175,23 @@ def test_a_run_on_other_devices_begins_with_a_checkpoint_and_goes_on_from_its_ow
     lines = load_metrics(finished.path)
     assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
     assert run.timeline.started_at == lines[began[1] - 1]["seconds"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_same_versions_are_evaluated_wherever_a_run_is_cut_off(schedule: str, tmp_path: Path) -> None:
+    def evaluated(run: RunDirectory | None) -> list[int]:
+        assert run is not None
+        return [line["version"] for line in load_evaluations(run.path)]
+
+    config = replace(job(schedule, every=1), eval=EvalConfig(every=2))
+    whole = attempt(config, tmp_path / "whole", None, [])
+    assert whole is not None
+    expected, began = evaluated(whole), list[int]()
+    length = load_metrics(whole.path)[-1]["seconds"]
+    for share in (0.4, 0.5, 0.7, 0.8, 0.9):
+        assert attempt(config, tmp_path / f"{share}", share * length, []) is None
+        assert evaluated(attempt(config, tmp_path / f"{share}", None, began)) == expected
+    assert len(set(began)) > 1
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
