@@ -278,7 +278,6 @@ def _checkpoints(
         settings,
         queue=queue,
         worlds=worlds,
-        clock=backend.clock,
         last=run.config.iterations,
         resumed=0 if run.resumed is None else run.resumed.version,
         work=asyncio.to_thread if isinstance(backend.clock, RealClock) else at_once,

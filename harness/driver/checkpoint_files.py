@@ -117,7 +117,7 @@ class RecorderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the driver knew as `version` had been made and nothing of the next one.
 
-    at: time of the run's clock when the queue was saved; files: bytes of each growing file of the run's folder;
+    at: time of the run's clock when it was written down; files: bytes of each growing file of the run's folder;
     digests: SHA-256 of those;
     refused: by a filter, since then and until the queue was saved; kl_coefficient: with which the next batch's
     advantages are made, where it goes from batch to batch.

@@ -24,7 +24,6 @@ import msgspec
 
 from harness.config import CheckpointConfig
 from harness.driver.checkpoint_files import QUEUE, Cut, FileFacts, Refusal, begun, put_in_place
-from harness.protocols import Clock
 from harness.runtime.runtime import Handle, ask_all, retrieved
 from harness.workers.training_state import RememberingRole
 
@@ -67,7 +66,6 @@ class _Begun:
     kl_coefficient: float | None = None
     cut: Cut | None = None
     saving: asyncio.Task[None] | None = None
-    at: float = 0.0
     refused: list[Refusal] = field(default_factory=list)
 
 
@@ -83,7 +81,6 @@ class Checkpoints:
         *,
         queue: SavedQueue,
         worlds: Mapping[str, Sequence[Handle[RememberingRole]]],
-        clock: Clock,
         last: int,
         resumed: int = 0,
         work: Work = asyncio.to_thread,
@@ -92,7 +89,7 @@ class Checkpoints:
         kl_coefficient: Callable[[int], Awaitable[float]] | None = None,
     ) -> None:
         self._folder, self._settings = folder, settings
-        self._queue, self._worlds, self._clock = queue, worlds, clock
+        self._queue, self._worlds = queue, worlds
         self._last, self._work = last, work
         self._leave, self._refused, self._kl_coefficient = leave, refused, kl_coefficient
         self._newest = resumed  # version of the newest one that was begun
@@ -145,7 +142,6 @@ class Checkpoints:
         await asyncio.shield(begun_.saving)
 
     async def _save_queue(self, begun_: _Begun) -> None:
-        begun_.at = self._clock.now()
         await self._queue.save(str(begun_.folder / QUEUE))
         begun_.refused = self._refused()  # now: of all that begins again in what was saved, and maybe more
 
@@ -165,9 +161,7 @@ class Checkpoints:
     async def _place(self, begun_: _Begun) -> None:
         files = await begun_.state
         assert begun_.cut is not None, "the driver's part is told with the ranks'"
-        cut = msgspec.structs.replace(
-            begun_.cut, at=begun_.at, refused=begun_.refused, kl_coefficient=begun_.kl_coefficient
-        )
+        cut = msgspec.structs.replace(begun_.cut, refused=begun_.refused, kl_coefficient=begun_.kl_coefficient)
         await self._work(lambda: put_in_place(begun_.folder, cut, files, self._settings.keep))
 
     async def _write_states(self, folder: Path) -> FileFacts:

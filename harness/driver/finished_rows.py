@@ -25,6 +25,13 @@ class Finished:
     columns: Mapping[str, Column]
     bounds: np.ndarray | None
 
+    @property
+    def newest(self) -> float:
+        """When the last of them was finished."""
+        finished_at = self.columns["finished_at"]
+        assert isinstance(finished_at, np.ndarray), "a number each"
+        return float(finished_at.max())
+
 
 def finished_rows(
     queue: Path,

@@ -146,10 +146,10 @@ class Session:
         try:
             if resumed is None:
                 await self._watched(weights.evaluate_first())
-            await self._start_clocks(0.0 if resumed is None else resumed.cut.at)
+                await self._start_clocks(0.0)
             async with self._served():
                 if resumed is not None:
-                    await self._watched(go_on_from(resumed, self.run, self.assembly))
+                    await self._watched(go_on_from(resumed, self.run, self.assembly, self._start_clocks))
                 self.at_work()
                 await self._watched(self.assembly.run(self.run.schedule))
                 await weights.recorded()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from harness.config import CheckpointConfig
 from harness.driver.checkpointing import Checkpoints
-from harness.runtime.runtime import RealClock
 
 
 class SlowQueue:
@@ -24,9 +23,7 @@ class SlowQueue:
 
 async def test_a_version_made_while_the_queue_is_saved_waits_for_that_and_saves_nothing_itself(tmp_path: Path) -> None:
     queue = SlowQueue()
-    checkpoints = Checkpoints(
-        tmp_path, CheckpointConfig(every=2), queue=queue, worlds={}, clock=RealClock.starting_now(), last=9
-    )
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(every=2), queue=queue, worlds={}, last=9)
     await checkpoints.begin(2)
     forgetting = [asyncio.create_task(checkpoints.save_queue()) for _version in (3, 4)]
     await asyncio.sleep(0.01)

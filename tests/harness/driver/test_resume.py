@@ -177,6 +177,19 @@ def test_a_run_on_other_devices_begins_with_a_checkpoint_and_goes_on_from_its_ow
     assert run.timeline.started_at == lines[began[1] - 1]["seconds"]
 
 
+@pytest.mark.parametrize("schedule", ["colocate_sync", "separated_sync", "half_step"])
+def test_the_step_after_a_checkpoint_which_is_done_again_counts_once(schedule: str, tmp_path: Path) -> None:
+    began: list[int] = []
+    whole = attempt(job(schedule), tmp_path / "whole", None, [])
+    assert whole is not None
+    seconds = [line["seconds"] for line in load_metrics(whole.path)]
+    assert attempt(job(schedule), tmp_path, (seconds[5] + seconds[6]) / 2, []) is None
+    finished = attempt(job(schedule), tmp_path, None, began)
+    assert finished is not None and began == [4]
+    step = seconds[-1] / ITERATIONS
+    assert load_metrics(finished.path)[-1]["seconds"] < seconds[-1] + step / 2
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_same_versions_are_evaluated_wherever_a_run_is_cut_off(schedule: str, tmp_path: Path) -> None:
     def evaluated(run: RunDirectory | None) -> list[int]:
