@@ -116,7 +116,7 @@ def _refusal(status: int, told: str) -> JSONResponse:
 def _impatient_protocol() -> type[H11Protocol]:
     """Of one server: a request's headers come within `_REQUEST_S`, and where more than `_STRANGERS` connections have
     not sent theirs, the oldest goes."""
-    strangers: dict[H11Protocol, asyncio.TimerHandle] = {}
+    strangers: dict[Impatient, asyncio.TimerHandle] = {}
 
     class Impatient(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -137,7 +137,12 @@ def _impatient_protocol() -> type[H11Protocol]:
             if self not in strangers:
                 strangers[self] = self.loop.call_later(_REQUEST_S, self.transport.abort)
                 if len(strangers) > _STRANGERS:
-                    next(iter(strangers)).transport.abort()
+                    next(iter(strangers))._go()
+
+        def _go(self) -> None:
+            """And is forgotten at once: it hears so later, when others may have come."""
+            self._forget()
+            self.transport.abort()
 
         def _forget(self) -> None:
             if self in strangers:
