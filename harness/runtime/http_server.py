@@ -8,6 +8,7 @@ import hmac
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _REQUEST_S = 10.0  # that its headers may take, and then its body, and a second 
 _LEAST_RATE = 1 << 20  # bytes of it
 _STRANGERS = 64  # connections without a request yet
 _CONNECTIONS = 256
+_GOODBYE_S = 1.0  # that somebody may take to end TLS
 
 
 class _Refused(BaseModel):
@@ -131,6 +133,11 @@ def _impatient_protocol() -> type[H11Protocol]:
             super().connection_lost(exc)
             self._forget()
 
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.transport.is_closing():  # over TLS that takes as long as its other end likes
+                self.connections.discard(self)
+
         def _watch(self) -> None:
             if self.conn.their_state is not h11.IDLE:
                 return self._forget()
@@ -152,7 +159,16 @@ def _impatient_protocol() -> type[H11Protocol]:
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """Leaves signals to the program that it runs in."""
+    """Leaves signals to the program that it runs in, and waits no longer for the beginning and end of TLS than for a
+    request."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        protocol: Any = self.config.http_protocol_class
+        connection = partial(protocol, self.config, self.server_state, {})
+        limits = {"ssl_handshake_timeout": _REQUEST_S, "ssl_shutdown_timeout": _GOODBYE_S} if self.config.ssl else {}
+        listen = partial(asyncio.get_running_loop().create_server, connection, backlog=self.config.backlog)
+        self.servers = [await listen(sock=sock, ssl=self.config.ssl, **limits) for sock in sockets or []]
+        self.started = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

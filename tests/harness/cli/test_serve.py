@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx2
@@ -13,6 +11,7 @@ import pytest
 from harness.cli import main as cli
 from harness.runtime.http_server import serving
 from harness.service.app import service_app
+from tests.support.certificates import certificate_in, needs_openssl
 
 TOKEN = "a token"
 
@@ -40,16 +39,7 @@ def test_without_a_token_nothing_is_served(monkeypatch: pytest.MonkeyPatch, caps
     assert "set CADENCE_TOKEN to the token that trainer and engines will send" in capsys.readouterr().err
 
 
-def certificate_in(folder: Path) -> tuple[Path, Path]:
-    """Of 127.0.0.1, signed by itself; and its key."""
-    files = folder / "certificate.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*command, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True, timeout=60)
-    return files
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here, which makes a certificate")
+@needs_openssl
 async def test_with_a_certificate_it_speaks_tls_alone(tmp_path: Path) -> None:
     files = certificate_in(tmp_path)
     headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -4,28 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from harness.runtime import http_server
 from harness.runtime.http_server import LOOPBACK, authenticated_app, serving
+from tests.support.certificates import certificate_in, needs_openssl
 
-WAIT_S = 30.0
+WAIT_S = 25.0  # less than asyncio waits for the end of TLS
+TOKEN = "a token"
 WITHOUT_TOKEN = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def port_of_a_server() -> AsyncIterator[int]:
+async def port_of_a_server(certificate: tuple[Path, Path] | None = None) -> AsyncIterator[int]:
     """Once it takes connections."""
-    async with serving(authenticated_app("Nothing", "a token", {})) as url, asyncio.timeout(WAIT_S):
+    app = authenticated_app("Nothing", TOKEN, {})
+    async with serving(app, certificate=certificate) as url, asyncio.timeout(WAIT_S):
         port = int(url.rpartition(":")[2])
-        answer, stranger = await asyncio.open_connection(LOOPBACK, port)
-        stranger.write(WITHOUT_TOKEN)
-        assert (await answer.readline()).split()[1] == b"401"
-        stranger.close()
+        assert await status(port, b"", tls=certificate is not None) == b"401"
         yield port
+
+
+async def status(port: int, token: bytes, *, tls: bool = False) -> bytes:
+    """Of the answer to somebody who sends it."""
+    answer, asking = await asyncio.open_connection(LOOPBACK, port, ssl=trusting() if tls else None)
+    asking.write(WITHOUT_TOKEN[:-2] + b"Authorization: Bearer %b\r\n\r\n" % token)
+    first = await answer.readline()
+    asking.transport.abort()
+    return first.split()[1]
+
+
+def trusting() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def refused_over_tls(port: int) -> socket.socket:
+    """Below TLS, whose end it does not answer."""
+    connection = trusting().wrap_socket(socket.create_connection((LOOPBACK, port), timeout=WAIT_S))
+    connection.sendall(WITHOUT_TOKEN)
+    assert connection.recv(12).endswith(b"401")
+    return socket.socket(fileno=connection.detach())
 
 
 async def test_of_strangers_who_come_all_at_once_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,4 +67,28 @@ async def test_of_strangers_who_come_all_at_once_the_oldest_go(monkeypatch: pyte
             await loop.sock_sendall(newest, WITHOUT_TOKEN)
             assert (await loop.sock_recv(newest, 12)).endswith(b"401")
         for stranger in strangers:
+            stranger.close()
+
+
+@needs_openssl
+async def test_who_begins_no_tls_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_REQUEST_S", 1.0)
+    async with port_of_a_server(certificate_in(tmp_path)) as port:
+        answer, silent = await asyncio.open_connection(LOOPBACK, port)
+        assert await answer.read() == b""
+        silent.close()
+
+
+@needs_openssl
+async def test_strangers_who_were_refused_and_do_not_end_tls_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "_CONNECTIONS", 4)
+    async with port_of_a_server(certificate_in(tmp_path)) as port:
+        refused = [await asyncio.to_thread(refused_over_tls, port) for _ in range(6)]
+        assert await status(port, TOKEN.encode(), tls=True) == b"404"
+        for stranger in refused:
+            stranger.settimeout(WAIT_S)
+            while await asyncio.to_thread(stranger.recv, 1 << 10):
+                pass
             stranger.close()
