@@ -37,6 +37,7 @@ from harness.service.job import Conflict, ServedJob, Unknown
 from harness.service.metrics import prometheus_text
 from harness.service.requests import AdmitRequest, JobRequest, ReceiveRequest, Seconds, Version, VersionReport
 from harness.service.tensors import decode, encode
+from harness.transfer_queue.control.controller import QueueClosed
 from harness.transfer_queue.control.leases import LeaseExpired
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ _ROWS: dict[int | str, dict[str, Any]] = {
 
 def service_app(token: str, folder: Path, now: Callable[[], float] = time.monotonic) -> FastAPI:
     """One job, for those who have the token. folder: of the weights; now: seconds, for leases."""
-    refusals = {Conflict: 409, LeaseExpired: 409, Unknown: 404, ValueError: 400}
+    refusals = {Conflict: 409, LeaseExpired: 409, QueueClosed: 409, Unknown: 404, ValueError: 400}
     app = authenticated_app("Cadence", token, refusals, largest_body=_LARGEST_WEIGHTS)
     state: list[ServedJob] = []
     begun = asyncio.Event()

@@ -73,6 +73,8 @@ class ServedJob:
 
     async def load(self, columns: Mapping[str, Column]) -> int:
         """The prompts of the next batch, a row each; its number. They wait to be admitted."""
+        if early := sorted(self.request.written & columns.keys()):
+            raise ValueError(f"columns {early} are written by tasks: prompts come without them")
         async with self._loading:
             batch, rows = self.loaded // self.request.batch_rows, self.request.batch_rows
             ids = np.arange(self.loaded, self.loaded + rows)

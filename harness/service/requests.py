@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -66,6 +67,8 @@ class JobRequest(_Request):
             raise ValueError(f"task {TRAIN!r} reads nothing that {GENERATE!r} writes: no version would have sampled it")
         if len(set(self.engines)) < len(self.engines):
             raise ValueError(f"two engines of one name in {list(self.engines)}")
+        if twice := sorted(name for name, tasks in Counter(self._writes).items() if tasks > 1):
+            raise ValueError(f"columns {twice} are written twice: a row has one value of each")
         if self.batch_rows > _ROWS_OF_A_BATCH:
             raise ValueError(f"a batch of {self.batch_rows} rows is more than {_ROWS_OF_A_BATCH}")
         if taken := sorted(name for name in self.columns if name == ROWS or name.endswith(LENGTHS)):
@@ -76,6 +79,15 @@ class JobRequest(_Request):
     @property
     def batch_rows(self) -> int:
         return self.batch_groups * self.group_size
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The columns that tasks write: prompts come without them."""
+        return frozenset(self._writes)
+
+    @property
+    def _writes(self) -> list[str]:
+        return [name for task in self.tasks.values() for name in task.writes]
 
     def queue_spec(self) -> QueueSpec:
         """ValueError for what cannot work."""

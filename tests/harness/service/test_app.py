@@ -95,6 +95,7 @@ NO_TRAIN = {"rollout": TASKS["rollout"], "score": {"reads": ["prompt"]}}
 UNSAMPLED = TASKS | {"train": {"reads": ["prompt"]}}
 UNKNOWN_COLUMN = TASKS | {"score": {"reads": ["answer"]}}
 ROWS_AS_COLUMN = COLUMNS | {"rows": {"dtype": "int64"}}
+WRITTEN_TWICE = TASKS | {"score": {"reads": ["prompt"], "writes": ["response"]}}
 UNKNOWN_TASK = {"task": "score", "reader": "x", "count": 1}
 
 REFUSED = {
@@ -102,6 +103,7 @@ REFUSED = {
     "no train": ("/init_engines", JOB | {"tasks": NO_TRAIN}, 422, "tasks has no"),
     "nothing sampled": ("/init_engines", JOB | {"tasks": UNSAMPLED}, 422, "reads nothing that 'rollout' writes"),
     "an unknown column": ("/init_engines", JOB | {"tasks": UNKNOWN_COLUMN}, 422, "unknown columns"),
+    "two writers": ("/init_engines", JOB | {"tasks": WRITTEN_TWICE}, 422, "['response'] are written twice"),
     "a reserved name": ("/init_engines", JOB | {"columns": ROWS_AS_COLUMN}, 422, "may not be called"),
     "no number": ("/admit", {"below": "NaN"}, 422, "below"),
     "an unknown engine": ("/engines/b/version", {"version": 0}, 404, "engine 'b' is unknown; there are ['a']"),
@@ -147,6 +149,24 @@ async def test_tensors_that_do_not_fit_are_refused_in_words(http: httpx2.AsyncCl
     torn = await http.post(path, content=save({"rows": rows})[:-3])
     assert torn.status_code == 400 and "the body is no safetensors" in torn.json()["detail"]
     assert (await put(http, path, {"rows": rows, **response})).json() == {"left": 0}
+
+
+async def test_prompts_with_what_a_task_writes_are_refused_and_change_nothing(http: httpx2.AsyncClient) -> None:
+    await begun(http)
+    prompts = {"prompt": np.arange(4)}
+    refused = await put(
+        http, "/load_prompt_data", prompts | {"response": np.arange(4), "response.lengths": np.ones(4, np.int64)}
+    )
+    assert refused.status_code == 400
+    assert refused.json()["detail"] == "columns ['response'] are written by tasks: prompts come without them"
+    assert (await put(http, "/load_prompt_data", prompts)).json() == {"batch": 1}
+
+
+async def test_prompts_after_the_last_are_refused(http: httpx2.AsyncClient) -> None:
+    await begun(http)
+    assert (await http.post("/close")).json() == {"batches": 1}
+    refused = await put(http, "/load_prompt_data", {"prompt": np.arange(4)})
+    assert refused.status_code == 409 and "comes after the queue was closed" in refused.json()["detail"]
 
 
 async def test_columns_that_would_fill_the_memory_are_refused(
