@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -82,7 +83,8 @@ class _Guard:
             return await _refusal(401, told)(scope, receive, send)
         if int(headers.get(b"content-length", b"0")) > self._largest:
             return await _refusal(413, self._too_long)(scope, receive, send)
-        await self._app(scope, self._limited(receive), send)
+        with suppress(ClientDisconnect):  # there is nobody to answer
+            await self._app(scope, self._limited(receive), send)
 
     def _limited(self, receive: Receive) -> Receive:
         began, length, whole = asyncio.get_running_loop().time(), 0, False

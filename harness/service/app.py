@@ -30,6 +30,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.responses import FileResponse, Response
+from starlette.requests import ClientDisconnect
 
 from harness.metrics.prometheus import CONTENT_TYPE
 from harness.runtime.http_server import authenticated_app
@@ -44,7 +45,6 @@ T = TypeVar("T")
 
 _TENSORS = "application/octet-stream"
 _LARGEST_WEIGHTS, _LARGEST_COLUMNS = 1 << 40, 1 << 30  # bytes; the former go into a file as they come
-_LOOK_S = 0.5  # how often it is asked whether a client that waits is still there
 _CONTENT = {"content": {_TENSORS: {"schema": {"type": "string", "format": "binary"}}}}
 _BODY = {"requestBody": {"required": True, **_CONTENT}}
 """For the description: FastAPI does not see a body that is read as it comes."""
@@ -94,7 +94,7 @@ def service_app(token: str, folder: Path, now: Callable[[], float] = time.monoto
     @app.post("/recv_experience_data", response_class=Response, responses=_ROWS)
     async def recv_experience_data(asked: ReceiveRequest, request: Request) -> Response:
         try:
-            batch = await _unless_gone(request, job().receive(asked))
+            batch = await _unless_gone(request, job().receive(asked, request.is_disconnected))
         except TimeoutError:
             return Response(status_code=204)
         if batch is None:
@@ -178,12 +178,21 @@ async def _whole(request: Request) -> bytes:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Cancelled once the client is gone, so that nothing is handed to nobody."""
+    """Cancelled once the client is gone, so that nothing is handed to nobody: ClientDisconnect."""
     task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
     try:
-        while not (await asyncio.wait({task}, timeout=_LOOK_S))[0]:
-            if await request.is_disconnected():
-                break
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            await gone  # which raises what was wrong with the body, if that is why
+            raise ClientDisconnect
+        return await task
     finally:
-        task.cancel()  # which a task that is done does not notice
-    return await task
+        task.cancel()
+        gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    """Once the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,14 @@ class Conflict(RuntimeError):
 
 class Unknown(LookupError):
     """There is no such engine, lease or version."""
+
+
+Gone = Callable[[], Awaitable[bool]]
+"""Whether who asked is there no more."""
+
+
+async def _never() -> bool:
+    return False
 
 
 @dataclass
@@ -90,20 +98,19 @@ class ServedJob:
         for engine in self.engines:
             await self._bound(engine)
 
-    async def receive(self, asked: ReceiveRequest) -> Batch | None:
+    async def receive(self, asked: ReceiveRequest, gone: Gone = _never) -> Batch | None:
         """What a reader asked for; None: nothing more, of the trainer until the next version. TimeoutError: not in this
-        time, or, of an engine, there are newer weights than it has."""
+        time; or, of an engine, there are newer weights than it has; or the reader is gone: nothing was given."""
         if asked.task == GENERATE:
-            return await self._receive_prompts(asked)
-        partition = self._partition_in_training() if asked.task == TRAIN else None
-        batch = await self.queue.get_batch(_get(asked, partition=partition))
-        if batch is not None and asked.task == TRAIN:
-            self._train(batch)
-        elif batch is not None:
-            self._given[batch.lease] = self._give(asked.task, batch, 0)
+            batch = await self._prompts(asked)
+        else:
+            partition = self._partition_in_training() if asked.task == TRAIN else None
+            batch = await self.queue.get_batch(_get(asked, partition=partition))
+        if batch is not None:
+            await self._hand_over(asked, batch, gone)
         return batch
 
-    async def _receive_prompts(self, asked: ReceiveRequest) -> Batch | None:
+    async def _prompts(self, asked: ReceiveRequest) -> Batch | None:
         """An engine that waits is told of newer weights at once: its bound may hang on them."""
         had = self._version_of(asked.reader)
         getting = asyncio.ensure_future(self.queue.get_batch(_get(asked)))
@@ -112,13 +119,28 @@ class ServedJob:
             await asyncio.wait({getting, newer}, return_when=asyncio.FIRST_COMPLETED)
             if not getting.done():  # what is ready was given in its first step, also to an engine that is behind
                 raise TimeoutError(f"engine {asked.reader!r} has version {had}, and there is {self.version}")
-            batch = await getting
+            return getting.result()
+        except asyncio.CancelledError:
+            if getting.done() and (batch := getting.result()) is not None:
+                await self.queue.give_back(batch.lease)
+            raise
         finally:
             getting.cancel()
             newer.cancel()
-        if batch is not None:
-            self._given[batch.lease] = self._give(GENERATE, batch, self._version_of(asked.reader))
-        return batch
+
+    async def _hand_over(self, asked: ReceiveRequest, batch: Batch, gone: Gone) -> None:
+        """It counts as given where somebody is there to get it, and goes back where nobody is."""
+        version = self._version_of(asked.reader) if asked.task == GENERATE else 0
+        try:
+            if await gone():
+                raise TimeoutError(f"reader {asked.reader!r} is gone")
+        except BaseException:
+            await self.queue.give_back(batch.lease)
+            raise
+        if asked.task == TRAIN:
+            self._train(batch)
+        else:
+            self._given[batch.lease] = self._give(asked.task, batch, version)
 
     def _give(self, task: str, batch: Batch, version: int) -> _Given:
         until = self._now() + (self.request.tasks[task].lease_s or math.inf)

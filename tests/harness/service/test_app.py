@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
@@ -20,17 +23,23 @@ JOB = {"columns": COLUMNS, "tasks": TASKS, "engines": ["a"], "batch_groups": 2, 
 
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    async with served(tmp_path) as http:
+        yield http
+
+
+@asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
-        serving(service_app(TOKEN, tmp_path, lambda: 0.0)) as url,
+        serving(service_app(TOKEN, folder, lambda: 0.0)) as url,
         httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=60.0) as http,
     ):
         yield http
 
 
-async def begun(http: httpx2.AsyncClient) -> httpx2.AsyncClient:
+async def begun(http: httpx2.AsyncClient, job: Mapping[str, object] = JOB) -> httpx2.AsyncClient:
     """With a job whose first batch may be generated, by version 0."""
-    assert (await http.post("/init_engines", json=JOB)).json() == {"batch_rows": 4, "worst_lag": 1}
+    assert (await http.post("/init_engines", json=job)).json() == {"batch_rows": 4, "worst_lag": 1}
     assert (await put(http, "/sync_actor_model?version=0", {"w": np.arange(3.0)})).status_code == 200
     assert (await put(http, "/load_prompt_data", {"prompt": np.arange(10, 14)})).json() == {"batch": 0}
     assert (await http.post("/engines/a/version", json={"version": 0})).status_code == 200
@@ -167,6 +176,56 @@ async def test_prompts_after_the_last_are_refused(http: httpx2.AsyncClient) -> N
     assert (await http.post("/close")).json() == {"batches": 1}
     refused = await put(http, "/load_prompt_data", {"prompt": np.arange(4)})
     assert refused.status_code == 409 and "comes after the queue was closed" in refused.json()["detail"]
+
+
+async def begin(http: httpx2.AsyncClient, request: str, body: bytes, *, length: int) -> asyncio.StreamWriter:
+    """A connection with this request, whose body is `length` bytes long, or would be."""
+    headers = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: {length}"
+    _, asking = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+    asking.write(f"{request} HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body)
+    return asking
+
+
+async def leave_while_waiting(http: httpx2.AsyncClient, task: str) -> None:
+    """Ask for rows that are not there, and be gone before they come."""
+    body = json.dumps({"task": task, "reader": "a", "count": 4, "timeout_s": 30.0}).encode()
+    asking = await begin(http, "POST /recv_experience_data", body, length=len(body))
+    async with asyncio.timeout(30.0):
+        while not (await http.get("/health")).json()["waiting"]:
+            pass
+    asking.transport.abort()
+
+
+@pytest.mark.parametrize("task", ["rollout", "train"])
+async def test_rows_that_come_when_their_reader_is_gone_are_kept_for_the_next(
+    http: httpx2.AsyncClient, task: str
+) -> None:
+    for_good = {"reads": ["prompt"], "writes": ["response"]}  # without a lease no row goes out twice
+    await begun(http, JOB | {"tasks": TASKS | {"rollout": for_good}})
+    if task == "train":
+        lease = (await receive(http, "rollout", "a")).headers["X-Lease"]
+        await leave_while_waiting(http, task)
+        response = {"response": np.arange(4), "response.lengths": np.ones(4, np.int64)}
+        await put(http, f"/send_experience_data?lease={lease}", {"rows": np.arange(4)} | response)
+    else:
+        assert (await receive(http, "rollout", "a")).status_code == 200
+        await leave_while_waiting(http, task)
+        await put(http, "/load_prompt_data", {"prompt": np.arange(4)})
+        assert (await http.post("/admit", json={"below": 4})).status_code == 200
+    again = await receive(http, task, "a")
+    assert again.status_code == 200 and len(load(again.content)["rows"]) == 4
+
+
+async def test_a_client_that_goes_while_it_waits_or_sends_is_no_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with served(tmp_path) as http:
+        await begun(http)
+        await leave_while_waiting(http, "train")
+        sending = await begin(http, "POST /load_prompt_data", b"half", length=8)
+        assert (await http.get("/health")).status_code == 200
+        sending.transport.abort()
+    assert capfd.readouterr().err == ""
 
 
 async def test_columns_that_would_fill_the_memory_are_refused(

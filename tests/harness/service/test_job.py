@@ -150,3 +150,28 @@ async def test_an_engine_that_waits_is_told_of_newer_weights_at_once(tmp_path: P
     await job.sync(1, weights())
     with pytest.raises(TimeoutError, match="engine 'a' has version 0, and there is 1"):
         await waiting
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_what_an_engine_was_given_as_it_went_is_given_to_another(tmp_path: Path, turns: int) -> None:
+    tasks = TASKS | {"rollout": {"reads": ["prompt"], "writes": ["response"]}}  # for good: there is no lease to run out
+    job = ServedJob(request(tasks=tasks), tmp_path, lambda: 0.0)
+    await job.load({"prompt": np.arange(4)})
+    await job.sync(0, weights())
+    for engine in ("a", "b"):
+        await job.loaded_by(engine, 0)
+    asked = ReceiveRequest(task="rollout", reader="a", count=4, timeout_s=60.0)
+    waiting = asyncio.ensure_future(job.receive(asked, left))
+    while not job.queue.waiting_now():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await job.admit(2)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises((asyncio.CancelledError, TimeoutError)):
+        await waiting
+    assert await respond(job, "b", 4) == 4
+
+
+async def left() -> bool:
+    return True
