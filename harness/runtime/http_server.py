@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import h11
@@ -40,11 +41,17 @@ class _Refused(BaseModel):
 
 
 def authenticated_app(
-    title: str, token: str, refusals: Mapping[type[Exception], int], *, largest_body: int = SMALL_BODY
+    title: str,
+    token: str,
+    refusals: Mapping[type[Exception], int],
+    *,
+    largest_body: int = SMALL_BODY,
+    larger: Mapping[str, int] = MappingProxyType({}),
 ) -> FastAPI:
     """Without routes yet. Refuses requests without the token (401), before anything else of them is looked at; with a
-    body that is too long (413; largest_body: in bytes) or does not come (408); and, with the status that `refusals` has
-    for it, in the words of an error that a route raises. ValueError without a token."""
+    body that is too long (413; largest_body: in bytes; larger: of paths that take more) or does not come (408); and,
+    with the status that `refusals` has for it, in the words of an error that a route raises. ValueError without a
+    token."""
     if not token:
         raise ValueError("the service needs a token: anybody who reaches it could do as its members do")
     described: dict[int | str, dict[str, Any]] = {
@@ -61,7 +68,7 @@ def authenticated_app(
         told = [{"loc": one["loc"], "msg": one["msg"], "type": one["type"]} for one in error.errors()]
         return JSONResponse({"detail": told}, status_code=422)
 
-    app.add_middleware(_Guard, token=token, largest_body=largest_body)
+    app.add_middleware(_Guard, token=token, largest_body=largest_body, larger=larger)
     app.add_exception_handler(RequestValidationError, not_understood)
     for kind, status in refusals.items():
         app.add_exception_handler(kind, refuse(status))
@@ -72,8 +79,8 @@ class _Guard:
     """Before an application: it gets requests with the token only, and of their bodies what is not too long, in time.
     Where it refuses, the connection ends."""
 
-    def __init__(self, app: ASGIApp, token: str, largest_body: int) -> None:
-        self._app, self._largest = app, largest_body
+    def __init__(self, app: ASGIApp, token: str, largest_body: int, larger: Mapping[str, int]) -> None:
+        self._app, self._largest, self._larger = app, largest_body, larger
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,12 +88,13 @@ class _Guard:
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
             told = "the token is wrong or missing; send it as `Authorization: Bearer <token>`"
             return await _refusal(401, told)(scope, receive, send)
-        if int(headers.get(b"content-length", b"0")) > self._largest:
-            return await _refusal(413, self._too_long)(scope, receive, send)
+        largest = self._larger.get(scope["path"], self._largest)
+        if int(headers.get(b"content-length", b"0")) > largest:
+            return await _refusal(413, _too_long(largest))(scope, receive, send)
         with suppress(ClientDisconnect):  # there is nobody to answer
-            await self._app(scope, self._limited(receive), send)
+            await self._app(scope, self._limited(receive, largest), send)
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _limited(self, receive: Receive, largest: int) -> Receive:
         began, length, whole = asyncio.get_running_loop().time(), 0, False
 
         async def limited() -> Message:
@@ -102,15 +110,15 @@ class _Guard:
                 raise HTTPException(408, told, {"connection": "close"}) from None
             length += len(message.get("body", b""))
             whole = not message.get("more_body", False)
-            if length > self._largest:
-                raise HTTPException(413, self._too_long, {"connection": "close"})
+            if length > largest:
+                raise HTTPException(413, _too_long(largest), {"connection": "close"})
             return message
 
         return limited
 
-    @property
-    def _too_long(self) -> str:
-        return f"a body has at most {self._largest} bytes"
+
+def _too_long(largest: int) -> str:
+    return f"a body has at most {largest} bytes here"
 
 
 def _refusal(status: int, told: str) -> JSONResponse:

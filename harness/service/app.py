@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, Response
 from starlette.requests import ClientDisconnect
 
@@ -44,7 +44,7 @@ from harness.transfer_queue.control.leases import LeaseExpired
 T = TypeVar("T")
 
 _TENSORS = "application/octet-stream"
-_LARGEST_WEIGHTS, _LARGEST_COLUMNS = 1 << 40, 1 << 30  # bytes; the former go into a file as they come
+_LARGEST_JSON, _LARGEST_COLUMNS, _LARGEST_WEIGHTS = 4 << 20, 1 << 30, 1 << 40  # bytes; the last go into a file
 _CONTENT = {"content": {_TENSORS: {"schema": {"type": "string", "format": "binary"}}}}
 _BODY = {"requestBody": {"required": True, **_CONTENT}}
 """For the description: FastAPI does not see a body that is read as it comes."""
@@ -61,7 +61,9 @@ _ROWS: dict[int | str, dict[str, Any]] = {
 def service_app(token: str, folder: Path, now: Callable[[], float] = time.monotonic) -> FastAPI:
     """One job, for those who have the token. folder: of the weights; now: seconds, for leases."""
     refusals = {Conflict: 409, LeaseExpired: 409, QueueClosed: 409, Unknown: 404, ValueError: 400}
-    app = authenticated_app("Cadence", token, refusals, largest_body=_LARGEST_WEIGHTS)
+    columns = dict.fromkeys(("/load_prompt_data", "/send_experience_data"), _LARGEST_COLUMNS)
+    larger = columns | {"/sync_actor_model": _LARGEST_WEIGHTS}
+    app = authenticated_app("Cadence", token, refusals, largest_body=_LARGEST_JSON, larger=larger)
     state: list[ServedJob] = []
     begun = asyncio.Event()
 
@@ -81,7 +83,7 @@ def service_app(token: str, folder: Path, now: Callable[[], float] = time.monoto
 
     @app.post("/load_prompt_data", openapi_extra=_BODY)
     async def load_prompt_data(request: Request) -> dict[str, int]:
-        rows, columns = decode(await _whole(request))
+        rows, columns = decode(await request.body())
         if rows is not None:
             raise ValueError("rows of a new batch are numbered by the service: leave `rows` out")
         return {"batch": await job().load(columns)}
@@ -104,7 +106,7 @@ def service_app(token: str, folder: Path, now: Callable[[], float] = time.monoto
 
     @app.post("/send_experience_data", openapi_extra=_BODY)
     async def send_experience_data(request: Request, lease: Annotated[int, Query(ge=0)]) -> dict[str, int]:
-        rows, columns = decode(await _whole(request))
+        rows, columns = decode(await request.body())
         if rows is None:
             raise ValueError("`rows`, int64 [k], is missing: which rows are these?")
         return {"left": await job().send(lease, rows, columns)}
@@ -164,17 +166,6 @@ def service_app(token: str, folder: Path, now: Callable[[], float] = time.monoto
         return {"job": bool(state), "waiting": state[0].queue.waiting_now() if state else []}
 
     return app
-
-
-async def _whole(request: Request) -> bytes:
-    """The body, in memory."""
-    pieces, length = [], 0
-    async for piece in request.stream():
-        pieces.append(piece)
-        length += len(piece)
-        if length > _LARGEST_COLUMNS:
-            raise HTTPException(413, f"columns have at most {_LARGEST_COLUMNS} bytes: send fewer rows at a time")
-    return b"".join(pieces)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

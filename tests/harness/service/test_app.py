@@ -228,13 +228,21 @@ async def test_a_client_that_goes_while_it_waits_or_sends_is_no_error(
     assert capfd.readouterr().err == ""
 
 
-async def test_columns_that_would_fill_the_memory_are_refused(
-    http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await begun(http)
-    monkeypatch.setattr("harness.service.app._LARGEST_COLUMNS", 100)
-    refused = await put(http, "/load_prompt_data", {"prompt": np.arange(4)})
-    assert refused.status_code == 413 and "at most 100 bytes: send fewer rows" in refused.json()["detail"]
+async def test_a_body_is_no_longer_than_its_route_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, largest in (("JSON", 500), ("COLUMNS", 1000), ("WEIGHTS", 2000)):
+        monkeypatch.setattr(f"harness.service.app._LARGEST_{name}", largest)
+    json_routes = ["/init_engines", "/admit", "/recv_experience_data", "/engines/a/version", "/close"]
+    async with served(tmp_path) as http:
+        await begun(http)
+        for path, largest in (
+            *dict.fromkeys(json_routes, 500).items(),
+            *dict.fromkeys(("/load_prompt_data", "/send_experience_data?lease=0"), 1000).items(),
+            ("/sync_actor_model?version=1", 2000),
+        ):
+            refused = await http.post(path, content=bytes(largest + 1))
+            assert refused.status_code == 413
+            assert refused.json() == {"detail": f"a body has at most {largest} bytes here"}
+            assert (await http.post(path, content=bytes(largest))).status_code != 413
 
 
 async def test_without_a_job_nothing_is_done(http: httpx2.AsyncClient) -> None:
