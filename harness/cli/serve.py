@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,10 +38,11 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if host != LOOPBACK and certificate is None:
         raise ConfigError(f"host={host} is not this machine alone: give certificate= and key=, PEM files, too")
     try:
-        asyncio.run(_serve(host, int(port), token, certificate, console))
+        number = asyncio.run(_serve(host, int(port), token, certificate, console))
     except OSError as error:
         raise ConfigError(f"host={host} port={port} cannot be had: {error.strerror or error}") from error
-    return 0
+    console.print(f"{'interrupted' if number == signal.SIGINT else 'ended by SIGTERM'}; the job is over")
+    return 128 + number
 
 
 def _certificate(given: Mapping[str, str]) -> tuple[Path, Path] | None:
@@ -53,11 +55,29 @@ def _certificate(given: Mapping[str, str]) -> tuple[Path, Path] | None:
     return Path(given["certificate"]), Path(given["key"])
 
 
-async def _serve(host: str, port: int, token: str, certificate: tuple[Path, Path] | None, console: Console) -> None:
+async def _serve(host: str, port: int, token: str, certificate: tuple[Path, Path] | None, console: Console) -> int:
+    """Until a signal ends it; which one."""
     from harness.runtime.http_server import serving
     from harness.service.app import service_app
 
+    ended = _end_asked()
     with TemporaryDirectory(prefix="cadence-service-") as folder:  # which nobody else may enter
         async with serving(service_app(token, Path(folder)), host, port, certificate=certificate) as url:
             console.print(f"serving one job on {url} (Ctrl-C ends it)", highlight=False)
-            await asyncio.Event().wait()
+            return await ended
+
+
+def _end_asked() -> asyncio.Future[int]:
+    """The first SIGINT or SIGTERM from now on: neither ends what the event loop does just then, which would tell it as
+    an error of a request and go on. Those that are ignored stay so."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[int] = loop.create_future()
+
+    def ask(number: int) -> None:
+        if not asked.done():
+            asked.set_result(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, ask, number)
+    return asked

@@ -32,6 +32,7 @@ _LEAST_RATE = 1 << 20  # bytes of it
 _STRANGERS = 64  # connections without a request yet
 _CONNECTIONS = 256
 _GOODBYE_S = 1.0  # that somebody may take to end TLS
+_GRACE_S = 2  # that requests may take once the server ends
 
 
 class _Refused(BaseModel):
@@ -180,6 +181,16 @@ class _EmbeddedServer(uvicorn.Server):
         self.servers = [await listen(sock=sock, ssl=self.config.ssl, **limits) for sock in sockets or []]
         self.started = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Who waits for longer loses the connection; uvicorn would cancel the request, and tell that as an error."""
+        cut = asyncio.get_running_loop().call_later(_GRACE_S, self._cut_off)
+        await super().shutdown(sockets)
+        cut.cancel()
+
+    def _cut_off(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -201,6 +212,7 @@ async def serving(
         log_level="error",
         ws="none",
         lifespan="off",
+        timeout_graceful_shutdown=2 * _GRACE_S,
         ssl_certfile=certificate[0] if certificate else None,
         ssl_keyfile=certificate[1] if certificate else None,
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from harness.cli import main as cli
-from harness.runtime.http_server import serving
+from harness.runtime.http_server import LOOPBACK, serving
 from harness.service.app import service_app
 from tests.support.certificates import certificate_in, needs_openssl
 
@@ -51,3 +56,45 @@ async def test_with_a_certificate_it_speaks_tls_alone(tmp_path: Path) -> None:
         async with httpx2.AsyncClient(headers=headers, trust_env=False) as http:
             with pytest.raises(httpx2.TransportError):
                 await http.get(f"http{url.removeprefix('https')}/health")
+
+
+SERVE_UNTIL_PROMPTS_COME = """
+import os, sys
+import harness.service.app
+from harness.cli.main import main
+from harness.runtime.interrupts import spare_imports
+
+def decode(body):
+    os.kill(os.getpid(), {number})
+    raise ValueError("no prompts")
+
+harness.service.app.decode = decode
+spare_imports()
+sys.exit(main(["serve", "port=0"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
+def test_a_signal_ends_it_in_a_line_whoever_waits_and_whatever_runs(
+    number: signal.Signals, told: str, tmp_path: Path
+) -> None:
+    script = SERVE_UNTIL_PROMPTS_COME.format(number=int(number))
+    environment = os.environ | {"CADENCE_TOKEN": TOKEN, "TMPDIR": str(tmp_path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, text=True, **pipes) as serving_one:
+        try:
+            assert serving_one.stdout is not None
+            port = int(serving_one.stdout.readline().split()[4].rpartition(":")[2])
+            with asked(port, "GET /versions?timeout_s=60"), asked(port, "POST /load_prompt_data") as answer:
+                assert b" 400 " in answer.recv(100)
+                out, err = serving_one.communicate(timeout=60)
+        finally:
+            serving_one.kill()
+    assert (serving_one.returncode, out, err) == (128 + number, f"{told}; the job is over\n", "")
+    assert not list(tmp_path.iterdir())
+
+
+def asked(port: int, request: str) -> socket.socket:
+    connection = socket.create_connection((LOOPBACK, port), timeout=60)
+    connection.sendall(f"{request} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+    return connection
