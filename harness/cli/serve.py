@@ -16,6 +16,7 @@ from harness.config import ConfigError
 
 TOKEN = "CADENCE_TOKEN"
 _PORT = "8767"
+_OTHERS = 256  # connections, beside two of each engine: for rows, and for weights
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -59,10 +60,15 @@ async def _serve(host: str, port: int, token: str, certificate: tuple[Path, Path
     """Until a signal ends it; which one."""
     from harness.runtime.http_server import serving
     from harness.service.app import service_app
+    from harness.service.requests import MOST_ENGINES
+    from harness.transfer_queue.remote.server import allow_many_files
 
+    allow_many_files()
+    many = 2 * MOST_ENGINES + _OTHERS
     ended = _end_asked()
     with TemporaryDirectory(prefix="cadence-service-") as folder:  # which nobody else may enter
-        async with serving(service_app(token, Path(folder)), host, port, certificate=certificate) as url:
+        app = service_app(token, Path(folder))
+        async with serving(app, host, port, certificate=certificate, connections=many) as url:
             console.print(f"serving one job on {url} (Ctrl-C ends it)", highlight=False)
             return await ended
 

@@ -29,8 +29,8 @@ SMALL_BODY = 64 << 10
 
 _REQUEST_S = 10.0  # that its headers may take, and then its body, and a second more for each
 _LEAST_RATE = 1 << 20  # bytes of it
-_STRANGERS = 64  # connections without a request yet
 _CONNECTIONS = 256
+_STRANGERS = 4  # one in so many of them may be without a request yet
 _GOODBYE_S = 1.0  # that somebody may take to end TLS
 _GRACE_S = 2  # that requests may take once the server ends
 
@@ -126,9 +126,9 @@ def _refusal(status: int, told: str) -> JSONResponse:
     return JSONResponse({"detail": told}, status_code=status, headers={"connection": "close"})
 
 
-def _impatient_protocol() -> type[H11Protocol]:
-    """Of one server: a request's headers come within `_REQUEST_S`, and where more than `_STRANGERS` connections have
-    not sent theirs, the oldest goes."""
+def _impatient_protocol(most: int) -> type[H11Protocol]:
+    """Of one server: a request's headers come within `_REQUEST_S`, and where more than `most` connections have not sent
+    theirs, the oldest goes."""
     strangers: dict[Impatient, asyncio.TimerHandle] = {}
 
     class Impatient(H11Protocol):
@@ -154,7 +154,7 @@ def _impatient_protocol() -> type[H11Protocol]:
                 return self._forget()
             if self not in strangers:
                 strangers[self] = self.loop.call_later(_REQUEST_S, self.transport.abort)
-                if len(strangers) > _STRANGERS:
+                if len(strangers) > most:
                     next(iter(strangers))._go()
 
         def _go(self) -> None:
@@ -198,17 +198,23 @@ class _EmbeddedServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(
-    app: FastAPI, host: str = LOOPBACK, port: int = 0, *, certificate: tuple[Path, Path] | None = None
+    app: FastAPI,
+    host: str = LOOPBACK,
+    port: int = 0,
+    *,
+    certificate: tuple[Path, Path] | None = None,
+    connections: int = _CONNECTIONS,
 ) -> AsyncIterator[str]:
     """Serve it in this event loop meanwhile; its address. Port 0 takes a free one. certificate: of TLS and its key, PEM
-    files. Raises OSError where the port is taken or the files hold no such thing."""
+    files; connections: fewer than so many at a time. Raises OSError where the port is taken or the files hold no such
+    thing."""
     listening = socket.create_server((host, port))
     # asyncio leaves it out on sockets that it did not make; then answers in two pieces wait 40 ms for each other
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     config = uvicorn.Config(
         app,
-        http=_impatient_protocol(),
-        limit_concurrency=_CONNECTIONS,
+        http=_impatient_protocol(connections // _STRANGERS),
+        limit_concurrency=connections,
         log_level="error",
         ws="none",
         lifespan="off",

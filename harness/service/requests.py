@@ -15,6 +15,7 @@ GENERATE, TRAIN = "rollout", "train"
 """The two tasks that every job has: engines read the first, the trainer the second."""
 
 LONGEST_WAIT_S = 60.0
+MOST_ENGINES = 4096
 _ROWS_OF_A_BATCH = 1 << 20
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\w.\[\]-]+$")]
@@ -51,7 +52,7 @@ class JobRequest(_Request):
 
     columns: Annotated[dict[Name, ColumnRequest], Field(min_length=1, max_length=64)]
     tasks: Annotated[dict[Name, TaskRequest], Field(min_length=2, max_length=32)]
-    engines: Annotated[tuple[Name, ...], Field(min_length=1, max_length=4096)]
+    engines: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MOST_ENGINES)]
     batch_groups: Annotated[int, Field(ge=1, le=_ROWS_OF_A_BATCH)]
     group_size: Annotated[int, Field(ge=1, le=_ROWS_OF_A_BATCH)] = 1
     max_staleness: Annotated[float, Field(ge=0, le=1000)] = 0.0

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -74,8 +75,11 @@ sys.exit(main(["serve", "port=0"]))
 """
 
 
+ENGINES = 300  # more than anybody else may have who serves HTTP here
+
+
 @pytest.mark.parametrize(("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
-def test_a_signal_ends_it_in_a_line_whoever_waits_and_whatever_runs(
+def test_a_signal_ends_it_in_a_line_however_many_wait_and_whatever_runs(
     number: signal.Signals, told: str, tmp_path: Path
 ) -> None:
     script = SERVE_UNTIL_PROMPTS_COME.format(number=int(number))
@@ -85,8 +89,12 @@ def test_a_signal_ends_it_in_a_line_whoever_waits_and_whatever_runs(
         try:
             assert serving_one.stdout is not None
             port = int(serving_one.stdout.readline().split()[4].rpartition(":")[2])
-            with asked(port, "GET /versions?timeout_s=60"), asked(port, "POST /load_prompt_data") as answer:
-                assert b" 400 " in answer.recv(100)
+            with ExitStack() as connections:
+                engines = [connections.enter_context(connected(port)) for _ in range(ENGINES)]
+                for engine in engines:
+                    assert asked(engine, "GET /health") == b"200"
+                    begin(engine, "GET /versions?timeout_s=60")
+                assert asked(connections.enter_context(connected(port)), "POST /load_prompt_data") == b"400"
                 out, err = serving_one.communicate(timeout=60)
         finally:
             serving_one.kill()
@@ -94,7 +102,15 @@ def test_a_signal_ends_it_in_a_line_whoever_waits_and_whatever_runs(
     assert not list(tmp_path.iterdir())
 
 
-def asked(port: int, request: str) -> socket.socket:
-    connection = socket.create_connection((LOOPBACK, port), timeout=60)
+def connected(port: int) -> socket.socket:
+    return socket.create_connection((LOOPBACK, port), timeout=60)
+
+
+def begin(connection: socket.socket, request: str) -> None:
     connection.sendall(f"{request} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
-    return connection
+
+
+def asked(connection: socket.socket, request: str) -> bytes:
+    """The status of the answer."""
+    begin(connection, request)
+    return connection.recv(1 << 12).split()[1]

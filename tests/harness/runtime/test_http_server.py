@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,12 +22,12 @@ WITHOUT_TOKEN = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @asynccontextmanager
-async def port_of_a_server(certificate: tuple[Path, Path] | None = None) -> AsyncIterator[int]:
+async def port_of_a_server(**how: Any) -> AsyncIterator[int]:
     """Once it takes connections."""
     app = authenticated_app("Nothing", TOKEN, {})
-    async with serving(app, certificate=certificate) as url, asyncio.timeout(WAIT_S):
+    async with serving(app, **how) as url, asyncio.timeout(WAIT_S):
         port = int(url.rpartition(":")[2])
-        assert await status(port, b"", tls=certificate is not None) == b"401"
+        assert await status(port, b"", tls="certificate" in how) == b"401"
         yield port
 
 
@@ -54,10 +55,9 @@ def refused_over_tls(port: int) -> socket.socket:
 
 
 async def test_of_strangers_who_come_all_at_once_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_STRANGERS", 4)
     monkeypatch.setattr(http_server, "_REQUEST_S", 3600.0)
     loop = asyncio.get_running_loop()
-    async with port_of_a_server() as port:
+    async with port_of_a_server(connections=16) as port:
         strangers = [socket.create_connection((LOOPBACK, port)) for _ in range(12)]  # the server does not run meanwhile
         for stranger in strangers:
             stranger.setblocking(False)
@@ -73,18 +73,15 @@ async def test_of_strangers_who_come_all_at_once_the_oldest_go(monkeypatch: pyte
 @needs_openssl
 async def test_who_begins_no_tls_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_REQUEST_S", 1.0)
-    async with port_of_a_server(certificate_in(tmp_path)) as port:
+    async with port_of_a_server(certificate=certificate_in(tmp_path)) as port:
         answer, silent = await asyncio.open_connection(LOOPBACK, port)
         assert await answer.read() == b""
         silent.close()
 
 
 @needs_openssl
-async def test_strangers_who_were_refused_and_do_not_end_tls_keep_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "_CONNECTIONS", 4)
-    async with port_of_a_server(certificate_in(tmp_path)) as port:
+async def test_strangers_who_were_refused_and_do_not_end_tls_keep_nobody_out(tmp_path: Path) -> None:
+    async with port_of_a_server(certificate=certificate_in(tmp_path), connections=4) as port:
         refused = [await asyncio.to_thread(refused_over_tls, port) for _ in range(6)]
         assert await status(port, TOKEN.encode(), tls=True) == b"404"
         for stranger in refused:
