@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from harness.metrics.prometheus import exposition
 from harness.service.job import ServedJob
+from harness.service.requests import TRAINER
 
 
 def prometheus_text(job: ServedJob) -> bytes:
@@ -27,7 +28,7 @@ class _OfJob(Collector):
             rows.add_metric([state], count)
         yield rows
         versions = GaugeMetricFamily("cadence_version", "Version of the weights that a role has.", labels=["role"])
-        for role, version in {"trainer": job.version, **job.engines}.items():
+        for role, version in {TRAINER: job.version, **job.engines}.items():
             if version is not None:
                 versions.add_metric([role], version)
         yield versions

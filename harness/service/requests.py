@@ -14,6 +14,9 @@ from harness.transfer_queue.rows.columns import ColumnSpec
 GENERATE, TRAIN = "rollout", "train"
 """The two tasks that every job has: engines read the first, the trainer the second."""
 
+TRAINER = "trainer"
+"""Its name among those of the engines."""
+
 LONGEST_WAIT_S = 60.0
 MOST_ENGINES = 4096
 _ROWS_OF_A_BATCH = 1 << 20
@@ -68,6 +71,8 @@ class JobRequest(_Request):
             raise ValueError(f"task {TRAIN!r} reads nothing that {GENERATE!r} writes: no version would have sampled it")
         if len(set(self.engines)) < len(self.engines):
             raise ValueError(f"two engines of one name in {list(self.engines)}")
+        if TRAINER in self.engines:
+            raise ValueError(f"no engine may be called {TRAINER!r}: versions go by name, and that is the trainer's")
         if twice := sorted(name for name, tasks in Counter(self._writes).items() if tasks > 1):
             raise ValueError(f"columns {twice} are written twice: a row has one value of each")
         if self.batch_rows > _ROWS_OF_A_BATCH:

@@ -113,6 +113,7 @@ REFUSED = {
     "nothing sampled": ("/init_engines", JOB | {"tasks": UNSAMPLED}, 422, "reads nothing that 'rollout' writes"),
     "an unknown column": ("/init_engines", JOB | {"tasks": UNKNOWN_COLUMN}, 422, "unknown columns"),
     "two writers": ("/init_engines", JOB | {"tasks": WRITTEN_TWICE}, 422, "['response'] are written twice"),
+    "an engine as the trainer": ("/init_engines", JOB | {"engines": ["trainer"]}, 422, "that is the trainer's"),
     "a reserved name": ("/init_engines", JOB | {"columns": ROWS_AS_COLUMN}, 422, "may not be called"),
     "no number": ("/admit", {"below": "NaN"}, 422, "below"),
     "an unknown engine": ("/engines/b/version", {"version": 0}, 404, "engine 'b' is unknown; there are ['a']"),
