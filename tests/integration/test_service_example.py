@@ -21,7 +21,7 @@ EXAMPLE = ROOT / "examples" / "service"
 
 @contextmanager
 def started(*command: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that is gone afterwards."""
+    """A process that is gone afterwards, and what it had in the temporary folder."""
     environment = os.environ | variables | {"PYTHONPATH": f"{ROOT}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -29,8 +29,11 @@ def started(*command: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        process.kill()
-        process.communicate(timeout=_LIMIT_S)
+        process.terminate()
+        try:
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
