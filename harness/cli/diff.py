@@ -22,7 +22,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Each an experiment in the results, a folder of runs, or the beginning of a commit, whose runs may be in any
-    experiment. Returns 1 where a result got worse, or a ledger does not close."""
+    experiment, smoke runs aside, as a gate's are. Returns 1 where a result got worse, or a ledger does not close."""
     from harness.comparison.changes import changes_between
 
     if len(arguments) != 2:
@@ -73,10 +73,10 @@ def _cells(named: str, results: Path) -> list[Cell]:
     if (folder := named_folder(named, results)) is not None:
         return cells_in(folder)
     if _COMMIT.fullmatch(named):
-        of_commit = [run for run in runs_in(results) if _commit(run.manifest.get("git")).startswith(named)]
-        if of_commit:
+        whole = [run for run in runs_in(results) if not run.identity.smoke]
+        if of_commit := [run for run in whole if _commit(run.manifest.get("git")).startswith(named)]:
             return labelled(of_commit)
-    raise ConfigError(f"{named} is no experiment in {results}, no folder, and no commit that a run there was made with")
+    raise ConfigError(f"{named} is no experiment in {results}, no folder, and no commit of a whole run there")
 
 
 def _commit(git: dict[str, str] | None) -> str:

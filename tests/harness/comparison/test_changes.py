@@ -9,6 +9,7 @@ import pytest
 
 from harness.cli import main as cli
 from harness.comparison.changes import Changes, changes_between
+from harness.comparison.equivalence import GATE_RUNS
 from harness.comparison.measures import SPEED
 from harness.config import ConfigError
 from tests.support.fabricated_cells import Made, make_cell, make_run
@@ -57,6 +58,16 @@ def test_what_is_unlike_in_kind_is_refused(tmp_path: Path) -> None:
         changes(tmp_path, BEFORE, replace(BEFORE, backend="virtual"))
     with pytest.raises(ConfigError, match="no cell in common: a before, b after"):
         changes_between([make_cell(tmp_path, "a", BEFORE)], [make_cell(tmp_path, "b", BEFORE)])
+
+
+def test_a_commit_has_the_runs_of_its_experiments_and_not_those_of_their_gates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "RESULTS", tmp_path)
+    make_run(tmp_path, "cell", BEFORE, 0, manifest={"smoke": True})
+    (tmp_path / "made_up").rename(tmp_path / f"made_up{GATE_RUNS}")
+    make_run(tmp_path, "cell", BEFORE, 0)
+    assert cli.main(["diff", "aaaaaaa", "made_up"]) == 0, capsys.readouterr().err
 
 
 def test_the_command_takes_experiments_and_commits_and_fails_where_a_result_got_worse(
