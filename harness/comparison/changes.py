@@ -7,14 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.comparison.conservation import Conservation, check_conservation
-from harness.comparison.fairness import refuse_unfair, run_key, setting_text
+from harness.comparison.fairness import contents_of, refuse_unfair, setting_text
 from harness.comparison.measure_text import against
 from harness.comparison.measures import EXACT_MATCH, HELD_OUT, SPEED, Measure, measures_of_pairs
 from harness.comparison.runs import Cell
 from harness.config import ConfigError
+from harness.config.job import flatten
 
 RESULTS = (SPEED, EXACT_MATCH, *HELD_OUT)
 """What a run is made for: where one of these got worse, so did the code, or whatever else is not the same."""
+
+_NO_CAUSES = ("experiment", "seeds", "force")
+"""Settings that decide nothing of a run."""
 
 _OF_MACHINE = ("cpu", "cores", "gpus")
 
@@ -108,11 +112,14 @@ def _unlike(labels: Sequence[str], pairs: Sequence[tuple[Cell, Cell]]) -> list[s
 
 
 def _told_of(cell: Cell) -> Mapping[str, Any]:
-    """What may explain a change: settings, code, packages, machine."""
-    manifest = cell.runs[0].manifest
+    """What may explain a change: every setting, also those free to differ in a comparison; code, packages, machine."""
+    run = cell.runs[0]
+    manifest, settings = run.manifest, flatten(run.config)
     git = manifest.get("git") or {}
     return {
-        **run_key(cell.runs[0], cell.seeds),
+        **{name: value for name, value in settings.items() if name not in _NO_CAUSES},
+        **contents_of(run),
+        "seeds": sorted(cell.seeds),
         "code": f"commit {git['commit'][:12]}{' with changes' if git['dirty'] else ''}" if git else "of no commit",
         "python": manifest["python"],
         **{f"package {name}": version for name, version in manifest["packages"].items()},

@@ -60,9 +60,14 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
 
 def run_key(run: Run, seeds: Sequence[int], axes: Iterable[str] = ()) -> dict[str, Any]:
     """`fairness_key` of a finished run, and what was in the files that its settings name, as `<setting>.content`."""
-    contents = {f"{setting}{_CONTENT}": digest[:SHOWN] for setting, digest in digests(run.manifest).items()}
+    contents = contents_of(run)
     free = {name for name in contents for axis in axes if _within(name, axis)}
     return fairness_key(run.config, seeds, axes) | {name: contents[name] for name in contents.keys() - free}
+
+
+def contents_of(run: Run) -> dict[str, str]:
+    """What was in the files that its settings name, as `<setting>.content`."""
+    return {f"{setting}{_CONTENT}": digest[:SHOWN] for setting, digest in digests(run.manifest).items()}
 
 
 def refuse_unfair(cells: Mapping[str, Sequence[Run]], axes: Iterable[str] = ()) -> None:

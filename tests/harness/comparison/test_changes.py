@@ -28,6 +28,17 @@ def test_a_job_that_became_slower_is_called_worse_and_what_is_unlike_is_named(tm
     assert [line for line in found.unlike if line.startswith("engine")] == ["engine.slots: 32 before, 128 after"]
 
 
+def test_a_setting_that_may_differ_in_a_comparison_is_named_as_well_and_one_that_decides_nothing_is_not(
+    tmp_path: Path,
+) -> None:
+    after = replace(BEFORE, settings=("algorithm.micro_batch_groups=1", "eval.every=5", "seeds=3", "force=true"))
+    before = replace(BEFORE, settings=("algorithm.micro_batch_groups=2", "eval.every=4"))
+    assert changes(tmp_path, before, after).unlike == (
+        "algorithm.micro_batch_groups: 2 before, 1 after",
+        "eval.every: 4 before, 5 after",
+    )
+
+
 def test_noise_alone_is_no_change_and_faster_is_not_worse(tmp_path: Path) -> None:
     same = changes(tmp_path / "same", BEFORE, replace(BEFORE, draw=1))
     assert same.worse == [] and same.unlike == ()
