@@ -14,6 +14,10 @@ from harness.comparison.statistics.estimates import CONFIDENCE, Interval, finite
 _ROUNDING = 1e-9
 """Values this close, relatively, are equal: simulated runs may differ in the order of additions only."""
 
+_FEWEST_ALIKE = 3
+"""Pairs that differ by the same, without any scatter, which shows something: two do by chance, where values are counts,
+as exact matches are."""
+
 PerSeed = Mapping[int, float]
 
 
@@ -61,16 +65,18 @@ def paired_ratio(values: PerSeed, baseline: PerSeed) -> Difference:
 def group_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """`mean(values) - mean(baseline)` of two groups without pairs: Welch's t interval and test (Biometrika 34, 1947).
 
-    Degrees of freedom (Satterthwaite) are rounded down, which widens the interval.
+    Degrees of freedom (Satterthwaite) are rounded down, which widens the interval; they are never fewer than the
+    smaller group's.
     """
     one, other = finite(values), finite(baseline)
-    mean = float(one.mean() - other.mean())
+    means = float(one.mean()), float(other.mean())
+    mean = 0.0 if _equal(*means) else means[0] - means[1]
     if min(one.size, other.size) == 1:
         return Difference(Interval(mean, -math.inf, math.inf), p=1.0, distinguishable=False)
     parts = np.array([one.var(ddof=1) / one.size, other.var(ddof=1) / other.size])
     error = math.sqrt(parts.sum())
     freedom = parts.sum() ** 2 / np.sum(parts**2 / np.array([one.size - 1, other.size - 1])) if error else 1
-    return _tested(mean, error, int(freedom))
+    return _tested(mean, error, max(int(freedom + _ROUNDING), min(one.size, other.size) - 1))
 
 
 def group_ratio(values: Sequence[float], baseline: Sequence[float]) -> Difference:
@@ -116,8 +122,9 @@ def _equal(one: float, other: float) -> bool:
 
 def _of_pairs(per_seed: PerSeed) -> Difference:
     values = finite(list(per_seed.values()))
-    if values.size == 1:
-        interval = Interval(float(values[0]), -math.inf, math.inf)
+    alike = float(np.ptp(values)) <= _ROUNDING * float(np.abs(values).max())
+    if values.size == 1 or (alike and values.any() and values.size < _FEWEST_ALIKE):
+        interval = Interval(float(values.mean()), -math.inf, math.inf)
         return Difference(interval, p=1.0, distinguishable=False, per_seed=per_seed)
     error = float(values.std(ddof=1)) / math.sqrt(values.size)
     return replace(_tested(float(values.mean()), error, values.size - 1), per_seed=per_seed)

@@ -107,11 +107,25 @@ def test_values_that_differ_by_rounding_only_are_equal() -> None:
     nearly = {seed: value * (1 + 1e-14) for seed, value in VALUES.items()}
     assert paired_difference(nearly, VALUES).interval == Interval(0.0, 0.0, 0.0)
     assert not paired_ratio(nearly, VALUES).distinguishable
+    assert group_difference([1.0, 1.0], [1.0 + 1e-12] * 2).interval == Interval(0.0, 0.0, 0.0)
 
 
-def test_the_same_difference_in_every_seed_is_one() -> None:
-    found = paired_difference({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0})
-    assert found.distinguishable and found.interval == Interval(1.0, 1.0, 1.0)
+def test_a_group_without_any_scatter_has_an_interval_with_the_other_groups_degrees_of_freedom() -> None:
+    """Satterthwaite's come out a hair below 3 here, and of two seeds below 1."""
+    values = [0.992, 0.065, 0.198, 0.594]
+    _, low, high = t_bounds(np.array(values))
+    found = group_difference(values, [0.0, 0.0]).interval
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_the_same_difference_in_every_seed_is_one_from_three_seeds_on() -> None:
+    """Of two, counts differ by the same by chance."""
+    values, baseline = {0: 0.59375, 1: 0.65625, 2: 0.71875}, {0: 0.5, 1: 0.5625, 2: 0.625}
+    found = paired_difference(values, baseline)
+    assert found.distinguishable and found.interval == Interval(0.09375, 0.09375, 0.09375)
+    two = paired_difference({0: 0.6, 1: 0.7}, {0: 0.5, 1: 0.6})  # the same but for rounding
+    assert not two.distinguishable and two.p == 1.0 and not two.interval.bounded
+    assert paired_difference({0: 0.6, 1: 0.7}, {0: 0.6, 1: 0.7}).interval == Interval(0.0, 0.0, 0.0)
 
 
 def test_the_bootstrap_keeps_to_its_strata() -> None:
