@@ -91,17 +91,19 @@ def run_cells(runs: Runs, console: Console, start: StartRun) -> RunOutcomes:
     """Run what is not done yet, each run in a process of its own, and none twice.
 
     A run that fails, or lasts longer than LIMIT_S, is among the failed. SIGINT and SIGTERM raise KeyboardInterrupt once
-    the runs under way have ended.
+    the runs under way have ended; a second one does not wait for that.
     """
     execution = _Execution(runs, console, start)
-    with _interruptible(), execution.progress:
+    with _interruptible() as interrupt, execution.progress:
         try:
-            while execution.todo or execution.running:
+            while (execution.todo or execution.running) and not interrupt.asked:
                 execution.step()
                 time.sleep(_POLL_S)
         finally:
             for run in execution.running:
                 run.process.end()
+    if interrupt.asked:
+        raise KeyboardInterrupt
     return RunOutcomes(tuple(execution.done), tuple(execution.failed))
 
 
@@ -183,17 +185,25 @@ def _ended(run: _Running, results: Path) -> str | None:
     return "" if is_done(run.cell.folder(run.seed, results)) else "FAILED, ended without DONE"
 
 
+class _Interrupt:
+    """The first one is noted: raised while a run is being started it would leave that to nobody."""
+
+    asked = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def _interruptible() -> Iterator[_Interrupt]:
     """SIGTERM ends a comparison as Ctrl-C does, also where a shell in the background has it ignore the latter: what it
     starts would inherit that, and could not be interrupted."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = _Interrupt()
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield interrupt
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -151,6 +153,26 @@ def test_an_interrupt_ends_the_run_with_all_that_it_started(
     assert played.begun == ORDER[:2] and not played.left_alive
     played.does.clear()
     assert set(played.run().done) == set(ALL) and played.begun == ORDER[1:], "the same again goes on"
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_run_that_is_being_started_as_the_interrupt_comes_is_ended_too(
+    tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(tmp_path, cells, server, one_step_off_0="SIGINT")
+    start = played.start
+
+    def slow(*arguments: Any) -> RunProcess:
+        run, until = start(*arguments), time.monotonic() + 60
+        while "pid" not in played.log.read_text() and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        return run
+
+    monkeypatch.setattr(played, "start", slow)
+    with pytest.raises(KeyboardInterrupt):
+        played.run()
+    assert played.begun == ORDER[:1] and not played.left_alive
 
 
 def test_a_run_that_lasts_longer_than_the_limit_is_ended_and_among_the_failed(
