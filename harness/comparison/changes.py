@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from harness.comparison.measures import EXACT_MATCH, HELD_OUT, SPEED, Measure, m
 from harness.comparison.runs import Cell
 from harness.config import ConfigError
 from harness.config.job import flatten
+from harness.metrics.formatting import listed
 
 RESULTS = (SPEED, EXACT_MATCH, *HELD_OUT)
 """What a run is made for: where one of these got worse, so did the code, or whatever else is not the same."""
@@ -74,6 +75,7 @@ def changes_between(before: Sequence[Cell], after: Sequence[Cell]) -> Changes:
         (
             *(f"{label} is only in the first" for label in old if label not in new),
             *(f"{label} is only in the second" for label in new if label not in old),
+            *(line for label, pair in zip(shared, pairs, strict=True) for line in _alone(old[label], new[label], pair)),
         ),
         check_conservation(run for pair in pairs for cell in pair for run in cell.runs),
     )
@@ -97,6 +99,13 @@ def _same_seeds(one: Cell, other: Cell) -> tuple[Cell, Cell]:
         replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in shared)) for cell in (one, other)
     )
     return first, second
+
+
+def _alone(one: Cell, other: Cell, pair: tuple[Cell, Cell]) -> Iterator[str]:
+    """Of both cells, the seeds that are not in their pair."""
+    for cell, kept, where in ((one, pair[0], "first"), (other, pair[1], "second")):
+        if more := sorted(set(cell.seeds) - set(kept.seeds)):
+            yield f"{cell.label} is without {listed('seed', more)}, which only the {where} has"
 
 
 def _unlike(labels: Sequence[str], pairs: Sequence[tuple[Cell, Cell]]) -> list[str]:

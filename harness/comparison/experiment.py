@@ -20,6 +20,7 @@ from harness.config.plugins import is_path
 from harness.metrics.atomic_files import write_text
 from harness.metrics.damaged import reading
 from harness.metrics.done import is_done
+from harness.metrics.formatting import listed
 from harness.metrics.run_files import check_folder_name
 
 CAMPAIGN = "campaign.json"
@@ -165,8 +166,10 @@ def comparison_in(folder: Path) -> Comparison:
     campaign = read_campaign(folder)
     if campaign is not None:
         return comparison_of(folder, campaign)
-    cells, left_out = comparable(cells_in(folder))
-    return replace(compare(cells), left_out=left_out)
+    found = cells_in(folder)
+    cells, left_out = comparable(found)
+    comparison = compare(cells)
+    return replace(comparison, left_out=left_out, warnings=(*_seeds_left_out(found, cells), *comparison.warnings))
 
 
 def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], dict[str, str]]:
@@ -192,6 +195,17 @@ def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], dict[str, str]]:
     return [
         replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in seeds)) for cell in shared
     ], left_out
+
+
+def _seeds_left_out(found: Sequence[Cell], kept: Sequence[Cell]) -> list[str]:
+    """A line for every cell that has more than are compared."""
+    shared = set(kept[0].seeds)
+    lines = []
+    for cell in found:
+        more = sorted(set(cell.seeds) - shared)
+        if more and cell.label in [one.label for one in kept]:
+            lines.append(f"{cell.label} is without {listed('seed', more)}, which not every cell has")
+    return lines
 
 
 def _unlike(one: Cell, other: Cell) -> tuple[str, str, str] | None:

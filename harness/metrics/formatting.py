@@ -46,6 +46,11 @@ def plural(count: int, thing: str) -> str:
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
+def listed(thing: str, numbers: Sequence[int]) -> str:
+    """`seed 0`, or `seeds 0, 2`."""
+    return f"{thing}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
 def duration(seconds: float | None) -> str:
     """`a moment`, `about 40 s`, `about 12 min`, `about 2.5 h`; None is `unknown`."""
     if seconds is None:

@@ -61,7 +61,11 @@ def test_seeds_that_only_one_has_are_left_out_and_cells_are_named(tmp_path: Path
     found = changes_between(before, [make_cell(tmp_path / "b", "x", BEFORE, range(1, 5))])
     (speed,) = [measure for measure in found.cells[0].measures if measure.key == SPEED]
     assert [sorted(cell.per_seed) for cell in speed.cells] == [[1, 2]] * 2
-    assert found.unmatched == ("old is only in the first",)
+    assert found.unmatched == (
+        "old is only in the first",
+        "x is without seed 0, which only the first has",
+        "x is without seeds 3, 4, which only the second has",
+    )
 
 
 def test_what_is_unlike_in_kind_is_refused(tmp_path: Path) -> None:

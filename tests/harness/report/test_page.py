@@ -321,6 +321,11 @@ def test_of_runs_that_nobody_compared_the_most_that_may_be_are_and_the_others_ar
         "fully_async": "it has none of the seeds 1",
         "half_step": "it has backend=virtual, not real as colocate_sync",
     }
+    assert found.warnings[:3] == (
+        "colocate_sync is without seed 0, which not every cell has",
+        "separated_sync is without seed 2, which not every cell has",
+        "one_step_off is without seeds 0, 2, which not every cell has",
+    )
 
 
 def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path: Path) -> None:
