@@ -136,6 +136,12 @@ class RolloutPool(Pool[RolloutRole]):
         return [worker for worker in self.fleet.working if self._among is None or worker.name in self._among]
 
     @property
+    def ready(self) -> list[Handle[RolloutRole]]:
+        """Those of them that have loaded what they were sent as they came back."""
+        behind = self.fleet.membership.behind
+        return [worker for worker in self.workers if worker.name not in behind]
+
+    @property
     def _names(self) -> set[str]:
         """Those that do not work, too."""
         names = {member.name for member in self.fleet.membership.members if member.kind == "engine"}
@@ -224,7 +230,7 @@ class RolloutPool(Pool[RolloutRole]):
         to give, and the dead one comes back with weights only. Whoever is not as far as this batch yet takes it when it
         comes to it: not before, for it may hold weights that are too old."""
         await self.fleet.any_back(self._among)
-        newest, workers = self._whole._newest, self.workers
+        newest, workers = self._whole._newest, self.ready
         newest |= {worker.name: iteration for worker in workers}
 
         async def generate(worker: Handle[RolloutRole]) -> None:

@@ -82,7 +82,7 @@ class PublishedWeights:
             await self.coordinator.swap(rollout.workers, version)
             self.observer.doing(rollout.name, f"at version {version}")
         if self.evaluation is not None:
-            self._versions |= {worker.name: version for worker in rollout.workers}
+            self._versions |= {worker.name: version for worker in rollout.ready}
             held = all(self._versions.get(engine.name) == version for engine in self.evaluation.fleet.working)
             if held and version >= self._already.done:
                 await self._evaluate(version)

@@ -143,7 +143,7 @@ class Coordinator:
 
         failures = await self._retrying.run(version, [*engines, *self.scorers], attempt)
         await self._go_on_without(version, failures)
-        self.fleet.received(engines)
+        self.fleet.received(engines, version)
         self._arrived = version
 
     async def start_transfer(self, version: int) -> None:
@@ -178,10 +178,14 @@ class Coordinator:
 
     async def swap(self, handles: Sequence[Receiver], version: int) -> None:
         """These receivers load `version` from their host memory, once it has arrived there. One that was started again
-        since may hold a newer one, and keeps it."""
+        since may hold a newer one, and keeps it; one that was away as this one travelled has none to load."""
         await self.wait_arrived(version)
-        receivers, held = self.fleet.receivers, self.membership.versions
-        handles = [handle for handle in handles if handle in receivers and held[handle.name] < version]
+        receivers, members = self.fleet.receivers, self.membership
+        handles = [
+            handle
+            for handle in handles
+            if handle in receivers and (member := members.of(handle.name)).version < version >= member.due
+        ]
         swapped = await swap(handles, version)
         for spans in swapped.spans:
             self._observe(spans)
@@ -282,7 +286,7 @@ class Coordinator:
 
     def _received(self, engines: Sequence[Receiver], version: int) -> None:
         """All engines that are left have it in host memory."""
-        self.fleet.received(engines)
+        self.fleet.received(engines, version)
         self._arrived = max(self._arrived, version)
         self._wake()
 

@@ -31,7 +31,8 @@ _ANSWER_S = 1.0
 class Member:
     """One receiver. kind: an engine takes a version when the schedule says so, a scorer each as soon as it is there;
     place: the host or device where it runs; seen_at: seconds on the caller's clock; trouble: what was last reported of
-    it; requested: what it is to do before the next transfer."""
+    it; requested: what it is to do before the next transfer; due: the first version that it was sent since it came
+    back."""
 
     name: str
     kind: Kind
@@ -41,6 +42,7 @@ class Member:
     health: Health = "well"
     trouble: str = ""
     requested: MemberRequest | None = None
+    due: int = 0
 
 
 class MembershipConflict(RuntimeError):
@@ -143,11 +145,11 @@ class Membership:
         if self.of(name).health == "leaving":
             self._change(name, health="away")
 
-    def received(self, name: str) -> bool:
+    def received(self, name: str, version: int) -> bool:
         """It has the weights of a transfer; whether it works from now on, and did not until now."""
         joins = self.of(name).health == "joining"
         if joins:
-            self._change(name, health="well")
+            self._change(name, health="well", due=version)
         return joins
 
     def _change(self, name: str, **changes: Any) -> Member:
@@ -175,6 +177,12 @@ class Membership:
     def working(self) -> list[str]:
         """Engines that generate."""
         return [m.name for m in self._members.values() if m.kind == "engine" and m.health in _WORKING]
+
+    @property
+    def behind(self) -> list[str]:
+        """Engines that work and hold what they held as they left: they have the next weights in host memory, which
+        their schedule has not come to. Until then they can be asked for nothing."""
+        return [name for name in self.working if self.of(name).version < self.of(name).due]
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -357,10 +365,10 @@ class Fleet(Generic[Engine_co]):
             {engine.name: f"{engine.name} died: {how}" for engine, how in zip(working, deaths, strict=True) if how}
         )
 
-    def received(self, engines: Sequence[Handle[Any]]) -> None:
+    def received(self, engines: Sequence[Handle[Any]], version: int) -> None:
         """They have the weights of a transfer: those that were to join work from now on."""
         for engine in engines:
-            if self.membership.received(engine.name):
+            if self.membership.received(engine.name, version):
                 self._notify(engine.name, "works", "")
 
     async def check_health(self, now: Callable[[], float]) -> None:

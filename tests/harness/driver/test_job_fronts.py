@@ -156,6 +156,24 @@ async def test_what_an_engine_was_just_handed_as_it_left_is_asked_of_the_others(
     assert [worker.asked for worker in workers] == [[("generate", 3, 1)] * 2, [("generate", 3, 1)]]
 
 
+async def test_an_engine_that_came_back_generates_once_it_has_loaded_what_it_was_sent() -> None:
+    workers = engines(2)
+    pool = pool_of(workers)
+    membership = pool.fleet.membership
+    for worker in workers:
+        worker.end.set()
+    membership.request("1", "leave")
+    membership.begin_transfer()
+    membership.mark_away("1")
+    membership.request("1", "join")
+    membership.begin_transfer()
+    pool.fleet.received(workers, 3)  # type: ignore[arg-type]
+    await pool.generate(2)
+    membership.set_version("1", 3)
+    await pool.generate(3)
+    assert [worker.asked for worker in workers] == [[("generate", 2, 1), ("generate", 3, 1)], [("generate", 3, 1)]]
+
+
 async def test_spans_of_a_long_call_are_heard_whenever_asked_for_and_each_once() -> None:
     worker, heard = Worker("0"), Heard()
     pool = StagePool("reward", [worker], heard)  # type: ignore[arg-type,list-item]

@@ -493,6 +493,22 @@ async def test_engines_come_and_go_between_transfers() -> None:
     assert setting.count("engine0.load") == 1 and setting.count("engine2.join") == 1
 
 
+async def test_an_engine_that_came_back_loads_nothing_that_travelled_while_it_was_away() -> None:
+    setting = Setting("host_staged")
+    coordinator, membership = setting.coordinator, setting.fleet.membership
+    await coordinator.connect()
+    for version, request in ((1, "leave"), (2, "join"), (3, None)):
+        await coordinator.start_transfer(version)
+        await coordinator.wait_arrived(version)
+        await settle()
+        if request is not None:
+            membership.request("engine1", request)
+    await coordinator.swap(setting.engines, 2)
+    assert coordinator.versions == versions(2, 0, 3) and membership.behind == ["engine1"]
+    await coordinator.swap(setting.engines[1:], 3)
+    assert coordinator.versions == versions(2, 3, 3) and not membership.behind
+
+
 async def test_an_engine_stays_that_was_to_leave_where_the_others_turn_out_to_be_dead() -> None:
     setting = Setting("collective", "go_on")
     await setting.coordinator.connect()

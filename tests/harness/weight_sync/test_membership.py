@@ -159,8 +159,11 @@ def test_an_engine_leaves_between_two_transfers_and_comes_back_with_the_weights_
     membership.request("b", "join")
     assert membership.begin_transfer()[0].health == "joining"
     assert membership.working == ["a"] and membership.ranks == {"a": 1, "b": 2}
-    assert membership.received("b") and not membership.received("b")
+    assert membership.received("b", 3) and not membership.received("b", 4)
     assert membership.working == ["a", "b"] and membership.begin_transfer() == []
+    assert membership.behind == ["b"]
+    membership.set_version("b", 3)
+    assert not membership.behind
 
 
 def test_an_engine_that_was_asked_to_leave_may_be_asked_to_stay_until_a_transfer_begins() -> None:

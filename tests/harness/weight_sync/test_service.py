@@ -290,7 +290,7 @@ async def test_an_engine_is_asked_to_leave_and_to_come_back_and_every_state_show
         await client.request("rollout[1]", "join")
         await fleet.begin_transfer()
         assert await health() == ["well", "joining", "silent"] and len(fleet.receivers) == 3
-        fleet.received(fleet.receivers)
+        fleet.received(fleet.receivers, 1)
         assert await health() == ["well", "well", "silent"]
         assert events == [f"rollout[1] {what}" for what in ("leaves", "left", "joins", "works")]
         for name, requested, status in (
