@@ -59,8 +59,7 @@ def test_metrics_reports_and_comparisons_load_without_torch_ray_or_vllm() -> Non
 
 def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
     light = (
-        "harness.cli.main, harness.config, harness.config.compose, harness.config.checks.job, "
-        "harness.cli.doctor, schedules"
+        "harness.cli.main, harness.config, harness.config.compose, harness.checks.job, harness.cli.doctor, schedules"
     )
     assert brought_along(light, (*HEAVY, "mlflow")) == []
 

@@ -418,7 +418,7 @@ def share_layers(model: PreTrainedModel, world: DeviceMesh) -> dist.ProcessGroup
     hold the same weights before.
 
     Heads, KV heads, width and vocabulary must each be a multiple of the number of ranks, as
-    harness/config/checks/layout.py sees to.
+    harness/checks/layout.py sees to.
     """
     mesh = world["tensor"]
     for layer in blocks_of(model):

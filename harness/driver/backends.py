@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from engines.stores import listening_store
+from harness.checks.job import JobPlan
 from harness.config import JobConfig, ModelConfig
-from harness.config.checks.job import JobPlan
 from harness.cost_model.job_cost import simulated_cost
 from harness.cost_model.transfer import sender_links
 from harness.driver.checkpoint_files import Checkpoint

@@ -14,8 +14,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from engines.simulated.passes import SimulatedCritic, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
+from harness.checks.plugins import engine_class, planned_options
 from harness.config import CostConfig, JobConfig, ModelConfig
-from harness.config.checks.plugins import engine_class, planned_options
 from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.engine_share import EngineShare

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.config.checks.job import JobPlan
+from harness.checks.job import JobPlan
 
 _RECENT = 10  # iterations that the displayed rates are taken over
 

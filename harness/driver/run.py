@@ -15,12 +15,12 @@ from typing import Any
 
 from rich.console import Console
 
+from harness.checks.begin_with import run_to_begin_with
+from harness.checks.job import JobPlan
+from harness.checks.replay import run_to_replay
 from harness.comparison.run_summary import summary_of
 from harness.comparison.runs import run_of
 from harness.config import ConfigError, JobConfig, ModelConfig
-from harness.config.checks.begin_with import run_to_begin_with
-from harness.config.checks.job import JobPlan
-from harness.config.checks.replay import run_to_replay
 from harness.config.compose import cell_name, make_schedule, plain, plugins_of
 from harness.config.inputs import inputs_of
 from harness.cost_model.shape import parameters

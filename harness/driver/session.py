@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, c
 from dataclasses import replace
 from typing import Any
 
+from harness.checks.job import plan_job
 from harness.config import JobConfig, RooflineConfig
-from harness.config.checks.job import plan_job
 from harness.config.compose import EXPERIMENTS, make_schedule, read_settings
 from harness.config.machine import Machine, gpu_kind
 from harness.config.placement import host_roles

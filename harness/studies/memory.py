@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.checks.defaults import FittedJob, fitted, leanest
+from harness.checks.job import lengths_of, plan_job, without_hub
+from harness.checks.layout import device_roles
+from harness.checks.machine import changes_that_fit, real_setting
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import changed
-from harness.config.checks.defaults import FittedJob, fitted, leanest
-from harness.config.checks.job import lengths_of, plan_job, without_hub
-from harness.config.checks.layout import device_roles
-from harness.config.checks.machine import changes_that_fit, real_setting
 from harness.config.compose import DOCS, compose_job, make_schedule, names_of
 from harness.config.machine import Machine, described, this_machine
 from harness.config.placement import Placement, resolve_split

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from harness.checks.job import plan_job
 from harness.config import JobConfig
-from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.driver.backends import RunSpec, clock_of, event_loop

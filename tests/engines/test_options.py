@@ -17,8 +17,8 @@ from engines.sglang.server import _flags
 from engines.torch.model import build_model
 from engines.vllm import options as vllm
 from engines.vllm.process import _arguments
+from harness.checks.plugins import check_environment, engine_options
 from harness.config import ConfigError, ModelConfig
-from harness.config.checks.plugins import check_environment, engine_options
 from harness.config.compose import EXPERIMENTS, compose_job, plain, read_settings
 from harness.config.job import COMMON_TO_ENGINES
 from harness.cost_model.engine_share import EngineShare

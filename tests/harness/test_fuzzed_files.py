@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.checks.job import plan_job
 from harness.comparison.experiment import comparison_in
 from harness.config import ConfigError
-from harness.config.checks.job import plan_job
 from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plain
 from harness.config.job import flatten
 from harness.config.machine import this_machine

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.checks.job import plan_job
 from harness.config import JobConfig
-from harness.config.checks.job import plan_job
 from harness.config.compose import make_schedule, plain
 from harness.config.machine import Machine
 from harness.driver.backends import RunSpec, clock_of, event_loop

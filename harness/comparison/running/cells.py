@@ -11,9 +11,9 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 
+from harness.checks.defaults import FITTED
+from harness.checks.job import JobPlan, plan_job
 from harness.config import ConfigError, JobConfig
-from harness.config.checks.defaults import FITTED
-from harness.config.checks.job import JobPlan, plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, names_of, plain
 from harness.config.job import flatten
 from harness.config.machine import Machine

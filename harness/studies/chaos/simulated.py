@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow.compute as pc
 from rich.console import Console
 
+from harness.checks.job import plan_job
 from harness.config import CheckpointConfig, CostConfig, JobConfig, RestartsConfig
-from harness.config.checks.job import plan_job
 from harness.config.compose import make_schedule, plain
 from harness.config.machine import Machine
 from harness.driver.assemble import assemble

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from harness.checks.defaults import fitted
+from harness.checks.job import JobPlan, plan_job
+from harness.checks.layout import device_roles
 from harness.config import ConfigError, JobConfig, RooflineConfig
-from harness.config.checks.defaults import fitted
-from harness.config.checks.job import JobPlan, plan_job
-from harness.config.checks.layout import device_roles
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import check_given

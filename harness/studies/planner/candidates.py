@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
+from harness.checks.job import only_simulated
 from harness.config import JobConfig
 from harness.config.changes import changed
-from harness.config.checks.job import only_simulated
 from harness.metrics.formatting import plural
 from schedules import Schedule
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.checks.defaults import plan_fitted
+from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig
-from harness.config.checks.defaults import plan_fitted
-from harness.config.checks.layout import device_roles
 from harness.config.compose import make_schedule
 from harness.config.machine import described
 from harness.config.placement import resolve_split

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig
-from harness.config.checks.layout import device_roles
 from harness.config.compose import compose_job
 from harness.runtime.parallel import parallel_as_completed
 from harness.studies.planner.candidates import STALENESS, Candidate

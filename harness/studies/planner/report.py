@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.config.checks.layout import device_roles
+from harness.checks.layout import device_roles
 from harness.config.compose import plain
 from harness.metrics.formatting import percent
 from harness.report.palette import of_schedules

@@ -26,8 +26,8 @@ from engines.sglang.requests import Reply, body_of, sampling_seed
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.weights import PartialWeightUpdate
 from engines.torch.model import build_model
+from harness.checks.job import plan_job
 from harness.config import ConfigError, ModelConfig
-from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling

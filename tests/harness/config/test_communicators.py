@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 
+from harness.checks.job import plan_job
+from harness.checks.layout import device_roles
 from harness.config import ConfigError, JobConfig
-from harness.config.checks.job import plan_job
-from harness.config.checks.layout import device_roles
 from harness.config.communicators import Communicator, check_communicators, communicators, sending_ranks
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.config.checks.job import lengths_of, plan_job
-from harness.config.checks.machine import real_setting
+from harness.checks.job import lengths_of, plan_job
+from harness.checks.machine import real_setting
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.engine_memory import EngineMemory

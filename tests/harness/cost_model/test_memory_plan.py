@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from harness.checks.layout import device_roles
+from harness.checks.machine import real_setting
 from harness.config import JobConfig, ModelConfig
-from harness.config.checks.layout import device_roles
-from harness.config.checks.machine import real_setting
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.config.placement import resolve_split

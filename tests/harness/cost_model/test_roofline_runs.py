@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.checks.layout import device_roles, training_ranks
 from harness.config import CostConfig, JobConfig, LengthsConfig, RooflineConfig
-from harness.config.checks.layout import device_roles, training_ranks
 from harness.config.compose import compose_job
 from harness.config.placement import Placement, resolve_split
 from harness.cost_model.job_cost import simulated_cost

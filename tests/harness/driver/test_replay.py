@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.checks.job import plan_job
+from harness.checks.replay import why_not_replayed
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError, CostConfig, JobConfig
-from harness.config.checks.job import plan_job
-from harness.config.checks.replay import why_not_replayed
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.driver.replay import Replay

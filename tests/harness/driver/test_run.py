@@ -9,8 +9,8 @@ from unittest.mock import MagicMock, Mock
 import pytest
 from rich.console import Console
 
+from harness.checks.job import plan_job
 from harness.config import ConfigError
-from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.driver import run

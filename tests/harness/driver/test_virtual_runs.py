@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from harness.checks.job import plan_job
 from harness.cli import main as cli
 from harness.comparison.promises import Finished, read_finished
 from harness.config import CostConfig, JobConfig, LengthsConfig
-from harness.config.checks.job import plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.driver.backends import Backend, RunSpec, open_backend

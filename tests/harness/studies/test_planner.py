@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import ENGINES
+from harness.checks import job as checks
+from harness.checks.defaults import fitted
+from harness.checks.job import JobPlan, plan_job
+from harness.checks.layout import device_roles
 from harness.config import ConfigError, JobConfig
-from harness.config.checks import job as checks
-from harness.config.checks.defaults import fitted
-from harness.config.checks.job import JobPlan, plan_job
-from harness.config.checks.layout import device_roles
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
 from harness.cost_model.cost import largest_share_s

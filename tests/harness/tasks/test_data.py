@@ -180,7 +180,7 @@ def test_sources_that_cannot_work_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_a_file_is_one_line_before_anything_starts(tmp_path: Path) -> None:
-    from harness.config.checks.job import plan_job
+    from harness.checks.job import plan_job
     from harness.config.compose import make_schedule
     from harness.config.machine import Machine
 

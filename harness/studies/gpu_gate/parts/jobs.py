@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from harness.checks.job import plan_job
 from harness.config import ConfigError
-from harness.config.checks.job import plan_job
 from harness.config.machine import this_machine
 from harness.metrics.samples import FATES
 from harness.studies.gpu_gate.part import Setting

@@ -7,10 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.checks.job import JobPlan, plan_job
+from harness.checks.layout import device_roles
 from harness.cli import main as cli
 from harness.config import ConfigError
-from harness.config.checks.job import JobPlan, plan_job
-from harness.config.checks.layout import device_roles
 from harness.config.compose import compose_job, make_schedule
 from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
@@ -463,7 +463,7 @@ def test_what_can_be_simulated_only_is_refused_on_real_devices_and_simulated_oth
 
 
 def test_an_engine_of_several_devices_has_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.config.checks.job.check_environment", lambda config: None)  # vLLM is not needed here
+    monkeypatch.setattr("harness.checks.job.check_environment", lambda config: None)  # vLLM is not needed here
     job = ["engine=vllm", "engine.tensor_parallel=2", "backend=real"]
     apart = plan(*job, "cluster.devices=3", "schedule.split.rollout=2", machine=MANY_CORES)
     assert (apart.backend, apart.placement.devices["rollout"]) == ("real", (0, 1))

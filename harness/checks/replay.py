@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from harness.checks.earlier_run import config_of, manifest_of, refuse_missing, refuse_other, run_of_seed
 from harness.config import Backend, ConfigError, JobConfig
-from harness.config.checks.earlier_run import config_of, manifest_of, refuse_missing, refuse_other, run_of_seed
 from harness.config.job import flatten
 from schedules import Schedule
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from harness.checks.defaults import FITTED, fitted
+from harness.checks.job import JobPlan, lengths_of, plan_job
+from harness.checks.layout import device_roles
+from harness.checks.machine import real_setting
 from harness.config import ConfigError, JobConfig
-from harness.config.checks.defaults import FITTED, fitted
-from harness.config.checks.job import JobPlan, lengths_of, plan_job
-from harness.config.checks.layout import device_roles
-from harness.config.checks.machine import real_setting
 from harness.config.communicators import communicators
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine

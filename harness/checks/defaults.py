@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from harness.checks.job import WEIGHTS_ALONE, JobPlan, lengths_of, only_simulated, plan_elsewhere, without_hub
+from harness.checks.layout import check_layout, device_roles, training_ranks
+from harness.checks.machine import real_setting
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import as_arguments, changed
-from harness.config.checks.job import WEIGHTS_ALONE, JobPlan, lengths_of, only_simulated, plan_elsewhere, without_hub
-from harness.config.checks.layout import check_layout, device_roles, training_ranks
-from harness.config.checks.machine import real_setting
 from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split

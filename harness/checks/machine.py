@@ -7,9 +7,9 @@ from typing import Any
 
 import psutil
 
+from harness.checks.layout import check_layout, device_roles
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import as_arguments, changed
-from harness.config.checks.layout import check_layout, device_roles
 from harness.config.communicators import Communicator
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from harness.checks.job import plan_job
 from harness.cli import main as cli
 from harness.comparison.fairness import fairness_key
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError, job_config
-from harness.config.checks.job import plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
 from harness.config.machine import Machine
 from harness.metrics.run_files import load_manifest, load_metrics

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from harness.checks.replay import check_replay
 from harness.config import ConfigError
-from harness.config.checks.replay import check_replay
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
 
 JOB = ("backend=real", "schedule=fully_async", "iterations=8", "seeds=[3]", "cluster.devices=2")

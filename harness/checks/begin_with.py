@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from harness.checks.earlier_run import config_of, manifest_of, refuse_missing, refuse_other, run_of_seed
 from harness.config import Backend, ConfigError, JobConfig
-from harness.config.checks.earlier_run import config_of, manifest_of, refuse_missing, refuse_other, run_of_seed
 from harness.config.inputs import Input, inputs_of, refuse_changed
 from harness.config.job import flatten
 from harness.config.plugins import Plugin

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engines import ENGINES
-from harness.config import Backend, ConfigError, JobConfig, ModelConfig
-from harness.config.checks.batch import check_batch
-from harness.config.checks.begin_with import check_begin_with
-from harness.config.checks.layout import check_layout, device_roles
-from harness.config.checks.machine import (
+from harness.checks.batch import check_batch
+from harness.checks.begin_with import check_begin_with
+from harness.checks.layout import check_layout, device_roles
+from harness.checks.machine import (
     HardwareMissing,
     check_devices,
     check_instances,
@@ -19,14 +18,15 @@ from harness.config.checks.machine import (
     check_nodes,
     share_of_engines,
 )
-from harness.config.checks.plugins import (
+from harness.checks.plugins import (
     check_environment,
     check_plugins,
     engine_options,
     engine_takes_several_devices,
     planned_options,
 )
-from harness.config.checks.replay import check_replay
+from harness.checks.replay import check_replay
+from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.machine import Machine
 from harness.config.model_folder import (

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from harness.checks.job import JobPlan, plan_job
 from harness.config import ConfigError
-from harness.config.checks.job import JobPlan, plan_job
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.shape import parameters

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.checks.job import plan_job
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError
-from harness.config.checks.job import plan_job
 from harness.config.compose import cell_name, compose_job, make_schedule, plugins_of
 from harness.config.machine import Machine
 from harness.metrics.run_files import load_evaluations, load_ledger, load_metrics, load_samples

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.checks.layout import training_ranks
 from harness.config import ConfigError, JobConfig
-from harness.config.checks.layout import training_ranks
 from harness.config.job import WHOLE_BATCH
 from harness.config.placement import Placement
 from schedules import Schedule
