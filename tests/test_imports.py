@@ -40,7 +40,7 @@ def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> 
         "engines/sglang",
         "harness/weight_sync",
         "harness/rl",
-        "harness/cost_model/profile",
+        "harness/calibration/profile",
         "harness/studies/gpu_gate",
         "harness/studies/gpu_gate/parts",
     )

@@ -13,8 +13,8 @@ from harness.config import ConfigError
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Fit costs to finished real runs, and write them as a file of settings."""
-    from harness.cost_model.calibration.fitting import explained, write_costs
-    from harness.cost_model.calibration.runs import base_job, calibrate_runs
+    from harness.calibration.fitting import explained, write_costs
+    from harness.calibration.runs import base_job, calibrate_runs
 
     own, settings = own_arguments(arguments, "run", "name")
     if not own["run"]:

@@ -14,11 +14,11 @@ from harness.config.fields import checked_name
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Time the embedded engines on this machine's device, or read times from a file, and fit costs to them."""
+    from harness.calibration.fitting import explained, write_costs
+    from harness.calibration.profile.fitting import about, base_of, fitted_costs, peak_shares, this_device
+    from harness.calibration.profile.record import record
+    from harness.calibration.profile.rows import read_profile, write_profile
     from harness.config.compose import compose_job
-    from harness.cost_model.calibration.fitting import explained, write_costs
-    from harness.cost_model.profile.fitting import about, base_of, fitted_costs, peak_shares, this_device
-    from harness.cost_model.profile.record import record
-    from harness.cost_model.profile.rows import read_profile, write_profile
 
     own, settings = own_arguments(arguments, "name", "profile")
     job = compose_job(settings)

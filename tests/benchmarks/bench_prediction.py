@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.calibration.fitting import explained
+from harness.calibration.runs import WARMUP, base_job, calibrate_runs
 from harness.config import CostConfig
 from harness.config.compose import compose_job
-from harness.cost_model.calibration.fitting import explained
-from harness.cost_model.calibration.runs import WARMUP, base_job, calibrate_runs
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import Timeline

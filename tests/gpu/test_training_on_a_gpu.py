@@ -15,6 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
 from engines.torch.model import build_model, outline_model
 from engines.torch.scoring import TorchLogProb
+from harness.calibration.profile.fitting import fit_profile
+from harness.calibration.profile.record import Grid, record
+from harness.calibration.profile.rows import PHASES
+from harness.calibration.profile.timing import Stopwatch
 from harness.config import (
     AlgorithmConfig,
     CostConfig,
@@ -24,10 +28,6 @@ from harness.config import (
     OptimizerOffload,
     TrainingConfig,
 )
-from harness.cost_model.profile.fitting import fit_profile
-from harness.cost_model.profile.record import Grid, record
-from harness.cost_model.profile.rows import PHASES
-from harness.cost_model.profile.timing import Stopwatch
 from harness.protocols import Scorer, TrainBatch
 from harness.transfer_queue import Ragged
 from tests.support.fsdp_samples import full

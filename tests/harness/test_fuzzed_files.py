@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from harness.calibration.profile.rows import DeviceProfile, Row, read_profile, write_profile
+from harness.calibration.runs import read_run
 from harness.checks.job import plan_job
 from harness.comparison.experiment import comparison_in
 from harness.config import ConfigError
 from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plain
 from harness.config.job import flatten
 from harness.config.machine import this_machine
-from harness.cost_model.calibration.runs import read_run
 from harness.cost_model.lengths import read_trace
-from harness.cost_model.profile.rows import DeviceProfile, Row, read_profile, write_profile
 from harness.report.page.document import document
 from harness.report.page.markdown import markdown
 from harness.studies.predictions.table import read_table, read_table_settings

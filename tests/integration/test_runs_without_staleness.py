@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from engines.torch.model import build_model
+from harness.calibration.runs import base_job, calibrate_runs, read_run
 from harness.cli import main as cli
 from harness.comparison.equivalence import differences
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError, CostConfig
 from harness.config.compose import compose_job
-from harness.cost_model.calibration.runs import base_job, calibrate_runs, read_run
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from tests.support import invariants

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from harness.calibration.fitting import not_negative
 from harness.config import ConfigError
-from harness.cost_model.calibration.fitting import not_negative
 from harness.studies.predictions.table import Row, TableSettings, nearest
 
 UPDATE = "update_actor_s"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
-from harness.cost_model.profile.timing import wait_for
 from harness.transfer_queue import Ragged
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)

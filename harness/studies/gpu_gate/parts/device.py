@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 import transformers
 
-from harness.cost_model.profile.record import device_name
+from harness.calibration.profile.record import device_name
 from harness.studies.gpu_gate.part import Setting
 from harness.studies.gpu_gate.parts.common import exact_products, per_second, seconds_of
 from harness.studies.gpu_gate.results import Check, LeftOut

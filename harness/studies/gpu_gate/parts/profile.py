@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
+from harness.calibration.profile.record import Grid, record
+from harness.calibration.profile.rows import PHASES, DeviceProfile, write_profile
+from harness.calibration.profile.timing import Stopwatch
 from harness.config import TrainingConfig
-from harness.cost_model.profile.record import Grid, record
-from harness.cost_model.profile.rows import PHASES, DeviceProfile, write_profile
-from harness.cost_model.profile.timing import Stopwatch
 from harness.studies.gpu_gate.part import Setting
 from harness.studies.gpu_gate.parts.common import QWEN_HALF_B, TINY
 from harness.studies.gpu_gate.results import Check
@@ -57,8 +57,8 @@ def _costs(found: DeviceProfile, setting: Setting) -> Check:
     """Fitting needs more packages than timing does."""
     what = "costs fitted to them"
     try:
-        from harness.cost_model.calibration.fitting import write_costs
-        from harness.cost_model.profile.fitting import about, base_of, fitted_costs, peak_shares
+        from harness.calibration.fitting import write_costs
+        from harness.calibration.profile.fitting import about, base_of, fitted_costs, peak_shares
 
         fitted = fitted_costs(found, base_of(found, ["cost=tiny_cpu"]), f"{found.model.name}_gate")
         shares = peak_shares(found, fitted.cost)

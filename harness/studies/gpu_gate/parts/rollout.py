@@ -11,8 +11,8 @@ import torch
 
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
+from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
-from harness.cost_model.profile.timing import wait_for
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from harness.studies.gpu_gate.part import Setting

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model
+from harness.calibration.profile.timing import batch_of, world_of_one
 from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
 from harness.cost_model import shape
 from harness.cost_model.memory_plan import training_peak
-from harness.cost_model.profile.timing import batch_of, world_of_one
 from harness.cost_model.training_memory import Pass, RankMemory
 from harness.protocols import TrainBatch
 from harness.studies.gpu_gate.part import Setting

@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
-from harness.cost_model.profile.timing import wait_for
 from harness.studies.gpu_gate.part import Setting
 from harness.studies.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_second, seconds_of
 from harness.studies.gpu_gate.results import Check

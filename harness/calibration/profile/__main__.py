@@ -1,6 +1,6 @@
 """For a machine without the rest of Cadence:
 
-python -m harness.cost_model.profile experiments/model/qwen7b.yaml profile.json [--layout packed] [--recompute] [--cpu]
+python -m harness.calibration.profile experiments/model/qwen7b.yaml profile.json [--layout packed] [--recompute] [--cpu]
 
 `make profile PROFILE=profile.json` fits costs to it, anywhere.
 """
@@ -14,10 +14,10 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
+from harness.calibration.profile.record import record
+from harness.calibration.profile.rows import Row, TransferRow, write_profile
 from harness.config import ModelConfig, TrainingConfig
 from harness.config.files import checked_yaml
-from harness.cost_model.profile.record import record
-from harness.cost_model.profile.rows import Row, TransferRow, write_profile
 
 
 def _print(row: Row | TransferRow) -> None:

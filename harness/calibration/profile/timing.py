@@ -19,8 +19,8 @@ from engines.torch.fsdp import FSDPEngine, init_world
 from engines.torch.kv_slots import SlotModel
 from engines.torch.rollout import TorchRollout
 from engines.torch.scoring import TorchLogProb
+from harness.calibration.profile.rows import Row
 from harness.config import AlgorithmConfig, TrainingConfig
-from harness.cost_model.profile.rows import Row
 from harness.protocols import Request, Sampling, TrainBatch
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged

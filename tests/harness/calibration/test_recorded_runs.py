@@ -8,10 +8,10 @@ from functools import cache
 import pandas as pd
 import pytest
 
+from harness.calibration.recorded import WorkTimes, decode_steps, measured, together, turns
+from harness.calibration.runs import calibrate
 from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
-from harness.cost_model.calibration.recorded import WorkTimes, decode_steps, measured, together, turns
-from harness.cost_model.calibration.runs import calibrate
 from harness.driver.session import simulate
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from harness.calibration.fitting import fit, fit_undisturbed
+from harness.calibration.recorded import WorkTimes
+from harness.calibration.runs import calibrate, trace
 from harness.config import CostConfig
 from harness.config.compose import compose_job
-from harness.cost_model.calibration.fitting import fit, fit_undisturbed
-from harness.cost_model.calibration.recorded import WorkTimes
-from harness.cost_model.calibration.runs import calibrate, trace
 
 BASE = compose_job(["cost=tiny_cpu"]).cost
 TRUTH = replace(

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 
+from harness.calibration.fitting import FittedCosts, Phase, fit, relative_error
+from harness.calibration.profile.rows import DeviceProfile, Row, TransferRow
 from harness.config import BytesCost, CostConfig, DeviceConfig, JobConfig, ModelConfig, TransferCost
 from harness.config.fields import checked_name
 from harness.cost_model import shape
-from harness.cost_model.calibration.fitting import FittedCosts, Phase, fit, relative_error
-from harness.cost_model.profile.rows import DeviceProfile, Row, TransferRow
 from harness.cost_model.roofline import OPTIMIZER_BYTES
 
 _BETTER = 0.8  # of the squares: as much has to be left for a step's floor to be believed
@@ -48,7 +48,7 @@ def base_of(profile: DeviceProfile, settings: Sequence[str]) -> JobConfig:
 
 def fitted_costs(profile: DeviceProfile, base: JobConfig, name: str) -> FittedCosts:
     """Costs of the profile's model called `name`."""
-    from harness.cost_model.calibration.runs import base_costs
+    from harness.calibration.runs import base_costs
 
     costs = fit_profile(profile, base_costs(base, profile.model), checked_name("name", name))
     return replace(costs, base=base.cost.name)

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.torch.model import build_model
-from harness.config import ConfigError, ModelConfig, TrainingConfig
-from harness.cost_model import shape
-from harness.cost_model.profile.rows import DeviceProfile, Row, TransferRow
-from harness.cost_model.profile.timing import (
+from harness.calibration.profile.rows import DeviceProfile, Row, TransferRow
+from harness.calibration.profile.timing import (
     Sizes,
     Stopwatch,
     time_copies,
@@ -26,7 +24,9 @@ from harness.cost_model.profile.timing import (
     time_training,
     time_weights,
 )
-from harness.cost_model.profile.transfers import time_transfers
+from harness.calibration.profile.transfers import time_transfers
+from harness.config import ConfigError, ModelConfig, TrainingConfig
+from harness.cost_model import shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,6 +9,22 @@ import numpy as np
 import pytest
 import torch
 
+from harness.calibration.fitting import write_costs
+from harness.calibration.profile.__main__ import main as profile_here
+from harness.calibration.profile.fitting import fit_profile, implied_shares, known_device
+from harness.calibration.profile.record import Grid, grid_for, inference_depths, record, training_depths
+from harness.calibration.profile.rows import (
+    PHASES,
+    DeviceProfile,
+    Phase,
+    Row,
+    TransferRow,
+    deep,
+    read_profile,
+    write_profile,
+)
+from harness.calibration.profile.timing import Stopwatch
+from harness.calibration.profile.transfers import parts_of, time_transfers
 from harness.cli import main as cli
 from harness.config import (
     BytesCost,
@@ -21,24 +37,8 @@ from harness.config import (
 )
 from harness.config.compose import choices, compose_job
 from harness.cost_model import shape
-from harness.cost_model.calibration.fitting import write_costs
 from harness.cost_model.cost import transfer_times
 from harness.cost_model.memory import Layout
-from harness.cost_model.profile.__main__ import main as profile_here
-from harness.cost_model.profile.fitting import fit_profile, implied_shares, known_device
-from harness.cost_model.profile.record import Grid, grid_for, inference_depths, record, training_depths
-from harness.cost_model.profile.rows import (
-    PHASES,
-    DeviceProfile,
-    Phase,
-    Row,
-    TransferRow,
-    deep,
-    read_profile,
-    write_profile,
-)
-from harness.cost_model.profile.timing import Stopwatch
-from harness.cost_model.profile.transfers import parts_of, time_transfers
 from harness.cost_model.roofline import roofline
 
 JOB = compose_job(["model=qwen3-0.6b", "cost=roofline", "device=h100"])

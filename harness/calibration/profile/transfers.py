@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from engines.torch.model import outline_model
+from harness.calibration.profile.rows import TimedTransport, TransferRow
+from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
 from harness.config.communicators import sending_ranks
-from harness.cost_model.profile.rows import TimedTransport, TransferRow
-from harness.cost_model.profile.timing import wait_for
 from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender, weight_source
 from harness.weight_sync.ipc import SharedOffer
 from harness.weight_sync.plan import TransferPlan, plan_transfer

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from harness.calibration.fitting import FittedCosts, Phase, fit_undisturbed, relative_error
+from harness.calibration.recorded import WorkTimes, measured, together
 from harness.config import ConfigError, CostConfig, JobConfig, LengthsConfig, ModelConfig, first_line
 from harness.config.compose import compose_job
 from harness.config.fields import checked_name
 from harness.cost_model import shape
-from harness.cost_model.calibration.fitting import FittedCosts, Phase, fit_undisturbed, relative_error
-from harness.cost_model.calibration.recorded import WorkTimes, measured, together
 from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
 from harness.metrics.damaged import reading
