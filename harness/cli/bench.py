@@ -13,8 +13,8 @@ from rich.console import Console
 from harness.cli.arguments import is_asked_for, last_values, own_arguments
 
 if TYPE_CHECKING:
+    from harness.planner.automatic import SettledJob
     from harness.runtime.fork_server import ForkServer
-    from harness.studies.planner.automatic import SettledJob
 
 
 def run(arguments: Sequence[str], results: Path, console: Console, server: ForkServer | None = None) -> int:
@@ -23,10 +23,10 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     would be, with every setting, and run none."""
     from harness.metrics.run_files import run_directory
     from harness.metrics.run_inputs import refuse_changed_inputs
+    from harness.planner.automatic import settled
     from harness.runtime.interrupts import leaving_when_asked
     from harness.runtime.machine import machine_of_runs
     from harness.runtime.runtime import cluster_address
-    from harness.studies.planner.automatic import settled
 
     own, settings = own_arguments(arguments, "dry")
     dry = is_asked_for("dry", last_values(own))

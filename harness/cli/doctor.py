@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def _every_schedule(arguments: Sequence[str], console: Console) -> int:
     """Where no schedule is named: a row for each. Exit code 1 if none is accepted."""
-    from harness.studies.memory import COLUMNS, every_schedule
+    from harness.planner.memory import COLUMNS, every_schedule
 
     table = Table(*COLUMNS, title=" ".join(arguments))
     made = every_schedule(arguments)
@@ -64,7 +64,7 @@ def _every_schedule(arguments: Sequence[str], console: Console) -> int:
 
 
 def _memory_of(arguments: Sequence[str], console: Console) -> int:
-    from harness.studies.memory import planned_memory, rows  # reads all settings, which this machine's check does not
+    from harness.planner.memory import planned_memory, rows  # reads all settings, which this machine's check does not
 
     found = planned_memory(arguments)
     config, machine, plan = found.config, found.machine, found.plan

@@ -22,7 +22,7 @@ from harness.runtime.local_runtime import launch_server, server_environment
 DRIVER_PRELOAD = (
     "harness.cli.bench",
     "harness.driver.run",
-    "harness.studies.planner.automatic",
+    "harness.planner.automatic",
     "harness.report.plots",
     "harness.report.summary",
     "harness.metrics.mlflow_mirror",

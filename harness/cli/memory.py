@@ -12,7 +12,7 @@ from harness.config import ConfigError
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Plan the memory of three models on five machines under every schedule, and write docs/gpu_memory.md."""
-    from harness.studies.memory import write_page
+    from harness.planner.memory import write_page
 
     if arguments:
         raise ConfigError(f"{arguments[0]} changes nothing: `make memory` has no settings; `make doctor` has")

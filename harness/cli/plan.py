@@ -13,8 +13,8 @@ from rich.console import Console
 from harness.cli.steps import Steps
 from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
-from harness.studies.planner.plan import DEFAULTS, EFFORT, Plan, fixed_by, make_plan, plan_jobs
-from harness.studies.planner.report import as_json, draw_plan, print_plan
+from harness.planner.plan import DEFAULTS, EFFORT, Plan, fixed_by, make_plan, plan_jobs
+from harness.planner.report import as_json, draw_plan, print_plan
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:

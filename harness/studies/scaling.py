@@ -14,10 +14,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.config.compose import DOCS
 from harness.metrics.atomic_files import write_text
+from harness.planner.explore import Effort
+from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
 from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
-from harness.studies.planner.explore import Effort
-from harness.studies.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
 
 MODELS = ("qwen7b", "qwen32b")
 

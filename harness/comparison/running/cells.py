@@ -19,8 +19,8 @@ from harness.config.job import flatten
 from harness.config.machine import Machine
 from harness.config.plugins import is_path
 from harness.metrics.run_files import run_directory
-from harness.studies.planner.automatic import settled
-from harness.studies.planner.plan import as_argument
+from harness.planner.automatic import settled
+from harness.planner.plan import as_argument
 from schedules import SCHEDULES
 
 _NO_AXIS = {

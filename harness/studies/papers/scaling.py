@@ -10,11 +10,11 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.config.fields import Count, Positive, Switch
+from harness.planner.candidates import Candidate
+from harness.planner.explore import Effort, Exploration, TrialResult
+from harness.planner.plan import explore_all
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.result import Line, Result, Table
-from harness.studies.planner.candidates import Candidate
-from harness.studies.planner.explore import Effort, Exploration, TrialResult
-from harness.studies.planner.plan import explore_all
 
 
 @dataclass(frozen=True, config=STRICT)

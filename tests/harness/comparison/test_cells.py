@@ -118,9 +118,9 @@ def test_devices_that_the_user_chose_are_left() -> None:
 
 def test_a_resolved_cell_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runs plan nothing and choose nothing: the same folder, on any machine."""
-    monkeypatch.setattr("harness.studies.planner.automatic.SAMPLES", 1)
-    monkeypatch.setattr("harness.studies.planner.automatic.TRIALS", 1)
-    monkeypatch.setattr("harness.studies.planner.explore._LEAST_SAMPLES", 1)
+    monkeypatch.setattr("harness.planner.automatic.SAMPLES", 1)
+    monkeypatch.setattr("harness.planner.automatic.TRIALS", 1)
+    monkeypatch.setattr("harness.planner.explore._LEAST_SAMPLES", 1)
     large = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "cost.lengths.mean=64")
     for settings in (("schedule=fully_async", *large), ("schedule=one_step_off",)):
         cell = resolve_cell(CellRequest("a cell", settings), LAPTOP)

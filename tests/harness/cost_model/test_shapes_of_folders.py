@@ -19,7 +19,7 @@ from harness.cost_model.shape import (
     kv_bytes_per_token,
     parameters,
 )
-from harness.studies.planner.plan import plan_jobs
+from harness.planner.plan import plan_jobs
 from tests.support.random_models import SIZES
 from tests.support.rooflines import DEVICE, FACTORS
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from harness.comparison.running.process import RunProcess
 from harness.config import ConfigError
 from harness.config.compose import compose_job
+from harness.planner.candidates import Candidate
+from harness.planner.explore import TrialResult
 from harness.studies.papers.experiment import Context, PaperExperiment, names, parse, read_experiment
 from harness.studies.papers.fits import (
     Calibrated,
@@ -33,8 +35,6 @@ from harness.studies.papers.result import Line, Result
 from harness.studies.papers.run import KINDS, run_papers
 from harness.studies.papers.scaling import ScalingVariation, Span, jobs_of, linearity
 from harness.studies.papers.simulated import Gantt, run_gantt
-from harness.studies.planner.candidates import Candidate
-from harness.studies.planner.explore import TrialResult
 
 SMALL = [
     "model=qwen1.5b",

@@ -23,9 +23,9 @@ from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
 from harness.cost_model.cost import largest_share_s
 from harness.driver.session import simulate
-from harness.studies.planner import explore as explore_module
-from harness.studies.planner.candidates import Candidate, grid
-from harness.studies.planner.explore import (
+from harness.planner import explore as explore_module
+from harness.planner.candidates import Candidate, grid
+from harness.planner.explore import (
     Effort,
     TrialResult,
     cost_of,
@@ -35,10 +35,10 @@ from harness.studies.planner.explore import (
     trial,
     window,
 )
-from harness.studies.planner.period import period
-from harness.studies.planner.plan import VARIABLES, Choice, bench_command, fixed_by, make_plan
-from harness.studies.planner.search import Prospect, front, search
-from harness.studies.planner.work import LengthSamples, least_work, likely_work
+from harness.planner.period import period
+from harness.planner.plan import VARIABLES, Choice, bench_command, fixed_by, make_plan
+from harness.planner.search import Prospect, front, search
+from harness.planner.work import LengthSamples, least_work, likely_work
 from harness.transfer_queue import Ragged
 from schedules import SCHEDULES, KStepOff
 
@@ -93,7 +93,7 @@ def test_no_run_is_faster_than_its_bound(name: str, option: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.studies.planner.explore._LEAST_SAMPLES", 1)  # two iterations tell them apart
+    monkeypatch.setattr("harness.planner.explore._LEAST_SAMPLES", 1)  # two iterations tell them apart
     chosen = ["algorithm.micro_batch_groups=2", "training.recompute_activations=true", "training.pipeline_parallel=1"]
     fixed = [setting.partition("=")[0] for setting in chosen]
     light = ["cost.lengths.sigma=0.1", "cluster.devices=8"]

@@ -20,10 +20,10 @@ from harness.cost_model.transfer import sender_links
 from harness.driver.build import fair_share
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
-from harness.studies.planner.candidates import Candidate, grid
-from harness.studies.planner.period import hindered, period
-from harness.studies.planner.search import Prospect, SearchResult, search
-from harness.studies.planner.work import LengthSamples, PoolLayout, least_work, likely_work
+from harness.planner.candidates import Candidate, grid
+from harness.planner.period import hindered, period
+from harness.planner.search import Prospect, SearchResult, search
+from harness.planner.work import LengthSamples, PoolLayout, least_work, likely_work
 from schedules import FullyAsync, HalfStep, KStepOff, Schedule
 from schedules.capacity import Capacity
 

@@ -18,12 +18,12 @@ from harness.cli.steps import Steps
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
-from harness.studies.planner.automatic import DEVICES, PlannedJob, with_plan
-from harness.studies.planner.candidates import Candidate
-from harness.studies.planner.explore import Exploration, TrialResult
-from harness.studies.planner.plan import UNCERTAINTY, Choice, Plan, bench_command, fixed_by, plan_settings
-from harness.studies.planner.report import print_plan, verdict, why_slower
-from harness.studies.planner.search import SearchResult
+from harness.planner.automatic import DEVICES, PlannedJob, with_plan
+from harness.planner.candidates import Candidate
+from harness.planner.explore import Exploration, TrialResult
+from harness.planner.plan import UNCERTAINTY, Choice, Plan, bench_command, fixed_by, plan_settings
+from harness.planner.report import print_plan, verdict, why_slower
+from harness.planner.search import SearchResult
 from harness.studies.scaling import Point, ScalingStudy, draw_scaling, efficiency, page
 from schedules import SCHEDULES
 from tests.support.project import ROOT
@@ -200,9 +200,9 @@ LARGE = ("model=qwen7b", "algorithm.batch_groups=8", "algorithm.group_size=4", "
 
 @pytest.fixture(autouse=True)
 def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.studies.planner.automatic.SAMPLES", 1)
-    monkeypatch.setattr("harness.studies.planner.automatic.TRIALS", 1)
-    monkeypatch.setattr("harness.studies.planner.explore._LEAST_SAMPLES", 1)
+    monkeypatch.setattr("harness.planner.automatic.SAMPLES", 1)
+    monkeypatch.setattr("harness.planner.automatic.TRIALS", 1)
+    monkeypatch.setattr("harness.planner.explore._LEAST_SAMPLES", 1)
 
 
 def planned(*arguments: str) -> PlannedJob:

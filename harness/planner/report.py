@@ -16,9 +16,7 @@ from rich.table import Table
 from harness.checks.layout import device_roles
 from harness.config.compose import plain
 from harness.metrics.formatting import percent
-from harness.report.palette import of_schedules
-from harness.report.plots import save_figure
-from harness.studies.planner.plan import (
+from harness.planner.plan import (
     UNCERTAINTY,
     WORTH,
     Choice,
@@ -30,6 +28,8 @@ from harness.studies.planner.plan import (
     rate,
     why_none,
 )
+from harness.report.palette import of_schedules
+from harness.report.plots import save_figure
 
 _WORTH_SAYING = 0.01  # of an iteration
 

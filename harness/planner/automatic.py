@@ -84,8 +84,8 @@ def with_plan(config: JobConfig, arguments: Sequence[str], machine: Machine) -> 
     if not given & {"cluster", "cluster.devices"}:
         config = replace(config, cluster=replace(config.cluster, devices=DEVICES))
     config = replace(config, backend="virtual")
-    from harness.studies.planner.explore import Effort  # loads torch: a run that needs no plan does so later
-    from harness.studies.planner.plan import bench_command, devices_and_batch, make_plan
+    from harness.planner.explore import Effort  # loads torch: a run that needs no plan does so later
+    from harness.planner.plan import bench_command, devices_and_batch, make_plan
 
     effort = Effort(samples=SAMPLES, trials=TRIALS)
     plan = make_plan([config], frozenset(given) | {_MAX_STALENESS}, effort, processes=1)

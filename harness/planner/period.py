@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from harness.studies.planner.work import Work
+from harness.planner.work import Work
 from schedules import (
     ColocateSync,
     DelayedUpdate,

@@ -10,10 +10,10 @@ from functools import cached_property
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.compose import compose_job
+from harness.planner.candidates import STALENESS, Candidate
+from harness.planner.explore import Effort, Exploration, TrialResult, explore
+from harness.planner.search import front
 from harness.runtime.parallel import parallel_as_completed
-from harness.studies.planner.candidates import STALENESS, Candidate
-from harness.studies.planner.explore import Effort, Exploration, TrialResult, explore
-from harness.studies.planner.search import front
 from schedules import SCHEDULES
 
 SEED = 0
