@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.comparison.running.process import RunProcess
+from harness.campaigns.process import RunProcess
 from harness.config import ConfigError
 from harness.config.job import flatten
 from harness.metrics.done import is_done

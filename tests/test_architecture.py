@@ -138,7 +138,7 @@ def test_the_table_of_folders_names_every_folder_that_has_code() -> None:
     assert folders <= set(LAYERS)
 
 
-MAY_NAME_ONE = ("cli", "driver", "studies", "comparison/running", "calibration/profile", "checks")
+MAY_NAME_ONE = ("cli", "driver", "studies", "campaigns", "calibration/profile", "checks")
 
 
 def test_what_schedules_share_names_no_schedule() -> None:

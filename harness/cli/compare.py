@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.campaigns.cells import schedule_cells
+from harness.campaigns.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.cli.arguments import comparison_arguments, is_asked_for
 from harness.cli.forked_runs import ForkedRuns
-from harness.comparison.running.cells import schedule_cells
-from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
 from harness.config.machine import Machine
 from harness.runtime.machine import machine_of_runs

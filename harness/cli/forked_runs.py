@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.campaigns.process import RunProcess
 from harness.cli.console import PlainTextConsole
 from harness.cli.main import answered
-from harness.comparison.running.process import RunProcess
 from harness.driver.preload import PRELOAD
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import spare_imports

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.campaigns.cells import CellRequest
+from harness.campaigns.corrections import correction_axes, named_corrections, refuse_overridden
+from harness.campaigns.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.cli.arguments import comparison_arguments, is_asked_for
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.correction_matrix import matrix_of, write_matrix
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
-from harness.comparison.running.cells import CellRequest
-from harness.comparison.running.corrections import correction_axes, named_corrections, refuse_overridden
-from harness.comparison.running.pipeline import ComparisonRequest, comparison_request, run_comparison
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine

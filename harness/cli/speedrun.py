@@ -50,10 +50,10 @@ def _verify(folder: Path, console: Console) -> int:
 
 
 def _race(given: dict[str, str], settings: list[str], results: Path, console: Console) -> int:
+    from harness.campaigns.cells import CellRequest, resolve_cell
+    from harness.campaigns.execution import Runs, run_cells
+    from harness.campaigns.preview import print_failures
     from harness.cli.forked_runs import ForkedRuns
-    from harness.comparison.running.cells import CellRequest, resolve_cell
-    from harness.comparison.running.execution import Runs, run_cells
-    from harness.comparison.running.preview import print_failures
     from harness.comparison.runs import read_run
     from harness.config.compose import compose_job, plain
     from harness.metrics.manifest import git_state

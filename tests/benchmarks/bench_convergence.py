@@ -28,11 +28,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 from rich.console import Console
 
+from harness.campaigns.cells import CellRequest, resolve_cell
+from harness.campaigns.execution import Runs, run_cells
+from harness.campaigns.preview import print_failures
 from harness.cli.forked_runs import ForkedRuns
 from harness.cli.main import RESULTS
-from harness.comparison.running.cells import CellRequest, resolve_cell
-from harness.comparison.running.execution import Runs, run_cells
-from harness.comparison.running.preview import print_failures
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.machine import this_machine

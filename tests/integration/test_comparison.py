@@ -116,8 +116,8 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from harness.cli.forked_runs import ForkedRuns
-from harness.comparison.running.cells import CellRequest, resolve_cell
-from harness.comparison.running.execution import Runs, run_cells
+from harness.campaigns.cells import CellRequest, resolve_cell
+from harness.campaigns.execution import Runs, run_cells
 from harness.config.machine import this_machine
 cell = resolve_cell(CellRequest("spied", tuple(sys.argv[2:])), this_machine())
 with ForkedRuns() as runs:

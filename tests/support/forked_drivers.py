@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from harness.campaigns.process import RunProcess
 from harness.cli.forked_runs import ForkedRuns
-from harness.comparison.running.process import RunProcess
 from tests.support.real_runs import FIRST_TIMEOUT_S, RUN_TIMEOUT_S, lines, logs
 
 Kill = tuple[str, int]

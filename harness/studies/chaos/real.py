@@ -19,8 +19,8 @@ from typing import Literal
 
 import psutil
 
+from harness.campaigns.process import RunProcess
 from harness.comparison.conservation import check_conservation
-from harness.comparison.running.process import RunProcess
 from harness.comparison.runs import read_run
 from harness.driver.checkpoint_files import last_checkpoint
 from harness.metrics.atomic_files import write_text

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from rich.console import Console
 
-from harness.comparison.running.execution import StartRun
+from harness.campaigns.execution import StartRun
 from harness.config import STRICT, ConfigError, first_line
 from harness.config.compose import EXPERIMENTS, read_settings
 

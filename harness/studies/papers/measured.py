@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cells
-from harness.comparison.running.execution import Runs, run_cells
-from harness.comparison.running.preview import print_failures
+from harness.campaigns.cells import CellRequest, ResolvedCell, resolve_cells
+from harness.campaigns.execution import Runs, run_cells
+from harness.campaigns.preview import print_failures
 from harness.config import STRICT, ConfigError
 from harness.config.fields import Count, Fraction
 from harness.metrics.run_files import load_metrics

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.campaigns.cells import resolve_cells
+from harness.campaigns.corrections import correction_axes, read_bundles
 from harness.cli.matrix import matrix_request
 from harness.comparison.comparison import compare
 from harness.comparison.correction_matrix import (
@@ -20,8 +22,6 @@ from harness.comparison.correction_matrix import (
     write_matrix,
 )
 from harness.comparison.fairness import fairness_key
-from harness.comparison.running.cells import resolve_cells
-from harness.comparison.running.corrections import correction_axes, read_bundles
 from harness.comparison.runs import Cell
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain

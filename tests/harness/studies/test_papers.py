@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.comparison.running.process import RunProcess
+from harness.campaigns.process import RunProcess
 from harness.config import ConfigError
 from harness.config.compose import compose_job
 from harness.planner.candidates import Candidate

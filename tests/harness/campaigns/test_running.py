@@ -17,10 +17,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from harness.comparison.running import execution, process
-from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
-from harness.comparison.running.execution import RunOutcomes, Runs, StartRun, run_cells
-from harness.comparison.running.process import RunProcess
+from harness.campaigns import execution, process
+from harness.campaigns.cells import CellRequest, ResolvedCell, resolve_cell
+from harness.campaigns.execution import RunOutcomes, Runs, StartRun, run_cells
+from harness.campaigns.process import RunProcess
 from harness.config.machine import Machine
 from harness.runtime.fork_server import ForkServer
 from tests.support.played_runs import play

@@ -17,8 +17,8 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness.comparison.running.cells import ResolvedCell
-from harness.comparison.running.process import RunProcess
+from harness.campaigns.cells import ResolvedCell
+from harness.campaigns.process import RunProcess
 from harness.config.compose import cell_prefix
 from harness.metrics.damaged import DamagedFile
 from harness.metrics.done import is_done, read_done

@@ -10,6 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.campaigns.cells import CellRequest, ResolvedCell, SkippedCell, device_budget, resolve_cells
+from harness.campaigns.execution import Runs, StartRun, run_cells
+from harness.campaigns.gate import gate_job, passed_before, run_gate
+from harness.campaigns.preview import machine_warnings, print_failures, print_preview
 from harness.comparison.console import print_comparison
 from harness.comparison.experiment import (
     Campaign,
@@ -20,10 +24,6 @@ from harness.comparison.experiment import (
     write_campaign,
 )
 from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal
-from harness.comparison.running.cells import CellRequest, ResolvedCell, SkippedCell, device_budget, resolve_cells
-from harness.comparison.running.execution import Runs, StartRun, run_cells
-from harness.comparison.running.gate import gate_job, passed_before, run_gate
-from harness.comparison.running.preview import machine_warnings, print_failures, print_preview
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.config.fields import checked_name

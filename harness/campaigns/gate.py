@@ -17,9 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from engines import EMBEDDED
+from harness.campaigns.cells import CellRequest, ResolvedCell, resolve_cell
+from harness.campaigns.execution import RunOutcomes, Runs, StartRun, run_cells
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
-from harness.comparison.running.cells import CellRequest, ResolvedCell, resolve_cell
-from harness.comparison.running.execution import RunOutcomes, Runs, StartRun, run_cells
 from harness.config import AlgorithmConfig
 from harness.config.compose import compose_job, plugins_of
 from harness.config.job import WHOLE_BATCH
@@ -49,7 +49,7 @@ _SMALL = (
 )
 _OF_THE_JOB = ("model", "task", "max_tokens", "algorithm")
 _SOURCES = ("harness", "schedules", "engines", "experiments")
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def _batch(algorithm: AlgorithmConfig | None) -> tuple[str, ...]:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.campaigns import pipeline
+from harness.campaigns.cells import CellRequest, resolve_cell, resolve_cells, schedule_cells, swept_cells
+from harness.campaigns.execution import RunOutcomes, Runs
+from harness.campaigns.pipeline import ComparisonRequest
 from harness.cli import compare, sweep
 from harness.cli.compare import compare_request
 from harness.cli.sweep import sweep_request
 from harness.comparison.experiment import read_campaign
-from harness.comparison.running import pipeline
-from harness.comparison.running.cells import CellRequest, resolve_cell, resolve_cells, schedule_cells, swept_cells
-from harness.comparison.running.execution import RunOutcomes, Runs
-from harness.comparison.running.pipeline import ComparisonRequest
 from harness.config import ConfigError
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine

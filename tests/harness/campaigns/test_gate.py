@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.comparison.running.cells import CellRequest, resolve_cell
-from harness.comparison.running.gate import gate_job
+from harness.campaigns.cells import CellRequest, resolve_cell
+from harness.campaigns.gate import gate_job
 from harness.config.machine import Machine
 
 CORES = Machine(cores=8, gpus=0, gpu_bytes=0)

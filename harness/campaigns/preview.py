@@ -8,8 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.comparison.running.cells import ResolvedCell, SkippedCell
-from harness.comparison.running.execution import FailedRun, Runs, time_text
+from harness.campaigns.cells import ResolvedCell, SkippedCell
+from harness.campaigns.execution import FailedRun, Runs, time_text
 from harness.config.machine import Machine
 from harness.driver.progress import print_banner
 
