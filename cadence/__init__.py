@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.api import Results, load, run
+    from cadence.api import Results, load, run
 
 __version__ = "0.1.0"
 __all__ = ["Results", "load", "run"]
@@ -18,6 +18,6 @@ def __getattr__(name: str) -> Any:
     """The public functions, loaded when they are first used: the version alone brings nothing along."""
     if name not in __all__:
         raise AttributeError(f"module 'cadence' has no attribute {name!r}")
-    from harness import api
+    from cadence import api
 
     return getattr(api, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import PurePosixPath
@@ -18,8 +18,24 @@ from tests.support.project import ROOT
 
 PACKAGES = ("cadence", "harness", "schedules", "engines")
 FILES = {path.relative_to(ROOT).as_posix(): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
-LAYERS = re.findall(r"^\| `([\w/.]+?)/?` \|", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
-"""Folders from top to bottom, as documented."""
+FLOORS = {
+    folder: int(number)
+    for number, folders in re.findall(
+        r"^\| (\d+) \| (.*) \|$", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
+    )
+    for folder in re.findall(r"(?:^|· )`([\w/.]+?)/?` ", folders)
+}
+"""Of each folder the number of its row: 1 is the lowest."""
+INSIDE = {
+    path.parent.relative_to(ROOT).as_posix(): [
+        f"{path.parent.relative_to(ROOT).as_posix()}/{name}".removesuffix("/.")
+        for name in re.findall(r"^\| `([\w/.]+?)/?` \|", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if (path.parent / name).exists()
+    ]
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("README.md"))
+}
+"""Of each folder that has a README, what is inside of it from top to bottom; `.` is all the rest."""
 MODULES = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in FILES}
 
 
@@ -56,10 +72,9 @@ def loaded_by(file: str) -> set[str]:
     return found & set(MODULES)
 
 
-def layer_of(module: str) -> str:
-    """The row of the table that a module belongs to: its own, or the nearest folder above it that has one."""
-    file = MODULES[module]
-    return next(part for part in [file, *map(str, PurePosixPath(file).parents)] if part in LAYERS)
+def nearest(file: str, places: Container[str]) -> str:
+    """The file itself, or the nearest folder above it, whichever is one of these places."""
+    return next(part for part in [file, *map(str, PurePosixPath(file).parents)] if part in places)
 
 
 def of_package(names: Iterable[str], *packages: str) -> set[str]:
@@ -119,13 +134,46 @@ def test_an_engine_knows_protocols_config_and_pure_functions_only() -> None:
     assert offenders(in_package("engines/"), unknown) == {}
 
 
-def test_imports_point_downwards_in_the_table_of_folders() -> None:
-    def upwards(file: str) -> set[str]:
-        own = LAYERS.index(layer_of(file.removesuffix(".py").replace("/", ".")))
-        return {name for name in imports(file) if name in MODULES and LAYERS.index(layer_of(name)) < own}
+CODE = [file for file in FILES if PurePosixPath(file).name not in ("__init__.py", "__main__.py")]
 
-    inner = [file for file in FILES if PurePosixPath(file).name not in ("__init__.py", "__main__.py")]
-    assert offenders(inner, upwards) == {}
+
+def imported_files(file: str) -> set[str]:
+    return {MODULES[name] for name in imports(file) if name in MODULES}
+
+
+def test_a_folder_imports_lower_floors_only() -> None:
+    def not_below(file: str) -> set[str]:
+        own = nearest(file, FLOORS)
+        others = {of for of in imported_files(file) if of in CODE and nearest(of, FLOORS) != own}
+        return {of for of in others if FLOORS[nearest(of, FLOORS)] >= FLOORS[own]}
+
+    assert offenders(CODE, not_below) == {}
+
+
+def test_imports_inside_of_a_folder_point_downwards_in_the_table_of_its_readme() -> None:
+    for folder, rows in INSIDE.items():
+        within = [file for file in CODE if file.startswith(f"{folder}/")]
+        assert {nearest(file, rows) for file in within} == set(rows), f"{folder}: a row for each"
+
+        def upwards(file: str, folder: str = folder, rows: list[str] = rows) -> set[str]:
+            found = {of for of in imported_files(file) if of.startswith(f"{folder}/") and of != f"{folder}/__init__.py"}
+            return {of for of in found if rows.index(nearest(of, rows)) < rows.index(nearest(file, rows))}
+
+        assert offenders(within, upwards) == {}
+
+
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    """A row of a README's table counts as a folder. The error names the circle."""
+    places = {PurePosixPath(file).parent.as_posix() for file in FILES} | {
+        row for rows in INSIDE.values() for row in rows
+    }
+    places |= set(FLOORS)
+    above: dict[str, set[str]] = {}
+    for file in CODE:
+        own = nearest(file, places)
+        below = {nearest(of, places) for of in imported_files(file) if of in CODE}
+        above.setdefault(own, set()).update(below - {own})
+    TopologicalSorter(above).prepare()
 
 
 def test_no_file_is_loaded_for_its_own_loading() -> None:
@@ -133,12 +181,12 @@ def test_no_file_is_loaded_for_its_own_loading() -> None:
     TopologicalSorter({module: loaded_by(file) for module, file in MODULES.items()}).prepare()
 
 
-def test_the_table_of_folders_names_every_folder_that_has_code() -> None:
-    folders = {PurePosixPath(file).parent.as_posix() for file in FILES} - {"harness/studies", "harness"}
-    assert folders <= set(LAYERS)
+def test_every_folder_has_a_floor_and_there_are_few() -> None:
+    assert {nearest(file, {*FLOORS, "."}) for file in CODE} == set(FLOORS)
+    assert len(set(FLOORS.values())) <= 20
 
 
-MAY_NAME_ONE = ("cli", "driver", "studies", "campaigns", "calibration/profile", "checks")
+MAY_NAME_ONE = ("cli", "driver", "studies", "acceptance", "campaigns", "planner", "calibration/profile", "checks")
 
 
 def test_what_schedules_share_names_no_schedule() -> None:

@@ -41,8 +41,8 @@ def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> 
         "harness/weight_sync",
         "harness/rl",
         "harness/calibration/profile",
-        "harness/studies/gpu_gate",
-        "harness/studies/gpu_gate/parts",
+        "harness/acceptance/gpu_gate",
+        "harness/acceptance/gpu_gate/parts",
     )
     together = ", ".join(("tests.gpu.bench_gpu", *(module for folder in folders for module in modules(folder))))
     assert brought_along(together, GPU_MACHINE) == []
@@ -66,7 +66,7 @@ def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
 
 def test_the_package_itself_loads_nothing_and_its_functions_neither_torch_nor_ray() -> None:
     assert brought_along("harness", ("numpy", "pandas", "pyarrow", "rich", "pydantic", *GPU_MACHINE, *HEAVY)) == []
-    assert brought_along("harness.api", ("mlflow", "hydra", "pandas", *HEAVY)) == []
+    assert brought_along("cadence.api", ("mlflow", "hydra", "pandas", *HEAVY)) == []
 
 
 def test_a_package_that_is_brought_along_would_be_noticed() -> None:

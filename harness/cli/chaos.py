@@ -36,7 +36,7 @@ def _chosen(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
-    from harness.studies.chaos.campaign import Campaign, repeat_command, run_campaign, summary, write_campaign
+    from harness.acceptance.chaos.campaign import Campaign, repeat_command, run_campaign, summary, write_campaign
 
     campaign, late = Campaign(chosen["first"], chosen["seeds"]), ""
     try:
@@ -58,7 +58,7 @@ def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
 
 
 def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
-    from harness.studies.chaos.real import draw_real_faults, feel, line_of, write_felt
+    from harness.acceptance.chaos.real import draw_real_faults, feel, line_of, write_felt
 
     felt, began = [], time.monotonic()
     for fault in draw_real_faults(chosen["real"], chosen["first"]):

@@ -13,7 +13,7 @@ from harness.config import ConfigError
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run the parts that are missing; exit code 0 where every part that ran passed."""
-    from harness.studies.gpu_gate import gate
+    from harness.acceptance.gpu_gate import gate
 
     given, others = own_arguments(arguments, "device", "parts", "force", "minutes")
     if others:

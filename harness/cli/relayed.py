@@ -10,10 +10,10 @@ import sys
 import msgspec
 
 import harness.runtime.local_runtime
+from harness.acceptance.chaos.relay import Told, relayed
 from harness.cli import bench
 from harness.cli.console import PlainTextConsole
 from harness.cli.main import RESULTS, answered
-from harness.studies.chaos.relay import Told, relayed
 
 if __name__ == "__main__":
     told = msgspec.json.decode(sys.argv[1], type=Told)

@@ -33,7 +33,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         raise ConfigError(
             f"set {TOKEN} to the token that trainer and engines will send: export {TOKEN}=$(openssl rand -hex 32)"
         )
-    from harness.runtime.http_server import LOOPBACK
+    from harness.rpc.http_server import LOOPBACK
 
     host, certificate = given.get("host", LOOPBACK), _certificate(given)
     if host != LOOPBACK and certificate is None:
@@ -58,7 +58,7 @@ def _certificate(given: Mapping[str, str]) -> tuple[Path, Path] | None:
 
 async def _serve(host: str, port: int, token: str, certificate: tuple[Path, Path] | None, console: Console) -> int:
     """Until a signal ends it; which one."""
-    from harness.runtime.http_server import serving
+    from harness.rpc.http_server import serving
     from harness.service.app import service_app
     from harness.service.requests import MOST_ENGINES
     from harness.transfer_queue.remote.server import allow_many_files

@@ -226,8 +226,8 @@ class Session:
             yield
             return
         from harness.metrics.prometheus import run_text
-        from harness.runtime.http_server import serving
-        from harness.weight_sync.service import fleet_app
+        from harness.rpc.http_server import serving
+        from harness.service.fleet_app import fleet_app
 
         token, newest = secrets.token_urlsafe(32), dict[str, float]()
         self.recorder.listeners.append(newest.update)

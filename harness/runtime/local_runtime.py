@@ -15,14 +15,14 @@ from typing import Any
 from harness.config.gpus import VISIBLE, gpus
 from harness.config.plugins import import_folders
 from harness.logs import RUN, run_in
+from harness.rpc.handshake import new_token
+from harness.rpc.sockets import Address, forget_address, listen, new_address
 from harness.runtime.fork_server import ForkedProcess, ForkServer
 from harness.runtime.runtime import Build, Handle, RoleName
 from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.runtime.worker_server import run_worker
 from harness.transfer_queue import QueueSpec, TransferQueue
-from harness.transfer_queue.remote.handshake import new_token
 from harness.transfer_queue.remote.process import QueueProcess
-from harness.transfer_queue.remote.sockets import Address, forget_address, listen, new_address
 
 _WORKER = "harness.runtime.worker_server"
 

@@ -20,6 +20,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from harness.config.fields import ConfigError
 from harness.config.placement import Placement
 from harness.logs import run_in
+from harness.rpc.handshake import new_token
+from harness.rpc.sockets import Address, socket_address
 from harness.runtime.local_runtime import server_environment
 from harness.runtime.ray_nodes import connected, nodes, on_node
 from harness.runtime.ray_worker import Listening, Output, WorkerActor, taken_output
@@ -27,8 +29,6 @@ from harness.runtime.runtime import Build, Handle, RoleName, WorkerDied
 from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
-from harness.transfer_queue.remote.handshake import new_token
-from harness.transfer_queue.remote.sockets import Address, socket_address
 
 _STOP_S = 5.0  # that workers have to close their roles
 _BROUGHT_S = 120.0  # that the output of a worker may take to come from its node, where a process starts for it

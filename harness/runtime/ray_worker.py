@@ -19,9 +19,9 @@ import ray
 
 from harness.config.fields import ConfigError
 from harness.logs import RUN, log_as_lines, run_in
+from harness.rpc.sockets import Address, listen
 from harness.runtime.runtime import Built, RoleName, role_name
 from harness.runtime.worker_server import WorkerServer
-from harness.transfer_queue.remote.sockets import Address, listen
 
 _CLOSED_S = 30.0  # that a worker without a driver has to close its roles
 _MOST_OUTPUT = 16 << 20  # bytes of what it prints

@@ -15,10 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from harness.runtime import messages as m
-from harness.runtime.runtime import Handle, RoleName, WorkerDied, retrieved, role_name
-from harness.transfer_queue.remote.handshake import greet
-from harness.transfer_queue.remote.sockets import (
+from harness.rpc.handshake import greet
+from harness.rpc.sockets import (
     Address,
     ClientSocket,
     Framer,
@@ -29,6 +27,8 @@ from harness.transfer_queue.remote.sockets import (
     client_socket,
     send_at_once,
 )
+from harness.runtime import messages as m
+from harness.runtime.runtime import Handle, RoleName, WorkerDied, retrieved, role_name
 
 R_co = TypeVar("R_co", covariant=True)
 

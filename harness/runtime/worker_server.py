@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any
 
 from harness.logs import log_as_lines
+from harness.rpc.channel import server_channels
+from harness.rpc.handshake import ANSWER, REFUSED, Handshake, new_nonce
+from harness.rpc.sockets import Framed, Framer, Splitter, WireError, check_peer
 from harness.runtime import messages as m
 from harness.runtime.runtime import Built, RoleName, WorkerDied, role_name
-from harness.transfer_queue.remote.channel import server_channels
-from harness.transfer_queue.remote.handshake import ANSWER, REFUSED, Handshake, new_nonce
-from harness.transfer_queue.remote.sockets import Framed, Framer, Splitter, WireError, check_peer
 
 _PR_SET_NAME = 15
 _HANDSHAKE_S = 30.0

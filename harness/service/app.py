@@ -33,7 +33,7 @@ from fastapi.responses import FileResponse, Response
 from starlette.requests import ClientDisconnect
 
 from harness.metrics.prometheus import CONTENT_TYPE
-from harness.runtime.http_server import authenticated_app
+from harness.rpc.http_server import authenticated_app
 from harness.service.job import Conflict, ServedJob, Unknown
 from harness.service.metrics import prometheus_text
 from harness.service.requests import AdmitRequest, JobRequest, ReceiveRequest, Seconds, Version, VersionReport

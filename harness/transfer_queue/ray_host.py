@@ -11,13 +11,13 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from harness.logs import RUN, log_as_lines
+from harness.rpc.handshake import new_token
+from harness.rpc.sockets import Address
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.handshake import new_token
 from harness.transfer_queue.remote.process import HostedQueue
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.remote.sockets import Address
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.protocol import Backend
 

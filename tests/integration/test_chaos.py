@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.studies.chaos.real import RealFault, feel
+from harness.acceptance.chaos.real import RealFault, feel
 from tests.support.real_runs import RUN_TIMEOUT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * RUN_TIMEOUT_S)]

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from harness.transfer_queue.remote.handshake import ANSWER, REFUSED, STEP
+from harness.rpc.handshake import ANSWER, REFUSED, STEP
 from tests.support.another_user import open_folder, tried_by_another_user
 from tests.support.project import ROOT
 from tests.support.real_runs import SMALL, STARTED_WITHIN_S, command, environment, lines, wait_for_lines

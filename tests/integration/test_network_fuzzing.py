@@ -15,16 +15,16 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.runtime import http_server
+from harness.rpc import http_server
+from harness.rpc.channel import channel_to
+from harness.rpc.handshake import ANSWER, greet_blocking, token_for
+from harness.rpc.sockets import HEADER, Framer, socket_address
+from harness.service.fleet_app import LOOPBACK, ServiceClient, membership_app, serving
 from harness.transfer_queue import GetRequest
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.channel import channel_to
-from harness.transfer_queue.remote.handshake import ANSWER, greet_blocking, token_for
-from harness.transfer_queue.remote.sockets import HEADER, Framer, socket_address
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.weight_sync.membership import Membership
-from harness.weight_sync.service import LOOPBACK, ServiceClient, membership_app, serving
 from tests.support.queue_sides import ServerThread
 from tests.support.remote_queue import SPEC, ids, tokens
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from harness.acceptance.chaos.jobs import base, with_options
 from harness.comparison.promises import Finished
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
 from harness.driver.assemble import capacity_rows
 from harness.driver.recorder import Recorder
-from harness.studies.chaos.jobs import base, with_options
 from schedules import Schedule, Transport
 from schedules.base import ORDERS
 from tests.support.engine_events import Event, simulate_with

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.acceptance.chaos.jobs import base
 from harness.comparison.promises import Finished
 from harness.config import JobConfig, LengthsConfig
-from harness.studies.chaos.jobs import base
 from schedules import SCHEDULES
 from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples

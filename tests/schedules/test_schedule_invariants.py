@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.acceptance.chaos.jobs import OBSERVATIONS, base, with_options, without_limit
 from harness.config import JobConfig, LatencyConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import make_schedule
-from harness.studies.chaos.jobs import OBSERVATIONS, base, with_options, without_limit
 from schedules import HalfStep
 from schedules.protocol import PauseMode
 from tests.support.examples import examples

@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from harness.acceptance.chaos.jobs import random_job, random_options
 from harness.comparison.promises import Finished
 from harness.config import JobConfig
 from harness.driver.session import Session, simulate
-from harness.studies.chaos.jobs import random_job, random_options
 from schedules import Schedule
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from harness.rpc.channel import Channel, Plain
+from harness.rpc.handshake import greet
+from harness.rpc.sockets import HEADER, Splitter, receive, socket_address
 from harness.transfer_queue import Batch, Column, ColumnSpec, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.calls import Endpoint
-from harness.transfer_queue.remote.channel import Channel, Plain
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.handshake import greet
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.remote.sockets import HEADER, Splitter, receive, socket_address
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend
 

@@ -24,7 +24,7 @@ from harness.cli.main import RESULTS
 from harness.driver.preload import PRELOAD
 from harness.driver.session import Session
 from harness.runtime.local_runtime import launch_server
-from harness.weight_sync.service import ServiceClient
+from harness.service.fleet_app import ServiceClient
 
 Moments = Sequence[tuple[str, str, int]]
 """(what is heard for the first time, what then happens, to which engine). What is heard is "<role>: <what>"."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.rpc.sockets import Address, close_all
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 from harness.transfer_queue.queue import TransferQueue
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.sockets import Address, close_all
 from harness.transfer_queue.rows.columns import Batch, Column, as_integers
 from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.protocol import Backend, Storage

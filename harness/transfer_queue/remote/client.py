@@ -11,11 +11,8 @@ from typing import Any
 
 import msgspec
 
-from harness.transfer_queue.queue import Portal
-from harness.transfer_queue.remote import calls
-from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.handshake import Role, greet, token_for
-from harness.transfer_queue.remote.sockets import (
+from harness.rpc.handshake import Role, greet, token_for
+from harness.rpc.sockets import (
     ClientSocket,
     Framer,
     Outbox,
@@ -28,6 +25,9 @@ from harness.transfer_queue.remote.sockets import (
     receive,
     send_at_once,
 )
+from harness.transfer_queue.queue import Portal
+from harness.transfer_queue.remote import calls
+from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.storage.protocol import Session, Storage
 
 

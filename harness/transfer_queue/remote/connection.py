@@ -11,13 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.transfer_queue.control.spec import QueueSpec, Status
-from harness.transfer_queue.journal import service as journal
-from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.channel import Channel
-from harness.transfer_queue.remote.handshake import ANSWER, REFUSED, Handshake, Role, new_nonce
-from harness.transfer_queue.remote.room import SMALL, Room
-from harness.transfer_queue.remote.sockets import (
+from harness.rpc.channel import Channel
+from harness.rpc.handshake import ANSWER, REFUSED, Handshake, Role, new_nonce
+from harness.rpc.sockets import (
     CHUNK,
     MESSAGE_LIMIT,
     Framed,
@@ -28,6 +24,10 @@ from harness.transfer_queue.remote.sockets import (
     close_all,
     receive,
 )
+from harness.transfer_queue.control.spec import QueueSpec, Status
+from harness.transfer_queue.journal import service as journal
+from harness.transfer_queue.remote import messages as m
+from harness.transfer_queue.remote.room import SMALL, Room
 from harness.transfer_queue.rows.columns import Rows
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 from harness.transfer_queue.service.service import QueueService

@@ -16,12 +16,12 @@ from typing import Any, Self
 import msgspec
 
 from harness.logs import RUN, log_as_lines
+from harness.rpc.handshake import new_token
+from harness.rpc.sockets import Address, forget_address, new_address
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.handshake import new_token
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.remote.sockets import Address, forget_address, new_address
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.protocol import Backend
 from harness.transfer_queue.storage.shm import ShmBackend

@@ -10,14 +10,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from harness.transfer_queue.control.spec import QueueSpec
-from harness.transfer_queue.journal.service import JournaledService, load
-from harness.transfer_queue.remote.channel import server_channels
-from harness.transfer_queue.remote.connection import ServerConnection
-from harness.transfer_queue.remote.handshake import Role, new_token, token_for
-from harness.transfer_queue.remote.messages import Cleared
-from harness.transfer_queue.remote.room import Room
-from harness.transfer_queue.remote.sockets import (
+from harness.rpc.channel import server_channels
+from harness.rpc.handshake import Role, new_token, token_for
+from harness.rpc.sockets import (
     MESSAGE_LIMIT,
     Address,
     check_peer,
@@ -27,6 +22,11 @@ from harness.transfer_queue.remote.sockets import (
     send_at_once,
     takes_descriptors,
 )
+from harness.transfer_queue.control.spec import QueueSpec
+from harness.transfer_queue.journal.service import JournaledService, load
+from harness.transfer_queue.remote.connection import ServerConnection
+from harness.transfer_queue.remote.messages import Cleared
+from harness.transfer_queue.remote.room import Room
 from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.storage.protocol import Backend, Session
 from harness.transfer_queue.storage.shm import ShmStorage, ShmStore

@@ -10,11 +10,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from harness.transfer_queue.control.spec import GetRequest, QueueSpec, with_get_options
-from harness.transfer_queue.remote import calls
-from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.handshake import greet_blocking
-from harness.transfer_queue.remote.sockets import (
+from harness.rpc.handshake import greet_blocking
+from harness.rpc.sockets import (
     Framed,
     Framer,
     Splitter,
@@ -28,6 +25,9 @@ from harness.transfer_queue.remote.sockets import (
     send_at_once,
     send_some,
 )
+from harness.transfer_queue.control.spec import GetRequest, QueueSpec, with_get_options
+from harness.transfer_queue.remote import calls
+from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.columns import Batch
 from harness.transfer_queue.storage.protocol import Session, Storage
 

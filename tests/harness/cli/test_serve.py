@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from harness.cli import main as cli
-from harness.runtime.http_server import LOOPBACK, serving
+from harness.rpc.http_server import LOOPBACK, serving
 from harness.service.app import service_app
 from tests.support.certificates import certificate_in, needs_openssl
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.acceptance.chaos.jobs import base
 from harness.comparison.promises import Finished, broken_promises
-from harness.studies.chaos.jobs import base
 from tests.support.random_jobs import play
 
 Changes = dict[str, Any]

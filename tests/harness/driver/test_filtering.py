@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.acceptance.chaos.jobs import base
 from harness.cli.main import main
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
@@ -17,7 +18,6 @@ from harness.driver.candidates import Candidates, Decision
 from harness.driver.session import simulate
 from harness.metrics.samples import DEALT_AGAIN
 from harness.runtime.runtime import parts_of
-from harness.studies.chaos.jobs import base
 from tests.support.invariants import check_run
 from tests.support.random_jobs import play
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.acceptance.chaos.jobs import without_limit
 from harness.checks.job import plan_job
 from harness.checks.replay import why_not_replayed
 from harness.comparison.promises import read_finished
@@ -23,7 +24,6 @@ from harness.driver.replay import Replay
 from harness.metrics.arrivals import ARRIVALS, DamagedArrivals, read_arrivals
 from harness.metrics.run_files import load_ledger, load_samples
 from harness.runtime.runtime import parts_of
-from harness.studies.chaos.jobs import without_limit
 from tests.support.attempts import attempt
 from tests.support.examples import examples
 from tests.support.invariants import check_run

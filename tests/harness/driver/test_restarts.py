@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.acceptance.chaos.jobs import base, random_job
 from harness.comparison.promises import Finished
 from harness.config import JobConfig, RestartsConfig
 from harness.config.compose import compose_job, make_schedule
@@ -17,7 +18,6 @@ from harness.driver.restarts import EngineRestarts, GivenUp, Restarts, how, role
 from harness.metrics.restarts import Restart
 from harness.runtime.runtime import RealClock, WorkerDied, parts_of
 from harness.runtime.virtual_runtime import LocalRole
-from harness.studies.chaos.jobs import base, random_job
 from harness.weight_sync.membership import LostEngine
 from schedules import SCHEDULES
 from tests.support.coordinated_workers import BROKEN, DIED, Setting, Worker

@@ -20,6 +20,8 @@ import pytest
 
 from harness.metrics.system import own_seconds
 from harness.protocols import Span
+from harness.rpc.handshake import ANSWER, REFUSED, STEP
+from harness.rpc.sockets import Framer, listen
 from harness.runtime import messages as m
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.local_runtime import (
@@ -29,8 +31,6 @@ from harness.runtime.local_runtime import (
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import RemoteRole, WorkerConnection
 from harness.runtime.worker_server import WorkerServer
-from harness.transfer_queue.remote.handshake import ANSWER, REFUSED, STEP
-from harness.transfer_queue.remote.sockets import Framer, listen
 from harness.workers.training import TrainReport
 from tests.support.project import ROOT
 from tests.support.worker_roles import EchoRole, Unheard, Unpicklable, build_echoes, fail_to_build

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from harness.runtime.http_server import serving
+from harness.rpc.http_server import serving
 from harness.service.app import service_app
 from tests.support.served_jobs import COLUMNS, TASKS
 

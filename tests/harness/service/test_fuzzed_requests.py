@@ -27,7 +27,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from harness.runtime.http_server import serving
+from harness.rpc.http_server import serving
 from harness.service.app import service_app
 from tests.support.mutations import spoilt
 from tests.support.served_jobs import COLUMNS, TASKS

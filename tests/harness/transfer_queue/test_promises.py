@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from harness.rpc.handshake import ANSWER
 from harness.transfer_queue import (
     Batch,
     Column,
@@ -32,7 +33,6 @@ from harness.transfer_queue import (
 from harness.transfer_queue.control.policies import POLICIES
 from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.handshake import ANSWER
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend
 from harness.workers.dataflow import REWARD_COLUMNS, ROLLOUT_COLUMNS, partition_name, queue_spec

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.rpc.handshake import ANSWER, STEP
+from harness.rpc.sockets import CHUNK, HEADER, Framer, forget_address, new_address
 from harness.transfer_queue import GetRequest
 from harness.transfer_queue.remote import connection, room
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.handshake import ANSWER, STEP
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.remote.sockets import CHUNK, HEADER, Framer, forget_address, new_address
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
@@ -309,7 +309,7 @@ async def test_a_unix_socket_is_for_processes_of_one_user(monkeypatch: pytest.Mo
 
 _MAKES_A_FOLDER = """
 import os
-from harness.transfer_queue.remote.sockets import listen, new_address
+from harness.rpc.sockets import listen, new_address
 kept, address = listen(new_address())
 child = os.fork()
 if not child:
@@ -529,7 +529,7 @@ def test_a_folder_of_sockets_that_goes_as_it_is_looked_at_is_no_error() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as shared:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         Path(shared, f"cadence-{namespace}-1-0-gone").symlink_to("nowhere")
-        code = "from harness.transfer_queue.remote.socket_folder import new_path; print(new_path())"
+        code = "from harness.rpc.socket_folder import new_path; print(new_path())"
         environment = os.environ | {"TMPDIR": shared}
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout.startswith(shared), done.stderr

@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from harness.rpc.channel import Channel, channel_to, server_channels
+from harness.rpc.handshake import ANSWER
+from harness.rpc.sockets import Address, listen
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.remote import connection
-from harness.transfer_queue.remote.channel import Channel, channel_to, server_channels
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.handshake import ANSWER
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.remote.sockets import Address, listen
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
 from tests.support.remote_queue import SPEC, Stranger, ids, serving, tokens, until

@@ -15,9 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.transfer_queue import Column, ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.handshake import (
+from harness.rpc.handshake import (
     ANSWER,
     REFUSED,
     STEP,
@@ -26,7 +24,7 @@ from harness.transfer_queue.remote.handshake import (
     new_nonce,
     new_token,
 )
-from harness.transfer_queue.remote.sockets import (
+from harness.rpc.sockets import (
     HEADER,
     Framed,
     Framer,
@@ -37,6 +35,8 @@ from harness.transfer_queue.remote.sockets import (
     receive,
     socket_address,
 )
+from harness.transfer_queue import Column, ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.queue_sides import AsyncConnection, LocalSide, ServerThread, SocketSide, SyncConnection

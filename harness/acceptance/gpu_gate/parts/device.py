@@ -1,0 +1,71 @@
+"""Versions, the devices, and what the first of them reaches bare: products, memory, copies to the host and back."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+
+import torch
+import transformers
+
+from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.parts.common import exact_products, per_second, seconds_of
+from harness.acceptance.gpu_gate.results import Check, LeftOut
+from harness.calibration.profile.record import device_name
+
+
+def run(setting: Setting) -> Iterator[Check]:
+    if setting.gpu and not torch.cuda.is_available():
+        raise LeftOut("torch finds no GPU; DEVICE=cpu asks the cores")
+    yield Check("versions", _versions(setting.gpu))
+    yield Check("devices", _devices(setting.device))
+    exact_products()
+    yield _product(setting)
+    yield from _bandwidths(setting)
+
+
+def _versions(gpu: bool) -> str:
+    found = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
+    found.append(f"transformers {transformers.__version__}")
+    if gpu:
+        found.append(f"CUDA {torch.version.cuda}")
+        found.append(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")
+        found.append(f"cuDNN {torch.backends.cudnn.version()}")
+    return ", ".join(found)
+
+
+def _devices(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"{device_name(device)}, {len(os.sched_getaffinity(0))} cores"
+    found = []
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        found.append(
+            f"{properties.name}, {properties.total_memory >> 20} MiB, {properties.multi_processor_count} processors, "
+            f"capability {properties.major}.{properties.minor}"
+        )
+    return "; ".join(found)
+
+
+def _product(setting: Setting) -> Check:
+    """Of whole numbers, which float32 has exactly, against the CPU; and how fast products in half precision are."""
+    device, size = setting.device, 8192 if setting.gpu else 768
+    whole = torch.randint(-8, 9, (256, 256), generator=torch.Generator().manual_seed(0)).float()
+    right = torch.equal((whole.to(device) @ whole.to(device)).cpu(), (whole.double() @ whole.double()).float())
+    factor = torch.ones((size, size), dtype=torch.bfloat16 if setting.gpu else torch.float32, device=device)
+    seconds = seconds_of(lambda: factor @ factor, device)
+    return Check(f"products of {size} x {size}", per_second(2 * size**3, seconds, "FLOP"), right)
+
+
+def _bandwidths(setting: Setting) -> Iterator[Check]:
+    device, size = setting.device, (1 << 30 if setting.gpu else 1 << 26)
+    here = torch.ones(size, dtype=torch.uint8, pin_memory=setting.gpu)
+    there, other = here.to(device), torch.zeros(size, dtype=torch.uint8, device=device)
+    seconds = seconds_of(lambda: other.copy_(there), device)
+    yield Check("a copy in its memory", per_second(2 * size, seconds, "B"), bool((other == 1).all()))
+    if setting.gpu:
+        seconds = seconds_of(lambda: there.copy_(here), device)
+        yield Check("from pinned memory of the host", per_second(size, seconds, "B"))
+        seconds = seconds_of(lambda: here.copy_(there), device)
+        yield Check("to pinned memory of the host", per_second(size, seconds, "B"))

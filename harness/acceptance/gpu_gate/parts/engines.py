@@ -1,0 +1,48 @@
+"""Whole jobs with the engines that have environments of their own, where these are installed here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from engines import EMBEDDED, ENGINES
+from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.results import Check, LeftOut
+
+_LIMIT_S = 280.0
+# Make hands these down: by them, what `make gate-gpu DEVICE=cpu` starts would be `make bench DEVICE=cpu`.
+_OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "DEVICE")
+
+
+def run(setting: Setting) -> Iterator[Check]:
+    """`make bench ENGINE=` for each whose environment `make setup-<engine>` has made."""
+    others = [name for name in ENGINES if name != EMBEDDED]
+    installed = [name for name in others if any(Path(f".venv-{name}").glob(".installed*"))]  # for CPUs, or CUDA
+    if not installed or shutil.which("make") is None:
+        missing = ", ".join(f"make setup-{name}" for name in others)
+        raise LeftOut(f"no other engine is installed in this folder: {missing}")
+    for name in others:
+        if name in installed:
+            yield _job(name, setting)
+        else:
+            yield Check(name, f"left out: not installed (make setup-{name})")
+
+
+def _job(engine: str, setting: Setting) -> Check:
+    kind = f"cluster.kind={'gpu' if setting.gpu else 'cpu'}"
+    one = ["schedule=colocate_sync", "cluster.devices=1"]
+    arguments = " ".join([*one, kind, "smoke=true", "save_weights=false", "iterations=3"])
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_MAKE}
+    environment["CADENCE_RESULTS"] = str(setting.folder.resolve() / "engines")
+    command = ["make", "bench", f"ENGINE={engine}", f"EXPERIMENT={engine}", "FORCE=1", f"ARGS={arguments}"]
+    start = time.monotonic()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    print(done.stdout, done.stderr, flush=True)
+    if done.returncode == 0:
+        return Check(engine, f"a job of 3 iterations, colocated on one device, in {time.monotonic() - start:.0f} s")
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return Check(engine, f"exit code {done.returncode}: {' | '.join(lines[-2:])}", passed=False)

@@ -1,0 +1,155 @@
+"""Every way that weights travel, from a trainer's process to an engine's: what arrives, and bytes a second."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+
+import torch
+
+from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_second, seconds_of
+from harness.acceptance.gpu_gate.results import Check
+from harness.calibration.profile.timing import wait_for
+from harness.config import ModelConfig
+from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightSender, weight_source
+from harness.weight_sync.ipc import SharedOffer
+from harness.weight_sync.plan import plan_transfer
+from harness.weight_sync.process_group import open_rendezvous
+from schedules.base import Transport
+
+_TIMEOUT_S = 60.0
+_BUCKET_BYTES = 64 << 20
+_VERSIONS = (1, 2, 3)  # the first is not timed
+_HOST = torch.device("cpu")
+
+
+def run(setting: Setting) -> Iterator[Check]:
+    """Sender and receiver have a GPU each where there are two, and one together where there is one."""
+    gpus = torch.cuda.device_count() if setting.gpu else 0
+    model = QWEN_HALF_B if setting.gpu else SMALL
+    here, there = setting.device, torch.device("cuda", 1) if gpus > 1 else setting.device
+    yield _local(model, here)
+    if gpus > 1:
+        yield _travelled("collective, GPU to GPU over NCCL", "collective", model, here, there)
+        yield _travelled("host_staged, from a GPU to another", "host_staged", model, here, there)
+    elif gpus == 1:
+        yield _travelled(
+            "collective, over Gloo (NCCL joins no two ranks of one GPU)", "collective", model, _HOST, _HOST
+        )
+        yield _travelled("host_staged, from a GPU and to it", "host_staged", model, here, here)
+    else:
+        yield _travelled("collective, over Gloo", "collective", model, here, here)
+        yield _travelled("host_staged", "host_staged", model, here, here)
+    if gpus:
+        yield _travelled("ipc, in the memory of one GPU", "ipc", model, here, here, within_gpu=True)
+    yield _travelled("ipc, in shared memory of the host", "ipc", model, here, there)
+
+
+def weights(model: ModelConfig, version: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """As many numbers as a decoder of these sizes has, other ones in each version; made on the device."""
+    attention, dtype = model.heads * model.head_dim, getattr(torch, model.dtype)
+    shapes = {"embedding": (model.vocabulary, model.hidden)}
+    for layer in range(model.layers):
+        shapes |= {
+            f"{layer}.q": (attention, model.hidden),
+            f"{layer}.kv": (2 * model.kv_heads * model.head_dim, model.hidden),
+            f"{layer}.o": (model.hidden, attention),
+            f"{layer}.up": (2 * model.ff, model.hidden),
+            f"{layer}.down": (model.hidden, model.ff),
+            f"{layer}.norms": (2, model.hidden),
+        }
+    made = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        counted = torch.arange(shape[0] * shape[1], device=device, dtype=torch.int32)
+        made[name] = ((counted * (2 * version + 1) + number) % 251).to(dtype).view(shape)
+    return made
+
+
+def _local(model: ModelConfig, device: torch.device) -> Check:
+    """A colocated engine that copies what the trainer beside it has."""
+    sent, arrived = weights(model, 1, device), weights(model, 0, device)
+
+    def copy() -> None:
+        for name, tensor in sent.items():
+            arrived[name].copy_(tensor)
+
+    seconds = seconds_of(copy, device)
+    size = sum(tensor.nbytes for tensor in sent.values())
+    same = all(torch.equal(arrived[name], tensor) for name, tensor in sent.items())
+    return Check("local, copied on the device", f"{size / 1e6:.0f} MB, {per_second(size, seconds, 'B')}", same)
+
+
+def _travelled(
+    name: str,
+    transport: Transport,
+    model: ModelConfig,
+    here: torch.device,
+    there: torch.device,
+    *,
+    within_gpu: bool = False,
+) -> Check:
+    sample = weights(model, 0, here)
+    plan = plan_transfer(sample.items(), _BUCKET_BYTES)
+    del sample
+    rendezvous, store = open_rendezvous("127.0.0.1", 1, _TIMEOUT_S)
+    source, offer = weight_source(transport, plan, rendezvous, here, within_gpu=within_gpu)
+    context = multiprocessing.get_context("spawn")
+    answers, theirs = context.Pipe(duplex=False)
+    receiver = context.Process(target=_receive, args=(offer, model, there, theirs), daemon=True)
+    receiver.start()
+    theirs.close()
+    sender = source.sender(store, here)
+    if isinstance(offer, SharedOffer):
+        offer.withdraw()
+    taken, wrong = [], []
+    for version in _VERSIONS:
+        sent = weights(model, version, here)
+        wait_for(here)
+        start = time.perf_counter()
+        asyncio.run(_send(sender, version, sent))
+        seconds, named = _answer(answers, start, name)
+        taken.append(seconds)
+        wrong += named
+    receiver.join(_TIMEOUT_S)
+    size = sum(tensor.nbytes for tensor in sent.values())
+    said = f"{size / 1e6:.0f} MB, {per_second(size, min(taken[1:]), 'B')} from the first byte to the last"
+    return Check(name, said + (f"; damaged: {', '.join(sorted(set(wrong)))}" if wrong else ""), not wrong)
+
+
+def _answer(answers: Connection, start: float, name: str) -> tuple[float, list[str]]:
+    """Seconds until all had arrived, and which tensors are not what was sent."""
+    if not answers.poll(_TIMEOUT_S):
+        raise TimeoutError(f"{name}: the receiver did not answer within {_TIMEOUT_S:.0f} s")
+    arrived_at, wrong = answers.recv()
+    return arrived_at - start, wrong
+
+
+async def _send(sender: WeightSender, version: int, sent: Mapping[str, torch.Tensor]) -> None:
+    await sender.send(version, sent)
+    if isinstance(sender, HostSender):
+        await sender.wait_arrived(version)
+
+
+def _receive(offer: WeightOffer, model: ModelConfig, device: torch.device, answers: Connection) -> None:
+    """Into memory of its own, as an engine does."""
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    receiver = offer.receiver(0, device)
+    own = weights(model, 0, device)
+    for version in _VERSIONS:
+        if isinstance(receiver, HostReceiver):
+            asyncio.run(receiver.stage(version))
+            arriving = receiver.staged(version)
+        else:
+            arriving = receiver.receive(version)
+        for name, tensor in arriving:
+            own[name].copy_(tensor)
+        wait_for(device)
+        arrived_at = time.perf_counter()
+        expected = weights(model, version, device)
+        answers.send((arrived_at, [name for name, tensor in expected.items() if not torch.equal(own[name], tensor)]))

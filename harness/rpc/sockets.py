@@ -1,0 +1,338 @@
+"""All that happens on a socket below the messages: addresses, and frames with descriptors.
+
+An address is "unix:PATH", a socket of this node that only processes of the same user may speak through, or
+"tcp:HOST:PORT", over which no descriptors travel; for those who connect, "tcp:HOST:PORT#DIGEST" (`channel`). A frame is
+a header, a message, and the descriptors that come with it.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.rpc.socket_folder import forget, new_path
+
+BACKLOG = 4096
+_CREDENTIALS = struct.Struct("=iII")  # of a process: its id, user and group
+
+Address = str
+SocketAddress = tuple[socket.AddressFamily, str | tuple[str, int]]
+
+
+def new_address() -> Address:
+    """A Unix socket of a new name, in this process's folder."""
+    return f"unix:{new_path()}"
+
+
+def takes_descriptors(address: Address) -> bool:
+    return address.startswith("unix:")
+
+
+def socket_address(address: Address) -> SocketAddress:
+    """Socket family and the address in it. ValueError for anything else than the two forms."""
+    scheme, _, place = address.partition(":")
+    host, _, port = place.partition("#")[0].rpartition(":")
+    if scheme == "unix" and place:
+        return socket.AF_UNIX, place
+    if scheme == "tcp" and host and port.isdigit():
+        return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]"), int(port))
+    raise ValueError(f"address {address!r} is neither 'unix:PATH' nor 'tcp:HOST:PORT'")
+
+
+def digest_in(address: Address) -> str:
+    """Of the certificate that is shown there. ValueError without one."""
+    place, _, digest = address.partition("#")
+    if not digest:
+        raise ValueError(f"address {place!r} names no certificate: connect to the one that its server tells")
+    return digest
+
+
+def listen(address: Address) -> tuple[socket.socket, Address]:
+    """A non-blocking listening socket, and the address with the port that it got (port 0 = any)."""
+    family, place = socket_address(address)
+    listener = socket.socket(family)
+    try:
+        if family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        if isinstance(place, str):
+            os.chmod(place, 0o600)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener, address_of(listener)
+
+
+def address_of(listener: socket.socket) -> Address:
+    place = listener.getsockname()
+    return f"unix:{place}" if is_of_this_node(listener) else f"tcp:{place[0]}:{place[1]}"
+
+
+def forget_address(address: Address) -> None:
+    """Nobody listens there any more: what a Unix socket of this process left in the file system goes."""
+    _, place = socket_address(address)
+    if isinstance(place, str):
+        forget(place)
+
+
+def check_peer(sock: socket.socket) -> None:
+    """PermissionError where a process of another user is at the other end of a Unix socket, or listened there."""
+    if is_of_this_node(sock):
+        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if uid != os.geteuid():
+            raise PermissionError(f"a process of user {uid} is at the other end, not one of user {os.geteuid()}")
+
+
+class ClientSocket(socket.socket):
+    """Closed with its last reference, without a warning: a queue's client has no `close`, for a queue outlives its
+    clients."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def client_socket(address: Address) -> tuple[ClientSocket, str | tuple[str, int]]:
+    """A socket to connect, and what to."""
+    family, place = socket_address(address)
+    return ClientSocket(family), place
+
+
+def send_at_once(sock: socket.socket) -> None:
+    """Requests are small and are waited for: TCP must not collect them."""
+    if not is_of_this_node(sock):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def is_of_this_node(sock: socket.socket) -> bool:
+    return sock.family == socket.AF_UNIX
+
+
+class Inherited(Protocol):
+    """A client's connection. A forked child has a copy of its parent's, and must not use it."""
+
+    def abandon(self) -> None:
+        """Close what this process has of it, and tell neither the other side nor an event loop."""
+
+
+_held: weakref.WeakSet[Inherited] = weakref.WeakSet()
+
+
+def abandon_in_children(connection: Inherited) -> None:
+    """From now on, for as long as it lives, a forked child abandons it at once."""
+    _held.add(connection)
+
+
+def _forked() -> None:
+    for connection in list(_held):
+        connection.abandon()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+HEADER = struct.Struct("<IHI")
+"""Bytes of the message, descriptors that come with it, number of the call."""
+MESSAGE_LIMIT = 512 << 20
+"""Bytes: a put, or what a get takes, where payloads are in messages. None is made room for before it comes."""
+CHUNK = 64 << 10
+_ANY_NUMBER = (1 << 16) - 1  # of descriptors, as many as a header can say
+_PER_SEND = 250  # descriptors; the kernel takes 253 at a time
+_ANCILLARY = socket.CMSG_SPACE(253 * 4)
+_CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)  # as enums they cost more than the call
+
+
+class WireError(ConnectionError):
+    """What came is not a frame: the stream is of no use any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    call: int
+    body: bytes
+    descriptors: list[int]
+
+
+class Framer:
+    """Makes frames of messages, which are to be sent in this order. limit: bytes of a message."""
+
+    def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
+        self.limit = limit
+
+    def frame(self, call: int, body: bytes, descriptors: Sequence[int] = ()) -> bytes:
+        """ValueError for a message that the other side would refuse."""
+        if len(body) > self.limit:
+            raise ValueError(
+                f"a message of {len(body)} bytes is over the limit of {self.limit}: put fewer rows at a time"
+            )
+        return HEADER.pack(len(body), len(descriptors), call) + body
+
+
+class Splitter:
+    """Cuts a stream into frames. Owns the descriptors that came and belong to no frame yet.
+
+    limit: bytes of a message; WireError on a longer one as soon as it is announced. descriptors: so many may come with
+    one; WireError on more.
+    """
+
+    def __init__(self, limit: int = MESSAGE_LIMIT, descriptors: int = _ANY_NUMBER) -> None:
+        self.limit, self.descriptors = limit, descriptors
+        self._data = bytearray()
+        self._wanted = HEADER.size  # bytes that make the first frame of them whole, as far as is known
+        self._descriptors: deque[int] = deque()
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of the frame that has begun and is not whole; 0 where none has."""
+        return self._wanted if self._data else 0
+
+    @property
+    def come(self) -> int:
+        """Bytes of it that are here."""
+        return len(self._data)
+
+    def feed(self, data: bytes, descriptors: Sequence[int] = ()) -> list[Framed]:
+        """The frames that are complete now."""
+        self._descriptors += descriptors
+        if self._data:
+            self._data += data
+            if len(self._data) < self._wanted:
+                return []
+            data = bytes(self._data)
+        frames: list[Framed] = []
+        try:
+            rest = self._cut(data, frames)
+        except WireError:
+            for frame in frames:
+                close_all(frame.descriptors)
+            raise
+        self._data = bytearray(data[rest:])
+        return frames
+
+    def _cut(self, data: bytes, frames: list[Framed]) -> int:
+        """Append the frames that are whole; where the rest begins."""
+        start, self._wanted = 0, HEADER.size
+        while len(data) - start >= HEADER.size:
+            length, passed, call = HEADER.unpack_from(data, start)
+            if length > self.limit:
+                raise WireError(f"a message of {length} bytes was announced; the limit is {self.limit}")
+            if passed > self.descriptors:
+                raise WireError(f"a message with {passed} descriptors was announced; the limit is {self.descriptors}")
+            body = start + HEADER.size
+            end = body + length
+            if len(data) < end:
+                self._wanted = HEADER.size + length
+                break
+            if len(self._descriptors) < passed:
+                raise WireError(f"a message came with {len(self._descriptors)} descriptors instead of {passed}")
+            frames.append(Framed(call, data[body:end], [self._descriptors.popleft() for _ in range(passed)]))
+            start = end
+        if len(self._descriptors) > self.descriptors:
+            raise WireError(f"{len(self._descriptors)} descriptors came with no message")
+        return start
+
+    def close(self) -> None:
+        """The stream has ended. WireError if that was in the middle of a frame."""
+        rest = len(self._data)
+        self._data.clear()
+        close_all(self._descriptors)
+        self._descriptors.clear()
+        if rest:
+            raise WireError(f"the stream ended {rest} bytes into a frame")
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """What is there to read, and the descriptors that came with it; no bytes at the end of the stream."""
+    data, ancillary, flags, _ = sock.recvmsg(CHUNK, _ANCILLARY, _CLOSE_ON_EXEC)
+    if not ancillary:
+        return data, []
+    descriptors = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    if flags & _CUT:
+        close_all(descriptors)
+        raise WireError("descriptors were lost: this process may open no more files (ulimit -n)")
+    return data, descriptors.tolist()
+
+
+def send_some(sock: socket.socket, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
+    """One system call: how many bytes went; the descriptors go with the first."""
+    if not descriptors:
+        return sock.send(data)
+    passed = array.array("i", descriptors)
+    return sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
+
+
+def portions(data: bytes, descriptors: Sequence[int]) -> list[tuple[bytes, Sequence[int]]]:
+    """What goes in one system call each: only so many descriptors can, and each lot needs a byte to ride on."""
+    if len(descriptors) <= _PER_SEND:
+        return [(data, descriptors)]
+    lots = [descriptors[i : i + _PER_SEND] for i in range(0, len(descriptors), _PER_SEND)]
+    ends = [*range(1, len(lots)), len(data)]
+    return [(data[i:end], lot) for i, (end, lot) in enumerate(zip(ends, lots, strict=True))]
+
+
+class Outbox:
+    """What a non-blocking socket could not take yet. Holds copies of the descriptors that it owes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._owed: deque[tuple[memoryview, list[int]]] = deque()
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Sends what the socket takes, and keeps the rest for `flush`."""
+        for portion, passed in portions(data, descriptors):
+            sent = 0 if self._owed else self._try(portion, passed)
+            if sent < len(portion):
+                self.keep(portion[sent:], passed if not sent else ())
+
+    def keep(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Goes with the next flush."""
+        self._owed.append((memoryview(data), [os.dup(descriptor) for descriptor in descriptors]))
+        self.nbytes += len(data)
+
+    def flush(self) -> bool:
+        """Whether nothing is owed any more."""
+        while self._owed:
+            data, descriptors = self._owed[0]
+            sent = self._try(data, descriptors)
+            if not sent:
+                return False
+            close_all(descriptors)
+            self.nbytes -= sent
+            if sent < len(data):
+                self._owed[0] = data[sent:], []
+                return False
+            self._owed.popleft()
+        return True
+
+    def close(self) -> None:
+        for _, descriptors in self._owed:
+            close_all(descriptors)
+        self._owed.clear()
+        self.nbytes = 0
+
+    def _try(self, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
+        try:
+            return send_some(self._sock, data, descriptors)
+        except BlockingIOError:
+            return 0
+
+
+def close_all(descriptors: Sequence[int] | deque[int] | array.array[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,114 @@
+"""The gate's runner, with parts of a few lines: what hangs, crashes or is left out is named, and the others go on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.acceptance.gpu_gate.report import REPORT, summary, write_report
+from harness.acceptance.gpu_gate.results import PartResult, passed, read_result
+from harness.acceptance.gpu_gate.runner import Part, chosen, run_gate
+from harness.config import ConfigError
+
+HEAD = "import os, sys, time\nfrom harness.acceptance.gpu_gate.results import Check, LeftOut\n\ndef run(setting):\n"
+BODIES = {
+    "fine": "    yield Check('sum', f'{1 + 1} on {setting.kind}')\n",
+    "wrong": "    yield Check('sum', '3', passed=False)\n    yield Check('product', '1')\n",
+    "raises": "    yield Check('first', '1')\n    raise RuntimeError('no such kernel\\nsecond line')\n",
+    "hangs": "    yield Check('first', '1')\n    print('waiting for nobody', flush=True)\n    time.sleep(3600)\n",
+    "crashes": "    yield Check('first', '1')\n    print('about to die', flush=True)\n    os._exit(7)\n",
+    "killed": "    yield Check('first', '1')\n    os.kill(os.getpid(), 9)\n",
+    "absent": "    import no_such_package\n    yield\n",
+    "unfit": "    raise LeftOut('two devices are needed')\n    yield\n",
+    "parent": "    import subprocess\n    child = subprocess.Popen(['sleep', '3600'], start_new_session=True)\n"
+    "    print(child.pid, flush=True)\n    time.sleep(3600)\n    yield\n",
+}
+
+
+@pytest.fixture
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Part]:
+    """Makes a part by the name of its body."""
+    code = tmp_path / "code"
+    code.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(code), os.environ.get("PYTHONPATH", os.getcwd())]))
+
+    def make(name: str, limit_s: float = 60.0) -> Part:
+        (code / f"part_{name}.py").write_text(HEAD + BODIES[name])
+        return Part(name, name, f"part_{name}", limit_s)
+
+    return make
+
+
+def run(folder: Path, *parts: Part, force: bool = False, seconds: float | None = None) -> dict[str, PartResult]:
+    return {found.part: found for found in run_gate(parts, "cpu", folder, force=force, seconds=seconds)}
+
+
+def test_every_part_runs_whatever_became_of_those_before_it(part: Callable[..., Part], tmp_path: Path) -> None:
+    names = ["crashes", "killed", "wrong", "raises", "absent", "unfit", "fine"]
+    found = run(tmp_path, *map(part, names))
+
+    assert {name: found[name].status for name in names} == {
+        "crashes": "crashed",
+        "killed": "crashed",
+        "wrong": "failed",
+        "raises": "failed",
+        "absent": "left out",
+        "unfit": "left out",
+        "fine": "passed",
+    }
+    assert "exit code 7" in found["crashes"].why and "about to die" in found["crashes"].why
+    assert "SIGKILL" in found["killed"].why and found["killed"].checks, "what was found before is kept"
+    assert found["wrong"].why == "sum" and len(found["wrong"].checks) == 2
+    assert found["raises"].why == "RuntimeError: no such kernel"
+    assert "no_such_package" in found["absent"].why and found["unfit"].why == "two devices are needed"
+    assert found["fine"].checks[0].found == "2 on cpu"
+    assert not passed(list(found.values()))
+    assert passed([found["fine"], found["unfit"]]) and not passed([found["unfit"]])
+    page = write_report(tmp_path, "cpu", list(found.values())).read_text()
+    assert "did not pass" in page and "| sum | 3 | **no** |" in page and (tmp_path / REPORT).exists()
+    assert summary([found["fine"], found["unfit"]]).startswith("1 of 2 parts passed, 1 left out (unfit)")
+
+
+def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
+    part: Callable[..., Part], tmp_path: Path
+) -> None:
+    found = run(tmp_path, part("hangs", limit_s=5.0), part("parent", limit_s=5.0), part("fine"))
+    assert found["hangs"].status == "timed out" and "waiting for nobody" in found["hangs"].why
+    assert found["hangs"].checks and found["fine"].status == "passed"
+    child = int((tmp_path / "parent.log").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_second_call_goes_on_with_what_is_missing(part: Callable[..., Part], tmp_path: Path) -> None:
+    fine, wrong, unfit = part("fine"), part("wrong"), part("unfit")
+    assert run(tmp_path, fine, wrong, seconds=59.0) == {}, "no part is begun that could last longer than is left"
+    run(tmp_path, fine, wrong, unfit)
+    anew = "    yield Check('sum', 'anew')\n"
+    for name in ("fine", "wrong", "unfit"):
+        (tmp_path / "code" / f"part_{name}.py").write_text(HEAD + anew)
+    kept = run(tmp_path, fine, wrong, unfit)
+    assert [kept[name].status for name in ("fine", "wrong", "unfit")] == ["passed", "failed", "passed"]
+    assert kept["fine"].checks[0].found == "2 on cpu", "what was left out is asked again, what ran is kept"
+    assert run(tmp_path, fine, force=True)["fine"].checks[0].found == "anew"
+
+
+def test_a_part_whose_gate_was_interrupted_is_run_again(part: Callable[..., Part], tmp_path: Path) -> None:
+    fine = part("fine")
+    run(tmp_path, fine)
+    path = tmp_path / "fine.json"
+    path.write_text(path.read_text().replace('"passed"', '"running"', 1))
+    found = read_result(tmp_path, "fine")
+    assert found is not None and found.status == "running"
+    assert run(tmp_path, fine)["fine"].status == "passed"
+
+
+def test_parts_are_chosen_by_name_in_the_order_of_the_gate(part: Callable[..., Part]) -> None:
+    parts = [part("fine"), part("wrong"), part("unfit")]
+    assert [each.name for each in chosen(parts, ["unfit", "fine"])] == ["fine", "unfit"]
+    assert chosen(parts, []) == parts
+    with pytest.raises(ConfigError, match="no part speed; choose from fine, wrong, unfit"):
+        chosen(parts, ["speed"])
