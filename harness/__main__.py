@@ -10,6 +10,7 @@ from harness.runtime.interrupts import spare_imports
 
 
 def script() -> NoReturn:
+    """Run the command of `sys.argv` and exit with its status."""
     spare_imports()
     sys.exit(main(sys.argv[1:]))
 

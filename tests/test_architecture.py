@@ -255,6 +255,88 @@ def test_an_engine_is_named_by_module_and_class_that_exist() -> None:
         assert name in [node.name for node in tree(file).body if isinstance(node, ast.ClassDef)], path
 
 
+NOT_YET_HELD = (
+    *(
+        f"harness/{name}/"
+        for name in "acceptance calibration campaigns checks cli comparison config cost_model".split()
+    ),
+    *(f"harness/{name}/" for name in "driver metrics planner report rl rpc runtime service studies tasks".split()),
+    *(f"harness/{name}/" for name in "transfer_queue weight_sync workers".split()),
+    *("harness/protocols.py", "harness/logs.py", "engines/", "schedules/", "cadence/"),
+)
+"""Folders whose docstrings are still to be written."""
+NO_SUBJECT = frozenset(
+    "about across after against among and around as at because before behind below beneath beside between beyond but by"
+    " during except for from he her his i if in inside into it its like my nor of off on onto or our out over per she"
+    " since so than that their them these they this those through to toward under unless until upon us we what"
+    " whatever when where whereas wherever which while who whoever whom whose with within without yet you your".split()
+)
+"""Prepositions, pronouns, conjunctions: a docstring begins with its subject or a verb."""
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def public_names(node: Documented) -> dict[str, Documented]:
+    """What a module or a class defines for others, without setters and overloads of what it has defined."""
+    return {
+        inner.name: inner
+        for inner in node.body
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and not inner.name.startswith("_")
+        and not any(ast.unparse(line).endswith((".setter", "overload")) for line in inner.decorator_list)
+    }
+
+
+@cache
+def classes() -> dict[str, tuple[ast.ClassDef, ...]]:
+    found = [node for file in FILES for node in tree(file).body if isinstance(node, ast.ClassDef)]
+    return {node.name: tuple(other for other in found if other.name == node.name) for node in found}
+
+
+def bases(node: ast.ClassDef) -> set[ast.ClassDef]:
+    """Classes it extends, at any depth, and protocols of which it has all methods."""
+    names = {re.sub(r"\[.*", "", ast.unparse(base)).rpartition(".")[2] for base in node.bases}
+    found = {base for name in names for base in classes().get(name, ()) if base is not node}
+    found |= {further for base in found for further in bases(base)}
+    has = {name for base in (node, *found) for name in public_names(base)}
+    protocols = [one for every in classes().values() for one in every if "Protocol" in map(ast.unparse, one.bases)]
+    return found | {one for one in protocols if one is not node and public_names(one) and has >= set(public_names(one))}
+
+
+def undocumented(file: str) -> set[str]:
+    def inside(node: Documented, name: str) -> Iterator[str]:
+        if not ast.get_docstring(node):
+            yield name
+        above = (
+            {method for base in bases(node) for method in public_names(base)} if isinstance(node, ast.ClassDef) else ()
+        )
+        for inner_name, inner in public_names(node).items() if isinstance(node, ast.Module | ast.ClassDef) else ():
+            if inner_name not in above:
+                yield from inside(inner, f"{name}.{inner_name}".removeprefix("."))
+
+    return set(inside(tree(file), "")) if tree(file).body else set()
+
+
+def without_subject(file: str) -> set[str]:
+    nodes = [node for node in ast.walk(tree(file)) if isinstance(node, Documented)]
+    starts = {node: re.match(r"\W*([\w-]+)", ast.get_docstring(node) or "") for node in nodes}
+    return {
+        f"line {getattr(node, 'lineno', 1)}: {start[1]}"
+        for node, start in starts.items()
+        if start and start[1].lower() in NO_SUBJECT
+    }
+
+
+def test_what_is_public_has_a_docstring() -> None:
+    """Methods that a base or a protocol documents need none of their own."""
+    held = [file for file in FILES if not file.startswith(NOT_YET_HELD)]
+    assert offenders(held, undocumented) == {}
+
+
+def test_a_docstring_begins_with_its_subject_or_a_verb() -> None:
+    held = [file for file in FILES if not file.startswith(NOT_YET_HELD)]
+    assert offenders(held, without_subject) == {}
+
+
 def test_tests_share_by_support_not_by_each_other() -> None:
     """Only the suite that holds broken engines against the contract runs the contract's own tests."""
     others = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "contract"]
