@@ -272,15 +272,16 @@ NO_SUBJECT = frozenset(
     " whatever when where whereas wherever which while who whoever whom whose with within without yet you your".split()
 )
 """Prepositions, pronouns, conjunctions: a docstring begins with its subject or a verb."""
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Documented = ast.Module | Named
 
 
-def public_names(node: Documented) -> dict[str, Documented]:
+def public_names(node: ast.Module | ast.ClassDef) -> dict[str, Named]:
     """What a module or a class defines for others, without setters and overloads of what it has defined."""
     return {
         inner.name: inner
         for inner in node.body
-        if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(inner, Named)
         and not inner.name.startswith("_")
         and not any(ast.unparse(line).endswith((".setter", "overload")) for line in inner.decorator_list)
     }
@@ -299,7 +300,14 @@ def bases(node: ast.ClassDef) -> set[ast.ClassDef]:
     found |= {further for base in found for further in bases(base)}
     has = {name for base in (node, *found) for name in public_names(base)}
     protocols = [one for every in classes().values() for one in every if "Protocol" in map(ast.unparse, one.bases)]
-    return found | {one for one in protocols if one is not node and public_names(one) and has >= set(public_names(one))}
+    return found | {one for one in protocols if one is not node and (methods := called(one)) and has >= methods}
+
+
+def called(node: ast.ClassDef) -> set[str]:
+    """Names of its public methods that are no properties: what implements a protocol may have attributes for those."""
+    return {
+        name for name, inner in public_names(node).items() if "property" not in map(ast.unparse, inner.decorator_list)
+    }
 
 
 def undocumented(file: str) -> set[str]:
