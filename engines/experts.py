@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 def pieces(name: str, shape: tuple[int, ...]) -> list[Piece]:
-    """What a parameter of the model consists of in files; empty where it is no layer's experts."""
+    """The parts in files that a parameter of the model consists of; empty where it belongs to no layer's experts."""
     found = _TOGETHER.fullmatch(name)
     if found is None or len(shape) != 3:
         return []
@@ -39,7 +39,7 @@ def pieces(name: str, shape: tuple[int, ...]) -> list[Piece]:
 
 
 def file_names(name: str, shape: tuple[int, ...]) -> list[str]:
-    """Of all that a parameter of the model consists of."""
+    """Names of all pieces of a parameter; its own name where it has none."""
     return [piece.name for piece in pieces(name, shape)] or [name]
 
 

@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class ExpectedWeights:
-    """What a complete set of a model's weights is made of. Does not keep the model. `owner` begins every message."""
+    """Names and shapes of a complete set of a model's weights. Does not keep the model. `owner` begins every
+    message."""
 
     def __init__(self, model: torch.nn.Module, owner: str) -> None:
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
@@ -105,11 +106,11 @@ def rest_on_host(model: torch.nn.Module) -> None:
 
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:
-    """Its config.json and weights, tied ones once, whichever rank of a training world this process is: transformers'
-    own `save_pretrained` writes on the first one only.
+    """Write a model's config.json and weights, tied ones once, whichever rank of a training world this process is:
+    transformers' own `save_pretrained` writes on the first one only.
 
-    Without an end-of-sequence token: what ends a sample is for its sampling parameters to say, and a server would add
-    the model's own.
+    There is no end-of-sequence token in it: what ends a sample is for its sampling parameters to say, and a server
+    would add the model's own.
     """
     from safetensors.torch import save_file
 

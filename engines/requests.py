@@ -1,4 +1,4 @@
-"""What every rollout engine refuses."""
+"""Running samples, and the requests that every rollout engine refuses."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class RunningSample:
 
     @property
     def tokens_left(self) -> int:
-        """That may be asked for."""
+        """Tokens that the engine may still be asked for."""
         return 1 if self.cut else self.sampling.max_tokens - len(self.log_probs)
 
     def completion(self, reason: FinishReason, now: float) -> Completion:
+        """The sample as `RolloutEngine.finished` returns it. now: its end, in seconds of the engine's clock."""
         return Completion(
             sample_id=self.sample_id,
             tokens=np.array(self.context[self.prompt_length :], dtype=np.int64),
@@ -67,7 +68,7 @@ class RunningSample:
 
 
 def cut(samples: Iterable[RunningSample], sample_ids: Collection[int]) -> list[RunningSample]:
-    """Those of them that are named are to end; all that are."""
+    """Let the named samples end with their next token, and return them."""
     named = [sample for sample in samples if sample.sample_id in sample_ids]
     for sample in named:
         sample.cut = True

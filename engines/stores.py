@@ -1,4 +1,4 @@
-"""Where the processes of a group of torch.distributed meet. torch's own store listens on every address there is."""
+"""The store where the processes of a torch.distributed group meet. torch's own listens on every address there is."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ NOT_YET_HELD = (
     ),
     *(f"harness/{name}/" for name in "driver metrics planner report rl rpc runtime service studies tasks".split()),
     *(f"harness/{name}/" for name in "transfer_queue weight_sync workers".split()),
-    *("harness/protocols.py", "harness/logs.py", "engines/", "schedules/", "cadence/"),
+    *("harness/protocols.py", "harness/logs.py", "schedules/", "cadence/"),
 )
 """Folders whose docstrings are still to be written."""
 NO_SUBJECT = frozenset(

@@ -93,6 +93,7 @@ class SGLangClient:
         raise RuntimeError(self._message(path, "ended without saying so"))
 
     async def close(self) -> None:
+        """Close the open connection, if there is one; the next call opens another."""
         if self._open is not None:
             await self._open.aclose()
             self._open = None
@@ -119,7 +120,7 @@ class SGLangClient:
         return f"{self.owner}: the SGLang server at {self.url}: {path} {what}"
 
     def _status(self, http: httpx2.Client, method: str, path: str) -> int | None:
-        """Of a blocking request; None where the server does not answer."""
+        """HTTP status of a blocking request; None where the server does not answer."""
         try:
             return http.request(method, path, json={} if method == "POST" else None).status_code
         except httpx2.TransportError:
@@ -157,6 +158,7 @@ class ServerControl:
 
     @property
     def asleep(self) -> bool:
+        """Whether the server has released memory that it has not taken back."""
         return bool(self._released)
 
     async def hold(self) -> None:
@@ -166,6 +168,7 @@ class ServerControl:
             await self._client.post("/pause_generation", {"mode": "in_place"})
 
     async def go_on(self) -> None:
+        """Let a paused server generate again, with an empty cache where `drop_cache` was called."""
         if self.paused:
             if self._stale_cache:
                 await self.empty_slots()
@@ -174,7 +177,7 @@ class ServerControl:
             self.paused = False
 
     def drop_cache(self) -> None:
-        """Of a server that is paused or idle, before it generates again."""
+        """Have the cache of a paused or idle server emptied before it generates again."""
         self._stale_cache = True
 
     async def before_a_request(self) -> None:
@@ -183,6 +186,7 @@ class ServerControl:
             await self._flush()
 
     async def sleep(self) -> None:
+        """Let the server release the memory of its cache and weights; does nothing where it is asleep."""
         if not self._released:
             if self.paused:
                 await self.empty_slots()
@@ -191,11 +195,12 @@ class ServerControl:
             self._released = list(_MEMORY)
 
     async def make_room_for_weights(self) -> None:
-        """Where a sleeping server is to take weights, their memory has to be there."""
+        """Take the memory of the weights again where the server sleeps: it must be there to load them."""
         if "weights" in self._released:
             await self._take("weights")
 
     async def wake(self) -> None:
+        """Take back all memory that the server has released."""
         while self._released:
             await self._take(self._released[-1])
 

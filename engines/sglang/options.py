@@ -1,5 +1,5 @@
-"""What a job may set of SGLang, and where SGLang comes from: an environment of its own, or servers that run already.
-Loads neither torch nor SGLang.
+"""Options of a job for SGLang, and the place that SGLang comes from: an environment of its own, or servers that run
+already. Loads neither torch nor SGLang.
 
 CADENCE_SGLANG_URL names such servers, separated by commas: engine number n uses the n-th, with the flags that it was
 started with. CADENCE_SGLANG_TOKEN is the API key that they ask for. CADENCE_SGLANG_PYTHON is an interpreter that has
@@ -45,8 +45,8 @@ DEFAULTS = Options()
 
 
 def within(options: Options, share: EngineShare) -> Options:
-    """What the memory plan decides where the user did not. Raises ConfigError where a share that the user gave does not
-    hold the weights."""
+    """Options completed by the memory plan where the user left them open. Raises ConfigError where a share that the
+    user gave does not hold the weights."""
     given = options.mem_fraction_static
     cache = share.cache if given is None else share.cache_within(given, work=False)
     if cache < share.token:

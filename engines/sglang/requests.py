@@ -24,7 +24,7 @@ _ABORT_AGAIN_S = 0.2
 
 
 def body_of(sample: RunningSample, *, seed: int, vocabulary: int) -> dict[str, Any]:
-    """What /generate is asked for: the rest of the sample, with log-probs of what it is drawn from."""
+    """Body of a /generate request: the rest of the sample, with log-probs of the distribution that it is drawn from."""
     sampling = sample.sampling
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -177,6 +177,7 @@ class SampleRequests:
             self._watching = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
+        """Cancel all requests and wait until they have ended."""
         tasks = [*self._tasks.values(), *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()

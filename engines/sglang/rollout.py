@@ -158,8 +158,8 @@ class SGLangRollout:
         self._changed.set()
 
     async def cut(self, sample_ids: Collection[int]) -> None:
-        """What the server aborts without a token is asked of it again, for one. Raises RuntimeError where the server is
-        gone, or does not answer."""
+        """Let samples end with their next token. A sample that the server aborts before its first is requested again,
+        for one token. Raises RuntimeError where the server is gone, or does not answer."""
         self._require_alive()
         self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
         self._changed.set()
@@ -181,7 +181,7 @@ class SGLangRollout:
         self._start()
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
-        """On a GPU the server gives back the memory of its cache and weights; running samples keep their tokens.
+        """Release the server's memory: on a GPU that of its cache and weights; running samples keep their tokens.
         Weights are kept on the host, as the server was told when it started."""
         self._require_alive()
         self._require_still("sleep")
@@ -221,7 +221,8 @@ class SGLangRollout:
         self._requests.start(sample, body_of(sample, seed=self._seed, vocabulary=self._vocabulary))
 
     async def _prepare(self) -> int:
-        """Before a request. A server that was not started here has the weights that it was started with."""
+        """Make the server ready for a request. One that was not started here has the weights that it was started
+        with."""
         async with self._preparing:
             if self._initial is not None:
                 await self._sender.load(0, self._initial.items())
@@ -238,7 +239,7 @@ class SGLangRollout:
         self._changed.set()
 
     def _return(self, samples: Iterable[RunningSample]) -> None:
-        """Those that are done leave their slots to others."""
+        """Finish the samples that are done; their slots become free."""
         now = self._clock.now()
         for sample in samples:
             if (reason := sample.finish_reason()) is not None:

@@ -68,13 +68,13 @@ class RemoteServer:
         self.url, self.token = url, token
 
     def has_started(self) -> None:
-        """Before we came."""
+        """Do nothing: it had started before this process came."""
 
     def require_alive(self) -> None:
-        """Nothing can be known but by asking it."""
+        """Do nothing: only a request can tell."""
 
     def stop(self) -> None:
-        """It was not started here."""
+        """Do nothing: it was not started here."""
 
 
 class LocalServer:
@@ -122,7 +122,8 @@ class LocalServer:
         return (self._process.pid, *(child.pid for child in children))
 
     def has_started(self) -> None:
-        """It has read its model: nothing of it stays on disk, however this process ends. Its log is still open."""
+        """Remove the model's folder, which the server has read: nothing stays on disk, however this process ends. Its
+        log is still open."""
         self._folder.cleanup()
 
     def require_alive(self) -> None:
@@ -154,7 +155,8 @@ class LocalServer:
 def _flags(
     model: PreTrainedModel, folder: Path, slots: int, device: torch.device, port: int, options: Options
 ) -> list[str]:
-    """What an option leaves open is chosen here for a CPU, and by SGLang for a GPU."""
+    """Command-line flags of the server; what the options leave open is chosen here for a CPU, and by SGLang for a
+    GPU."""
     config, cpu = model.config, device.type == "cpu"
     longest = config.max_position_embeddings + _SPARE_TOKENS
     flags: dict[str, object] = {

@@ -156,7 +156,7 @@ class WeightSender:
 
 
 def _join(store: dist.Store, name: str, host: str, timeout: timedelta) -> dist.ProcessGroup:
-    """As torch.distributed nests prefixes for a group of this name, which is how the server joins."""
+    """Join a Gloo group with torch.distributed's nested prefixes for its name, which is how the server joins."""
     prefixed = dist.PrefixStore("cpu/", dist.PrefixStore(f"{name}/", dist.PrefixStore(name, store)))
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timeout

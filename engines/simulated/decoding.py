@@ -55,13 +55,13 @@ class SimulatedSample:
 
 
 class Versions:
-    """Which version an engine had at each of its decode steps."""
+    """The policy version that an engine had at each of its decode steps."""
 
     def __init__(self, version: int) -> None:
         self._changed_at, self._versions = [0], [version]
 
     def change(self, version: int, count: int) -> None:
-        """From the step after this count on, which is never less than the last one."""
+        """Set the version of all steps after this count, which is never less than the last one."""
         if self._changed_at[-1] == count:
             self._changed_at.pop(), self._versions.pop()
         self._changed_at.append(count)
@@ -95,7 +95,7 @@ class RunningSamples:
         return len(self._samples)
 
     def __iter__(self) -> Iterator[SimulatedSample]:
-        """In the order in which they were admitted."""
+        """Samples in the order of their admission."""
         return iter(self._samples.values())
 
     def cached(self, count: int) -> int:
@@ -103,7 +103,8 @@ class RunningSamples:
         return self._offset + len(self._samples) * count
 
     def next_count(self) -> int:
-        """When the first finishes, or the cache is full if that is sooner. There must be samples."""
+        """Step count at which the first sample finishes, or the cache is full if that is sooner. There must be
+        samples."""
         finish = self._finishes[0][0]
         return finish if self._room is None else min(finish, (self._room - self._offset) // len(self._samples))
 
@@ -116,6 +117,7 @@ class RunningSamples:
         return self._room is not None and self.cached(count) + len(self._samples) > self._room
 
     def add(self, sample: SimulatedSample, count: int) -> None:
+        """Admit a sample after `count` steps."""
         sample.start = count
         self._admitted += 1
         self._samples[self._admitted] = sample
@@ -123,7 +125,7 @@ class RunningSamples:
         heappush(self._finishes, (count + sample.remaining, self._admitted))
 
     def cut(self, sample_ids: Collection[int], count: int) -> None:
-        """These end at this count, or with their first token if that comes later."""
+        """Let these samples end at this step count, or with their first token if that comes later."""
         for number, sample in self._samples.items():
             last = max(count, sample.start + 1)
             if sample.sample_id in sample_ids and last < sample.start + sample.remaining:
@@ -145,6 +147,7 @@ class RunningSamples:
         return sample
 
     def clear(self) -> None:
+        """Forget all samples."""
         self._samples.clear()
         self._finishes.clear()
         self._offset = 0
@@ -180,6 +183,7 @@ class Decoding:
 
     @property
     def running(self) -> int:
+        """Samples that hold a slot."""
         return len(self._running)
 
     @property
@@ -192,7 +196,8 @@ class Decoding:
         return self._count if self.stopped else self._boundary(now)
 
     def next_event(self) -> float | None:
-        """When something happens by itself: a sample finishes or is preempted, or the engine admits or stops."""
+        """Time at which something happens by itself: a sample finishes or is preempted, or the engine admits or
+        stops."""
         if self.stopped or not self._running:
             return None
         return self._time_of(self._next_count())
@@ -207,7 +212,7 @@ class Decoding:
             self._reach(count, due)
 
     def submit(self, samples: Sequence[SimulatedSample], now: float) -> None:
-        """They join, in this order, after the step that is under way, as far as there are slots and room.
+        """Queue samples, which join in this order after the step that is under way, as far as there are slots and room.
 
         Raises ValueError, and takes none, if one would not fit into an empty KV cache.
         """
@@ -248,7 +253,8 @@ class Decoding:
         self._join(now)
 
     def cut(self, sample_ids: Collection[int], now: float) -> None:
-        """These end after the step that is under way; those that wait, at once if they have a token, else with it."""
+        """Let these samples end after the step that is under way; waiting ones at once if they have a token, else with
+        their first."""
         self.advance(now)
         self._running.cut(sample_ids, self.steps(now))
         for sample in [sample for sample in self.waiting if sample.sample_id in sample_ids]:
@@ -291,7 +297,7 @@ class Decoding:
         return (self.admitting or first.preempted) and self._running.fits(first.cached, self._count)
 
     def _time_of(self, count: int) -> float:
-        """When this many steps are done, should nothing happen before."""
+        """Time at which this many steps are done, should nothing happen before."""
         if count == self._count:
             return self._since
         running = self._running
@@ -347,7 +353,8 @@ class Decoding:
         self._admit(at)
 
     def _preempt(self) -> None:
-        """Until the next step fits. One sample alone always does, and none of these fits again at once."""
+        """Preempt the latest samples until the next step fits. One sample alone always does, and none of the preempted
+        fits again at once."""
         while self._running.overflows(self._count):
             sample = self._running.take_latest()
             self._add_runs(sample)
@@ -371,7 +378,7 @@ class Decoding:
                 self.recomputed_tokens += sample.cached
 
     def _add_runs(self, sample: SimulatedSample) -> None:
-        """What it sampled since it got its slot, a run for each version in that time."""
+        """Add what the sample decoded since it got its slot, a run for each version in that time."""
         for version, tokens in self._versions.between(sample.start, self._count):
             sample.add_run(version, tokens)
 

@@ -133,7 +133,7 @@ class SimulatedRollout:
         self._paused = True
         if mode == "abort":
             now = self._clock.now()
-            self._held += [completion_of(sample, "abort", now) for sample in self._decoding.abort()]
+            self._held += [_completion(sample, "abort", now) for sample in self._decoding.abort()]
             self._unfinished.clear()
             self._hand_over()
 
@@ -193,7 +193,7 @@ class SimulatedRollout:
 
     @contextmanager
     def _standing_still(self) -> Iterator[None]:
-        """Whatever is submitted while weights move starts when they are in place."""
+        """Stop decoding while weights move; samples submitted meanwhile start when the weights are in place."""
         self._moving = True
         self._decoding.stop(self._clock.now())
         try:
@@ -216,7 +216,7 @@ class SimulatedRollout:
         self._follow()
 
     def _follow(self) -> None:
-        """After anything that may have moved the decoding on: take its samples out, and set the timer."""
+        """Take out finished samples and set the timer anew, after anything that may have moved the decoding on."""
         for sample, at in self._decoding.finished:
             tokens = sum(tokens for _, tokens in sample.runs[sample.closed :])
             reason: FinishReason = "length" if tokens in (self._lengths.cap, sample.limit) else "stop"
@@ -224,7 +224,7 @@ class SimulatedRollout:
                 reason = "cut"
             elif self._several_turns:
                 self._kept[sample.sample_id] = sample.cached + sample.remaining - 1
-            self._held.append(completion_of(sample, reason, at))
+            self._held.append(_completion(sample, reason, at))
             group = sample.sample_id // self._group_size
             self._unfinished[group] -= 1
             if not self._unfinished[group]:
@@ -274,7 +274,7 @@ class SimulatedRollout:
 
 
 def turn_of(request: Request) -> int:
-    """Which turn of its sample is asked for, from 0."""
+    """Number of the turn that a request asks for, from 0."""
     partial = request.partial
     return 0 if partial is None or partial.mask is None else int(np.count_nonzero(~partial.mask))
 
@@ -306,7 +306,7 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
     return SimulatedSample(request.sample_id, prompt + before, left, runs, started_at, closed=closed, limit=limit)
 
 
-def completion_of(sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:
+def _completion(sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:
     return Completion(
         sample_id=sample.sample_id,
         tokens=np.array([tokens for _, tokens in sample.runs], np.int64),

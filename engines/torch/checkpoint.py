@@ -1,5 +1,4 @@
-"""What training has to remember: weights, AdamW's moments, the number of steps, and the random state, in a file of each
-rank.
+"""The state of training: weights, AdamW's moments, the number of steps, and the random state, in a file of each rank.
 
 A file is safetensors: numbers by name, and in its header where each lies in the whole tensor; nothing is unpickled.
 Every rank writes the parts that it holds and reads those that it needs, whichever rank wrote them: another number of
@@ -26,7 +25,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a file's tensor in the whole one."""
+    """The place of a file's tensor in the whole one."""
 
     shape: tuple[int, ...]
     start: tuple[int, ...]
@@ -48,8 +47,8 @@ class TrainingState:
     places: Mapping[str, _Place]
 
     def write(self, folder: Path) -> dict[str, tuple[int, str]]:
-        """This rank's file, on the disk when it returns: name -> (bytes, SHA-256). Raises FileExistsError where it is
-        there already."""
+        """Write this rank's file, which is on the disk when this returns: name -> (bytes, SHA-256). Raises
+        FileExistsError where it is there already."""
         from safetensors.torch import save_file
 
         path = folder / f"rank-{self.rank:05}.safetensors"
@@ -154,7 +153,7 @@ class SavedState:
             raise ValueError(f"{self.folder} lacks a part of {name}: {covered} of {into.numel()} numbers are there")
 
     def whole(self, name: str) -> torch.Tensor:
-        """Of a tensor that one rank wrote."""
+        """A tensor that one rank wrote whole."""
         ((file, _, _),) = self._files[name]
         tensor: torch.Tensor = file.get_tensor(name)
         return tensor
@@ -167,7 +166,7 @@ class SavedState:
 
 
 def _overlap(wanted: Part, start: Sequence[int], size: Sequence[int]) -> tuple[Part, Part] | None:
-    """What both have, counted from the file's first and from the wanted first; None where that is nothing."""
+    """The part that both have, counted from the file's first and from the wanted first; None where that is nothing."""
     from_file, here = list[slice](), list[slice]()
     for cut, first, length in zip(wanted, start, size, strict=True):
         low, high = max(cut.start, first), min(cut.stop, first + length)

@@ -28,7 +28,7 @@ class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
     """`harness.protocols.CriticEngine`, of an outline by `value_model`. algorithm: by `critic_settings`."""
 
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """As the protocol says; it may be asked between any two calls of this engine."""
+        """Values of all response tokens: float32. May be called between any two calls of this engine."""
         scorer = self._scorer
         (values,) = scored(scorer, scorer.at_tokens, prompts, responses, self._training, self._most)
         return values
@@ -67,7 +67,6 @@ class _WithHead:
         self._weights = weights
 
     def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
-        """As the protocol says."""
         below = {name: part for name, part in wanted.items() if not name.startswith(f"{VALUE_HEAD}.")}
         for name in wanted.keys() - below.keys():
             yield name, torch.zeros([part.stop - part.start for part in wanted[name]])

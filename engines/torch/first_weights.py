@@ -31,10 +31,10 @@ Part = tuple[slice, ...]
 
 
 class FirstWeights(Protocol):
-    """Where the values of parameters come from."""
+    """A source of parameters' values."""
 
     def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Of each parameter of these names its part, in any order; valid until the next is asked for."""
+        """(name, part) of each wanted parameter, in any order; a tensor is valid until the next is asked for."""
 
 
 @dataclass(frozen=True)
@@ -63,26 +63,26 @@ class Outline:
 
 
 class WholeWeights:
-    """Of a model that has them all, which is left without: what transformers alone can read, on the host."""
+    """The weights of a model that has them all on the host, and is left without: for what transformers alone can
+    read."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._tensors = {name: parameter.data for name, parameter in model.named_parameters()}
         to_meta(model)
 
     def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
-        """As the protocol says."""
         for name, part in wanted.items():
             yield name, self._tensors[name][part]
 
 
 class SavedWeights:
-    """Of safetensors files: nothing is read but the parts. files: by names of tensors, experts each by itself."""
+    """Weights in safetensors files, of which only the wanted parts are read. files: by names of tensors, experts each
+    by itself."""
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = files
 
     def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
-        """As the protocol says."""
         of_experts = {
             name: _overlapping(pieces(name, self.shapes[name]), part)
             for name, part in wanted.items()
@@ -103,7 +103,7 @@ class SavedWeights:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every parameter in the files."""
+        """Shape of every parameter in the files."""
         with _opened(set(self._files.values())) as handles:
             return together(
                 {name: tuple(handles[file].get_slice(name).get_shape()) for name, file in self._files.items()}
@@ -111,7 +111,7 @@ class SavedWeights:
 
 
 def _overlapping(of_experts: Sequence[Piece], part: Part) -> list[Piece]:
-    """Those with something of the part."""
+    """The pieces that share elements with the part."""
     experts, rows, _ = part
     return [
         piece
@@ -121,7 +121,7 @@ def _overlapping(of_experts: Sequence[Piece], part: Part) -> list[Piece]:
 
 
 def _rows(piece: Piece, wanted: slice) -> slice:
-    """Of those wanted, counted from the piece's first."""
+    """The wanted rows that the piece has, counted from its first."""
     return slice(max(wanted.start, piece.start) - piece.start, min(wanted.stop, piece.stop) - piece.start)
 
 
@@ -134,7 +134,7 @@ def _opened(files: set[Path]) -> Iterator[dict[Path, Any]]:
 
 
 def saved_weights(folder: Path) -> SavedWeights | None:
-    """Of a folder as transformers writes it; None where its files are named otherwise."""
+    """Weights of a folder as transformers writes it; None where its files are named otherwise."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -157,7 +157,7 @@ class DrawnWeights:
         self._named = {number: name for name, number in last.items()}
 
     def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
-        """As the protocol says. On torch's default device, with a generator of their own."""
+        """Parts drawn on torch's default device, with a generator of their own."""
         for name in wanted.keys() & self._constants.keys():
             yield name, self._constants[name][wanted[name]]
         device = torch.get_default_device()
@@ -180,6 +180,7 @@ class Draw:
         self.bytes = target.nbytes
 
     def on(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Fill a tensor as the model would have filled it."""
         return self._fill(tensor, *self._arguments, **({"generator": generator} if self.random else {}))
 
 
@@ -188,8 +189,8 @@ _FILLS = (*_RANDOM, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
 
 
 class _Outlining(TorchDispatchMode):
-    """While models are made: tensors to be filled get no memory, and what fills them is noted. Buffers that are
-    computed, such as rotary frequencies, are."""
+    """A mode in which models are made: tensors to be filled get no memory, and what fills them is noted. Buffers that
+    are computed, such as rotary frequencies, are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +209,8 @@ class _Outlining(TorchDispatchMode):
 
 
 def without_weights(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """What `make` returns with its parameters on meta, however it would have filled them. Its buffers are there."""
+    """Call `make` and return its model with parameters on meta, however it would have filled them. Its buffers are
+    there."""
     with _Outlining():
         model = make()
     to_meta(model)
@@ -216,8 +218,8 @@ def without_weights(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
 
 
 def outlined(make: Callable[[], PreTrainedModel], seed: int) -> tuple[PreTrainedModel, DrawnWeights]:
-    """What `make` returns with its parameters on meta, and the values that they would have had: those of torch's global
-    generator after `manual_seed(seed)`. Its buffers are there. The global random state stays as it was.
+    """The model that `make` returns, with its parameters on meta, and the values that they would have had: those of
+    torch's global generator after `manual_seed(seed)`. Its buffers are there. The global random state stays as it was.
 
     Raises NotImplementedError where a parameter's value is not drawn all at once.
     """
@@ -251,12 +253,12 @@ def _parameter_like(parameter: torch.nn.Parameter, device: torch.device | str) -
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of it."""
+    """The part of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def part_of_tensor(tensor: torch.Tensor) -> Part:
-    """What this process keeps of it."""
+    """Slices of the whole tensor that this process holds."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

@@ -160,11 +160,11 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         training: TrainingConfig,
         group: dist.ProcessGroup | None,
     ) -> Scores:
-        """What computes with the model; group: the ranks that share its layers."""
+        """The object that computes with the model; group: the ranks that share its layers."""
 
     @abstractmethod
     def _accumulate(self, batch: TrainedBatch) -> dict[str, float]:
-        """Of one part, by `_back_propagate`."""
+        """Compute and add the gradients of one part, by `_back_propagate`; returns its sums by name."""
 
     def _back_propagate(self, losses: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> None:
         """Losses of tokens, float32 [tokens] in rows of these lengths; those under the mask, aggregated as set."""
@@ -290,12 +290,10 @@ class ShardedScorer:
         self._scorer, self._training, self._most = scorer, training, most
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """As the protocol says."""
         (log_probs,) = self._scored(self._scorer.at_tokens, prompts, responses)
         return log_probs
 
     async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
-        """As the protocol says."""
         log_probs, squares = self._scored(self._scorer.with_gradient_squares, prompts, responses)
         return log_probs, squares
 
@@ -311,9 +309,9 @@ def scored(
     training: TrainingConfig,
     most: Callable[[int], int],
 ) -> list[Ragged]:
-    """What `scorer` says of each response token by `at_tokens`, without gradients, by parameters that may be sharded:
-    then each pass is a collective of all that hold shards, and every rank makes as many as that which needs most. most:
-    the largest of the numbers that all these ranks call it with."""
+    """Results of `at_tokens` for each response token, without gradients, by parameters that may be sharded: then each
+    pass is a collective of all that hold shards, and every rank makes as many as that which needs most. most: the
+    largest of the numbers that all these ranks call it with."""
     parts = passes_over(prompts, responses, training, most)
     with torch.no_grad():  # inference tensors could not be resharded
         found = score_parts(at_tokens, prompts, responses, parts)
@@ -347,7 +345,7 @@ def sharded_reference(
 
 
 def over_ranks(number: int, what: dist.ReduceOp.RedOpType, mesh: DeviceMesh | None, device: torch.device) -> int:
-    """Of the numbers of all data-parallel ranks, the sum or the largest."""
+    """The sum or the largest of the numbers of all data-parallel ranks."""
     if mesh is None or mesh.size() == 1:
         return number
     shared = torch.tensor([number], dtype=torch.int64, device=device)

@@ -67,13 +67,13 @@ Attention = Callable[[LayerAttention, torch.Tensor, torch.Tensor, torch.Tensor],
 """What a pass does in each layer: query [N, heads, dim], key and value [N, kv_heads, dim] -> [N, heads * dim]."""
 
 
-def round_up(number: int, multiple: int) -> int:
+def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
 def key_length(tokens: int) -> int:
     """How many keys attention runs over for a sequence of so many tokens."""
-    return round_up(tokens, VECTOR if tokens <= CHUNK else CHUNK)
+    return _round_up(tokens, VECTOR if tokens <= CHUNK else CHUNK)
 
 
 class SlotModel:
@@ -84,7 +84,7 @@ class SlotModel:
     """
 
     def __init__(self, model: PreTrainedModel, slots: int) -> None:
-        """From now on a model of other blocks than `BLOCKS` attends to slots only."""
+        """Take the model over: one whose blocks are not `BLOCKS` attends to slots only from now on."""
         config = model.config
         self.model, self.slots = model, slots
         self.max_length: int = config.max_position_embeddings
@@ -122,6 +122,7 @@ class SlotModel:
 
     @property
     def released(self) -> bool:
+        """Whether the cache has no memory."""
         return not self.keys
 
     @torch.inference_mode()
@@ -145,7 +146,7 @@ class SlotModel:
     def can_extend(self, start: int, end: int) -> bool:
         """Whether `extend` from `start` to `end` tokens gives the bits of a prefill, and has room for its padding."""
         exact = self.positions.device.type != "cpu" or end <= EXACT
-        return exact and start + round_up(end - start, QUERIES) <= self.capacity
+        return exact and start + _round_up(end - start, QUERIES) <= self.capacity
 
     @torch.inference_mode()
     def extend(self, contexts: Sequence[tuple[int, Sequence[int], int]]) -> None:
@@ -154,7 +155,7 @@ class SlotModel:
 
         def shape(context: tuple[int, Sequence[int], int]) -> tuple[int, int]:
             _, tokens, start = context
-            return round_up(len(tokens) - start, QUERIES), key_length(len(tokens))
+            return _round_up(len(tokens) - start, QUERIES), key_length(len(tokens))
 
         for (new, length), group in groupby(sorted(contexts, key=shape), key=shape):
             self._extend(list(group), new, length)
@@ -246,8 +247,8 @@ class SlotModel:
         self._forward(tokens, at.flatten(), slots.repeat_interleave(new), attention)
 
     def _seen(self, at: torch.Tensor, length: int, window: int | None = None) -> torch.Tensor:
-        """Which of the first `length` keys of its slot a query sees: bool [rows, 1, queries, length]. at: the positions
-        of queries, int64 [rows, queries]; window: as of `LayerAttention`."""
+        """Mask of the first `length` keys of its slot that a query sees: bool [rows, 1, queries, length]. at: the
+        positions of queries, int64 [rows, queries]; window: as of `LayerAttention`."""
         keys, at = self.positions[:length], at[:, None, :, None]
         return keys <= at if window is None else (keys <= at) & (keys > at - window)
 
@@ -256,12 +257,12 @@ class SlotModel:
     ) -> torch.Tensor:
         """Final hidden states of N token rows, padded to [multiple of ROWS, hidden]; writes their keys and values."""
         real = len(tokens)
-        padding = round_up(real, ROWS) - real
+        padding = _round_up(real, ROWS) - real
         where = slots * self.capacity + positions
         tokens, positions = F.pad(tokens, (0, padding)), F.pad(positions, (0, padding))
 
         def cached(layer: LayerAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            """Of padded rows."""
+            """Attention of rows that are padded: only the real ones enter the cache."""
             query, key, value = query[:real], key[:real], value[:real]
             self.keys[layer.number].view(-1, self.kv_heads, self.head_dim).index_copy_(0, where, key)
             self.values[layer.number].view(-1, self.kv_heads, self.head_dim).index_copy_(0, where, value)

@@ -78,13 +78,13 @@ def float32_head(model: PreTrainedModel) -> bool:
 
 
 def blocks_of(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Its decoder blocks, by the class that the model itself names as one."""
+    """Decoder blocks of a model, by the class that the model itself names as one."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def model_shape(model: PreTrainedModel) -> dict[str, Any]:
-    """By the names that `ModelConfig` has for it."""
+    """Shape of a model, by the names that `ModelConfig` has for it."""
     return shape_of(model.config, "of this model")
 
 
@@ -102,7 +102,8 @@ def _without_sklearn() -> Iterator[None]:
 
 
 def _config_of_checkpoint(config: ModelConfig, checkpoint: str, folder: Path) -> PretrainedConfig:
-    """Its own config.json says all that the configured shape does not, such as how positions are scaled."""
+    """The checkpoint's own config.json: it has what the configured shape does not say, such as how positions are
+    scaled."""
     found = read_config(folder, checkpoint)
     require_shape(config, found)
     for name in vars(found):
@@ -157,7 +158,8 @@ def _few(names: list[str]) -> str:
 
 
 def transformers_config(config: ModelConfig) -> PretrainedConfig:
-    """Of these settings alone. Raises ValueError for an architecture that they do not describe."""
+    """transformers' config made of these settings alone. Raises ValueError for an architecture that they do not
+    describe."""
     from transformers import AutoConfig
 
     if config.architecture not in (*DRAWN, *DRAWN_WITH_EXPERTS):

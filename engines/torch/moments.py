@@ -1,4 +1,5 @@
-"""Where AdamW's two moments of each parameter are while they are not needed: float32, 8 bytes a parameter of a rank.
+"""AdamW's two moments of each parameter, and where they rest while they are not needed: float32, 8 bytes a parameter of
+a rank.
 
 They are needed by a step alone. Of device memory a rank holds, in bytes for each parameter of its shards:
 
@@ -26,8 +27,8 @@ _NAMES = ("exp_avg", "exp_avg_sq")
 
 
 class Moments:
-    """Those of one optimizer. On a host whose memory is pinned, where the device is a GPU; on a CPU they are copied all
-    the same, so that it is the same code, and nothing is won."""
+    """The moments of one optimizer. They rest on a host whose memory is pinned, where the device is a GPU; on a CPU
+    they are copied all the same, so that it is the same code, and nothing is won."""
 
     def __init__(self, optimizer: torch.optim.AdamW, offload: OptimizerOffload, device: torch.device) -> None:
         self._optimizer, self._offload, self._device = optimizer, offload, device
@@ -74,7 +75,7 @@ class Moments:
             self._optimizer.state[parameter][name] = _like(parameter, moment)
 
     def _put_away(self, parameter: torch.Tensor) -> None:
-        """Where there are any: before the first step there are none."""
+        """Move a parameter's moments to the host; before the first step there are none."""
         state = self._optimizer.state[parameter]
         if _NAMES[0] not in state:
             return

@@ -75,7 +75,7 @@ def pad_batch(prompts: Ragged, responses: Ragged, device: torch.device) -> Padde
 
 @dataclass(frozen=True)
 class Boundaries:
-    """Where samples begin and end in the row: their lengths, and int32 [k + 1] on the device, from 0 to their sum."""
+    """The boundaries of samples in the row: their lengths, and int32 [k + 1] on the device, from 0 to their sum."""
 
     lengths: list[int]
     offsets: torch.Tensor
@@ -96,7 +96,7 @@ class PackedBatch:
     boundaries: Boundaries
 
     def hidden(self, decoder: PreTrainedModel) -> torch.Tensor:
-        """Of a decoder that `use_packed_attention` has prepared."""
+        """Hidden states of a decoder that `use_packed_attention` has prepared."""
         output = decoder(
             input_ids=self.tokens[None],
             position_ids=self.positions[None],
@@ -135,7 +135,7 @@ def pack_batch(prompts: Ragged, responses: Ragged, device: torch.device) -> Pack
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """From now on `model` attends within the `boundaries` that it is called with."""
+    """Make `model` attend within the `boundaries` that it is called with."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_attention)
@@ -171,8 +171,8 @@ def refuse_changed_scores(others: Mapping[str, Any]) -> None:
 
 
 def window_mask(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Which keys a query sees of the `window` tokens that end with itself: bool [length, length]. None where it sees
-    all before it, for which attention needs no mask."""
+    """Mask of the keys that a query sees, the `window` tokens that end with itself: bool [length, length]. None where
+    it sees all before it, for which attention needs no mask."""
     if window is None or window >= length:
         return None
     back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)

@@ -20,7 +20,7 @@ NAME = "cadence_padded"
 
 
 def use_padded_experts(model: PreTrainedModel, rows: int) -> None:
-    """From now on the experts of `model` compute for a multiple of `rows` tokens."""
+    """Make the experts of `model` compute for a multiple of `rows` tokens."""
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(NAME, partial(padded_experts, rows=rows))

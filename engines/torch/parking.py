@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Slots(Protocol):
-    """Where the keys and values of samples are."""
+    """Slots that hold the keys and values of samples."""
 
     slots: int
 
@@ -31,7 +31,7 @@ class Parking:
         self._tokens: dict[int, list[int]] = {}
 
     def park(self, sample: int, tokens: Sequence[int], slot: int) -> None:
-        """It runs no longer, and its slot is the first that no running sample has."""
+        """Note that a sample runs no longer; its slot is the first that no running sample has."""
         self.forget(sample)
         self._slot_of[sample], self._tokens[sample] = slot, list(tokens)
 
@@ -50,11 +50,12 @@ class Parking:
         return 0
 
     def forget(self, sample: int) -> None:
+        """Forget a sample, if it is parked."""
         self._slot_of.pop(sample, None)
         self._tokens.pop(sample, None)
 
     def clear(self) -> None:
-        """What is in the slots holds no longer."""
+        """Forget all samples: what is in the slots holds no longer."""
         self._slot_of.clear()
         self._tokens.clear()
 

@@ -163,7 +163,7 @@ class TorchRollout:
         self._changed.set()
 
     async def cut(self, sample_ids: Collection[int]) -> None:
-        """They end with their next token; those that wait, and have some, at once."""
+        """Let running samples end with their next token; waiting ones that have some end at once."""
         cut(self._rows, sample_ids)
         self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
         self._changed.set()

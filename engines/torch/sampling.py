@@ -51,7 +51,7 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tup
 def draw_each(
     logits: torch.Tensor, uniform: torch.Tensor, samplings: Sequence[Sampling]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `draw`, where each row has a sampling of its own."""
+    """Draw as `draw` does, where each row has a sampling of its own."""
     if len(kinds := dict.fromkeys(samplings)) == 1:
         return draw(logits, uniform, samplings[0])
     tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)

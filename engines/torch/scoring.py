@@ -34,7 +34,7 @@ class LaidOut(Protocol):
         """The last hidden state that predicts each of them: [N, H]."""
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
-        """Of a value per target [N] those of response tokens, sample after sample: [R]."""
+        """Values of response tokens, sample after sample, [R], of a value per target [N]."""
 
 
 LAYOUTS: dict[Layout, Callable[[Ragged, Ragged, torch.device], LaidOut]] = {"padded": pad_batch, "packed": pack_batch}
@@ -121,8 +121,8 @@ AtTokens = Callable[[Ragged, Ragged], tuple[torch.Tensor, ...]]
 
 
 def score_parts(at_tokens: AtTokens, prompts: Ragged, responses: Ragged, parts: Sequence[Part]) -> list[Ragged]:
-    """What is said of every response token, float32, as `responses` are, column by column; parts: the samples of each
-    forward pass, every one once."""
+    """Columns of float32 values, one for every response token. parts: the samples of each forward pass, every one
+    once."""
     if len(parts) == 1:
         return [Ragged(column.cpu().numpy(), responses.lengths) for column in at_tokens(prompts, responses)]
     found = [at_tokens(prompts.take(part), responses.take(part)) for part in parts]
@@ -149,12 +149,12 @@ class TorchLogProb:
         self.version = 0
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """As the protocol says. Raises RuntimeError where the weights are incomplete."""
+        """Log-probabilities of response tokens. Raises RuntimeError where the weights are incomplete."""
         (log_probs,) = self._scored(self._scorer.at_tokens, prompts, responses)
         return log_probs
 
     async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
-        """As the protocol says. Raises RuntimeError where the weights are incomplete."""
+        """Log-probabilities and their gradients' squares. Raises RuntimeError where the weights are incomplete."""
         log_probs, squares = self._scored(self._scorer.with_gradient_squares, prompts, responses)
         return log_probs, squares
 

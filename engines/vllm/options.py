@@ -1,4 +1,4 @@
-"""What a job may set of vLLM, and whether this Python has it. Loads neither torch nor vLLM."""
+"""Options of a job for vLLM, and whether this Python has it. Loads neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ DEFAULTS = Options()
 
 
 def within(options: Options, share: EngineShare) -> Options:
-    """What the memory plan decides where the user did not. Raises ConfigError where a share that the user gave does not
-    hold the weights."""
+    """Options completed by the memory plan where the user left them open. Raises ConfigError where a share that the
+    user gave does not hold the weights."""
     given = options.gpu_memory_share
     cache = share.cache if given is None else share.cache_within(given, work=True)
     if options.kv_cache_bytes is None and cache < 1:

@@ -64,6 +64,7 @@ class VLLMProcess:
 
     @property
     def process_ids(self) -> list[int]:
+        """Ids of vLLM's own processes."""
         return [process.pid for process in self._processes]
 
     async def ask(self, what: str, answer: Awaitable[Answer], timeout_s: float | None = None) -> Answer:
@@ -100,6 +101,7 @@ class VLLMProcess:
         self.sampled += tokens
 
     def require_alive(self) -> None:
+        """Raises RuntimeError where a process of vLLM has died."""
         if self._watched().done():
             raise self._died()
 
@@ -125,6 +127,7 @@ class VLLMProcess:
         await self.ask("abort samples", self.llm.abort(numbers))
 
     async def resume(self) -> None:
+        """Let vLLM generate again."""
         await self.ask("resume", self.llm.resume_generation())
 
     async def forget_cache(self) -> None:
@@ -163,8 +166,8 @@ class VLLMProcess:
 
 
 def _start(folder: str, arguments: dict[str, Any], log_level: str, count: Callable[[int], None]) -> AsyncLLM:
-    """What vLLM reads from the environment has to be there before it is imported, and reaches its processes by it.
-    count: is told the tokens of each step."""
+    """Start vLLM. Its settings stand in the environment before it is imported, and reach its processes by it. count: is
+    called with the tokens of each step."""
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads: a fork would inherit their locks
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # cores are assigned by the parent process
     os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
@@ -187,7 +190,7 @@ def _counter(count: Callable[[int], None]) -> Callable[..., StatLoggerBase]:
 
     class Counter(StatLoggerBase):
         def __init__(self, *_: Any) -> None:
-            """Of one engine core."""
+            """Count the tokens of one engine core."""
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             if iteration_stats is not None:
@@ -202,7 +205,8 @@ def _counter(count: Callable[[int], None]) -> Callable[..., StatLoggerBase]:
 def _arguments(
     model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int = 1
 ) -> dict[str, Any]:
-    """Of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and top_p."""
+    """Arguments of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and
+    top_p."""
     from engines.vllm.weights import BACKEND
 
     gpu = device.type == "cuda"

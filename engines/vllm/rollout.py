@@ -140,7 +140,8 @@ class VLLMRollout:
         self._go_on()
 
     async def cut(self, sample_ids: Collection[int]) -> None:
-        """What vLLM aborts without a token is asked of it again, for one. Raises as `pause`."""
+        """Let samples end with their next token. A sample that vLLM aborts before its first is requested again, for one
+        token. Raises as `pause`."""
         self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
         self._changed.set()
         named = cut(self._running.values(), sample_ids)

@@ -84,7 +84,7 @@ class WeightSender:
     async def _connected(self) -> GlooLink | CudaLink:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        link = link_to(self._device, self._options.timeout_s, self._workers)
+        link = _link_to(self._device, self._options.timeout_s, self._workers)
         request = WeightTransferInitRequest(link.rendezvous())
         both = asyncio.gather(self._process.llm.init_weight_transfer_engine(request), asyncio.to_thread(link.open))
         try:
@@ -117,6 +117,7 @@ class Bucket:
         return self._next + tensor.nbytes <= len(self.buffer)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy a tensor into the buffer and note its name, dtype, shape and place."""
         start, self.size = self._next, self._next + tensor.nbytes
         self.buffer[start : self.size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         self.names.append(name)
@@ -129,7 +130,7 @@ class Bucket:
         return -(-self.size // _ALIGNMENT) * _ALIGNMENT
 
     def described(self) -> dict[str, Any]:
-        """What the worker has to know; plain values."""
+        """Contents of the bucket for the worker; plain values."""
         return {
             "names": self.names,
             "dtypes": self.dtypes,
@@ -168,6 +169,7 @@ class GlooLink:
         self._group: dist.ProcessGroup | None = None
 
     def rendezvous(self) -> dict[str, Any]:
+        """Fields of `Rendezvous`: the store and the size of the group that the worker joins."""
         return {"store": self._store, "size": self._size, "timeout_s": self._timeout_s}
 
     def open(self) -> None:
@@ -191,6 +193,7 @@ class CudaLink:
     """The adapter's end where GPUs are: workers map the adapter's bucket, and nothing travels but to other GPUs."""
 
     def rendezvous(self) -> dict[str, Any]:
+        """Fields of `Rendezvous`: there is no group to join."""
         return {"store": None, "size": 0, "timeout_s": 0.0}
 
     def open(self) -> None:
@@ -205,10 +208,10 @@ class CudaLink:
         return list(bucket.buffer.untyped_storage()._share_cuda_())
 
     def send(self, bucket: Bucket) -> None:
-        """It is there already."""
+        """Do nothing: the worker maps the bucket's memory."""
 
 
-def link_to(device: torch.device, timeout_s: float, workers: int) -> GlooLink | CudaLink:
+def _link_to(device: torch.device, timeout_s: float, workers: int) -> GlooLink | CudaLink:
     return CudaLink() if device.type == "cuda" else GlooLink(timeout_s, workers)
 
 
@@ -224,7 +227,7 @@ def gloo_group(store: str, rank: int, size: int, timeout_s: float) -> dist.Proce
 
 
 def broadcast(group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
-    """From the adapter to the workers; returns when `buffer` was read or filled."""
+    """Broadcast from the adapter to the workers; returns when `buffer` was read or filled."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = ADAPTER, 0
     group.broadcast([buffer], options).wait()

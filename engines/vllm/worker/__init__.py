@@ -1,1 +1,1 @@
-"""What runs inside vLLM's worker process. Needs vLLM, which imports it by name; nothing of the adapter does."""
+"""The code inside of vLLM's worker process. Needs vLLM, which imports it by name; nothing of the adapter does."""

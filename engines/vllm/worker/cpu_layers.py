@@ -18,13 +18,13 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 
 def install() -> None:
-    """To be called before the model is made."""
-    utils.dispatch_cpu_unquantized_gemm = compute_with_plain_weights
+    """Replace layers of vLLM; to be called before the model is made."""
+    utils.dispatch_cpu_unquantized_gemm = _compute_with_plain_weights
     for architecture in (llama, qwen2, qwen3):
         architecture.Attention = WidenedAttention
 
 
-def compute_with_plain_weights(layer: Any, remove_weight: bool) -> None:
+def _compute_with_plain_weights(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = linear
 
 

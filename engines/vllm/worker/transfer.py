@@ -31,7 +31,7 @@ class Rendezvous(WeightTransferInitInfo):
 
 @dataclass
 class BucketInfo(WeightTransferUpdateInfo):
-    """What is in a bucket of `size` bytes, and where; `handle`: how to map it, where it does not travel."""
+    """Contents of a bucket of `size` bytes; `handle`: how to map its memory, where it does not travel."""
 
     names: list[str]
     dtypes: list[str]
@@ -52,11 +52,13 @@ class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
     _group: torch.distributed.ProcessGroup | None = None
 
     def init_transfer_engine(self, init_info: Rendezvous) -> None:
+        """Join the adapter's Gloo group, if there is one."""
         if init_info.store is not None:
             rank = ADAPTER + 1 + get_tensor_model_parallel_rank()
             self._group = gloo_group(init_info.store, rank, init_info.size, init_info.timeout_s)
 
     def start_weight_update(self) -> None:
+        """Prepare the model for new weights, on a GPU layer by layer."""
         if self.device.type != "cpu":
             initialize_layerwise_reload(self.model)
 
@@ -66,6 +68,7 @@ class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
         self._synchronize()
 
     def receive_weights(self, update_info: BucketInfo) -> None:
+        """Receive a bucket and load its tensors into the model."""
         if self._group is None:
             # a copy: a layer of which a part has come keeps it until the rest does
             buffer = shared_tensor(update_info.handle, update_info.size).to(self.device, copy=True)
@@ -75,12 +78,13 @@ class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
         self.model.load_weights(unpacked(buffer, update_info))
 
     def finish_weight_update(self) -> None:
+        """Finish layers whose weights have all come, and wait for the device."""
         if self.device.type != "cpu":
             finalize_layerwise_reload(self.model, self.model_config)
         self._synchronize()
 
     def abandon(self) -> None:
-        """Of an update that broke off: layers of which a part came forget it, and have what they had."""
+        """Give an update up that broke off: layers of which a part came forget it, and have what they had."""
         if self.device.type != "cpu":
             forget_partial_layers(self.model)
             finalize_layerwise_reload(self.model, self.model_config)
@@ -90,6 +94,7 @@ class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
             torch.accelerator.synchronize()
 
     def shutdown(self) -> None:
+        """Leave the group."""
         self._group = None
 
 
