@@ -1,4 +1,5 @@
-"""From Python: `cadence.run` makes runs, `cadence.load` reads finished ones, as pandas tables (docs/results.md).
+"""The Python interface: `cadence.run` makes runs, `cadence.load` reads finished ones, as pandas tables
+(docs/results.md).
 
 Everything else is in the package `harness`, and on the command line: `cadence --help`.
 """

@@ -141,7 +141,7 @@ def load(path: str | Path) -> Results:
 
 
 def _wait(process: RunProcess, quiet: bool) -> int:
-    """Until it ends; prints its output meanwhile. Returns its exit code."""
+    """Wait for the process to end and print its output meanwhile; returns its exit code."""
     with process.log.open(encoding="utf-8", errors="replace") as output:
         while True:
             code = process.ended()

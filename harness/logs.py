@@ -1,4 +1,4 @@
-"""What a process of a run logs: a JSON object a line, which says of which run, role and version it is."""
+"""Logs of a run's process: a JSON object a line, which says of which run, role and version it is."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def run_in(logs: Path) -> str:
 
 
 def log_as_lines(role: str, version: Callable[[], int | None]) -> None:
-    """From now on, of this process, on its error output: warnings and worse, also Python's. version: of the weights
-    that its roles have, where they have some."""
+    """Log warnings and worse of this process, Python's too, as such lines on its error output. version: returns that of
+    the weights that its roles have, None where they have none."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(role, version))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

@@ -35,9 +35,11 @@ TRUNCATED = (FINISH_REASONS.index("length"), FINISH_REASONS.index("cut"))
 class Clock(Protocol):
     """The runtime's time. Seconds since the run began; a virtual clock jumps, a real one passes."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since the run began."""
 
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ class RolloutEngine(Protocol):
     async def wake(self) -> None:
         """Take the device again; does nothing where the engine is awake."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Stop and release everything, whatever state the engine is in."""
 
 
 class Scorer(Protocol):
@@ -168,7 +171,7 @@ class LogProbEngine(Scorer, Protocol):
     """A scorer with weights of its own."""
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """As `RolloutEngine.load_weights`."""
+        """Replace all weights, as `RolloutEngine.load_weights` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +218,10 @@ class ValueBatch:
 
 
 class WrittenState(Protocol):
-    """What a rank remembers, in host memory."""
+    """The training state of a rank, in host memory."""
 
     def write(self, folder: Path) -> dict[str, tuple[int, str]]:
-        """Onto the disk: by file name, bytes and SHA-256."""
+        """Write it to files on the disk; by file name, bytes and SHA-256."""
 
 
 class Remembers(Protocol):
@@ -251,17 +254,17 @@ class CriticEngine(Remembers, Protocol):
     """One rank of a model of values, in training. Every rank makes the same calls in the same order."""
 
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """What a response is worth before each of its tokens, by the parameters as they are: float32, lengths of
+        """The value of a response before each of its tokens, by the parameters as they are: float32, lengths of
         `responses`."""
 
     async def accumulate(self, batch: ValueBatch) -> dict[str, float]:
-        """As `TrainEngine.accumulate`; returns the sums of `harness.rl.value_loss`."""
+        """Add gradients as `TrainEngine.accumulate`; returns the sums of `harness.rl.value_loss`."""
 
     async def step(self) -> dict[str, float]:
-        """As `TrainEngine.step`."""
+        """Take a step as `TrainEngine.step`."""
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
-        """As `TrainEngine.named_parameters`, by the names of a model that classifies tokens."""
+        """Parameters as `TrainEngine.named_parameters`, by the names of a model that classifies tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What every schedule says of itself. What it may ask of a job is in `schedules.protocol`."""
+"""The base of every schedule, by which it describes itself. What it may ask of a job is in `schedules.protocol`."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Schedule(ABC):
 
     @property
     def order(self) -> Order:
-        """In which order groups are trained: as they were admitted, as they are completed, or by a policy of one's own,
-        which as `completion` picks among those that are complete."""
+        """The order in which groups are trained: as they were admitted, as they are completed, or by a policy of one's
+        own, which as `completion` picks among those that are complete."""
         return "fifo"
 
     @property

@@ -35,8 +35,8 @@ class Capacity:
 
 
 class CompletionOrder:
-    """What was started under which version, where groups are trained as they are completed: training in the order of
-    admission bounds the lag by itself, here what a version started has to be trained, or dropped, in time.
+    """A record of what was started under which version, where groups are trained as they are completed: training in the
+    order of admission bounds the lag by itself, here what a version started has to be trained, or dropped, in time.
 
     It keeps the dispatch limit of every version so far; each tells which groups were started under it or before. Of a
     version that engines never get, that is the limit of the one that they have.
@@ -62,7 +62,7 @@ class CompletionOrder:
         self._limits.append(self.limit)
 
     def widen(self, dropped: int) -> int:
-        """So many groups were dropped: the limit under which as many more may be started."""
+        """Count so many groups as dropped; returns the limit under which as many more may be started."""
         self._dropped += dropped
         self._limits[self._published :] = [limit + dropped for limit in self._limits[self._published :]]
         return self.limit
@@ -78,6 +78,6 @@ class CompletionOrder:
         ]
 
     def overdue(self) -> int:
-        """What was started under this limit would lag too much in the next iteration that is trained; 0: nothing."""
+        """The limit below which groups would lag too much in the next iteration that is trained; 0: none would."""
         newest = len(self._limits) - 1 - self._capacity.worst_lag - 1
         return self._limits[newest] if newest >= 0 else 0

@@ -71,7 +71,7 @@ class FullyAsync(Schedule):
         await job.prompts.close()
 
     async def _make_known(self, job: Job, started: CompletionOrder, version: int) -> None:
-        """To the engines, if it is its turn, or the last one."""
+        """Publish a version to the engines if it is its turn, or the last one."""
         if version % self.publish_every and version < job.iterations:
             await job.weights.mark_version(version)
             started.mark()
@@ -90,7 +90,7 @@ class FullyAsync(Schedule):
         await job.prompts.admit(below=limit)
 
     async def _train_batch(self, job: Job, started: CompletionOrder, iteration: int) -> None:
-        """In completion order."""
+        """Train a batch in completion order."""
         if self.on_stale == "wait":
             await job.trainer.train(iteration, first=started.due())
         else:

@@ -11,7 +11,7 @@ from schedules.protocol import Job, PauseMode, Rollout
 
 @dataclass(frozen=True)
 class HalfStep(Schedule):
-    """As `delayed_update`, but staggered: while one cohort swaps, the others generate under the version that they have
+    """The staggered `delayed_update`: while one cohort swaps, the others generate under the version that they have
     (AsyncFlow, arXiv 2507.01663, fig. 8d, as future work). A batch holds samples of two versions.
 
     cohorts: into how many parts the engines are dealt out; at most one of them is paused at any time.

@@ -20,6 +20,8 @@ new ones; they end first, under the old ones; or they are given up, and begin ag
 
 
 class Prompts(Protocol):
+    """The source of groups."""
+
     async def admit(self, below: int) -> None:
         """Put every group numbered under `below` that is not there yet into the queue; later calls go on from there.
 
@@ -69,7 +71,8 @@ class Stage(Protocol):
     """One role between rollout and training: reward, reference, old log-probs, advantages."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The role that it runs."""
 
     async def process(self, iteration: int) -> None:
         """Work through every row of batch `iteration`, each as soon as its inputs are in the queue."""
@@ -79,6 +82,8 @@ class Stage(Protocol):
 
 
 class Trainer(Protocol):
+    """The training world."""
+
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         """Train on one batch, micro-batch by micro-batch as they become ready, then take one optimizer step.
 
@@ -114,30 +119,37 @@ class Job(Protocol):
     """One training job, placed and ready."""
 
     @property
-    def iterations(self) -> int: ...
+    def iterations(self) -> int:
+        """Iterations that the job runs."""
 
     @property
     def batch(self) -> int:
         """Groups trained in one iteration."""
 
     @property
-    def prompts(self) -> Prompts: ...
+    def prompts(self) -> Prompts:
+        """The source of groups."""
 
     @property
-    def rollout(self) -> Rollout: ...
+    def rollout(self) -> Rollout:
+        """The rollout engines together."""
 
     @property
-    def device_stages(self) -> Sequence[Stage]: ...
+    def device_stages(self) -> Sequence[Stage]:
+        """Stages whose roles have devices."""
 
     @property
-    def host_stages(self) -> Sequence[Stage]: ...
+    def host_stages(self) -> Sequence[Stage]:
+        """Stages whose roles compute on the host."""
 
     @property
     def stages(self) -> Sequence[Stage]:
         """All of them: those on the host, then those on devices."""
 
     @property
-    def trainer(self) -> Trainer: ...
+    def trainer(self) -> Trainer:
+        """The training world."""
 
     @property
-    def weights(self) -> Weights: ...
+    def weights(self) -> Weights:
+        """Versions of the weights on their way to the engines."""

@@ -38,9 +38,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class Phase:
-    """What was fitted of one kind of work. costs: names of `CostConfig` that are numbers; timings: what they were
-    fitted to, in words; error: median of |fitted / measured - 1|, None where a median was taken and nothing fitted;
-    note: what to mind."""
+    """The fit of one kind of work. costs: names of `CostConfig` that are numbers; timings: what they were fitted to, in
+    words; error: median of |fitted / measured - 1|, None where a median was taken and nothing fitted; note: what to
+    mind."""
 
     name: str
     costs: tuple[str, ...]
@@ -50,6 +50,7 @@ class Phase:
 
     @classmethod
     def of(cls, name: str, costs: tuple[str, ...], found: Fit, of_what: str) -> Phase:
+        """The phase of a fit; of_what: the noun that follows the number of timings."""
         left_out = f", {found.left_out} left out that took more than twice as long" if found.left_out else ""
         doubtful = [cost for cost, is_doubtful in zip(costs, found.doubtful, strict=False) if is_doubtful]
         note = f"not separable from the rest: {', '.join(doubtful)}" if doubtful else ""
@@ -77,8 +78,8 @@ def fit(seconds: np.ndarray, amounts: np.ndarray, weights: np.ndarray | None = N
 
 
 def fit_undisturbed(seconds: np.ndarray, amounts: np.ndarray) -> Fit:
-    """As `fit`, of a machine with other work: what took more than twice as long as fitted is left out of a second
-    fit."""
+    """Fit as `fit` does, on a machine with other work: what took more than twice as long as fitted is left out of a
+    second fit."""
     first = fit(seconds, amounts)
     kept = seconds <= _OUTLIER * (amounts @ first.costs)
     return _fit(seconds, amounts, kept, None) if kept.any() else first
@@ -112,7 +113,7 @@ def not_negative(seconds: np.ndarray, amounts: np.ndarray) -> np.ndarray:
 
 
 def _standard_errors(seconds: np.ndarray, amounts: np.ndarray, costs: np.ndarray) -> np.ndarray:
-    """Of each cost, as of least squares without a bound; units that never came cost nothing, for sure."""
+    """Standard error of each cost, by least squares without a bound; units that never came cost nothing, for sure."""
     came = np.linalg.norm(amounts, axis=0) > 0
     scale = np.linalg.norm(amounts[:, came], axis=0)
     left = max(1, len(seconds) - int(came.sum()))
@@ -134,7 +135,8 @@ def write_costs(folder: Path, fitted: FittedCosts, about: Sequence[str]) -> Path
 
 
 def explained(fitted: FittedCosts) -> list[str]:
-    """What was fitted, to what, and how well, a line for each phase; then what was not."""
+    """Sentences on the fit: a line for each phase says what was fitted, to what, and how well; the last one names what
+    was not."""
     unseen = f"Not seen, and as in cost={fitted.base}: {', '.join(fitted.unseen)}."
     return [*(_phase(fitted, phase) for phase in fitted.phases), unseen]
 

@@ -1,4 +1,4 @@
-"""What pieces of work took in recorded runs of synchronous schedules, from their timelines and their samples."""
+"""Durations of pieces of work in recorded runs of synchronous schedules, from their timelines and their samples."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class WorkTimes:
 
 
 def together(runs: Sequence[WorkTimes]) -> WorkTimes:
-    """What several runs did, as if one had. Micro-batches of different sizes tell fixed parts from growing ones."""
+    """Work of several runs as if one had done it. Micro-batches of different sizes tell fixed parts from growing
+    ones."""
     values = {field.name: [getattr(run, field.name) for run in runs] for field in fields(WorkTimes)}
     samples = [len(run.lengths) for run in runs]
     prompt_tokens = float(np.average(values.pop("prompt_tokens"), weights=samples))
@@ -81,6 +82,7 @@ class Turn:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the turn, with what it waited."""
         return self.own + self.quiet
 
 
@@ -119,8 +121,8 @@ def measured(
     mini_batches: int = 1,
     epochs: int = 1,
 ) -> WorkTimes:
-    """What a run did after its first `warmup` iterations. samples: of samples.parquet; slots: of one rollout engine;
-    micro_batch: samples of one call; an optimizer step after each mini-batch of each epoch.
+    """Work times of a run after its first `warmup` iterations. samples: of samples.parquet; slots: of one rollout
+    engine; micro_batch: samples of one call; an optimizer step after each mini-batch of each epoch.
 
     Where a role has several workers, what each of its calls held is not recorded: all are taken to be equal. Raises
     ValueError for a run that has no iteration beyond `warmup`, and for one in which samples lagged.
@@ -185,7 +187,8 @@ class _Values:
             self.values["broadcast_s"].append(max(moved.values()))
 
     def _take_steps(self, turns: list[Turn]) -> None:
-        """Of one rank the optimizer's: after equally many micro-batches each; what is left are those."""
+        """Take out the optimizer steps of one rank, which come after equally many micro-batches each; the micro-batches
+        are left."""
         after, rest = divmod(len(turns), self._steps)
         if rest:
             raise ValueError(
@@ -197,8 +200,8 @@ class _Values:
         del turns[ends]
 
     def _take_back(self, by_worker: dict[tuple[str, str, str], list[Turn]]) -> None:
-        """On each device the first call after generation waits until the engine has given it back: for what it waits
-        beyond what later calls of its worker do."""
+        """Note what engines need to give devices back: on each device the first call after generation waits for it,
+        beyond what later calls of its worker wait."""
         called = [turns for (kind, *_), turns in by_worker.items() if kind != "generate"]
         first = {turns[0].devices: turns for turns in sorted(called, key=lambda t: t[0].span.start, reverse=True)}
         for turns in first.values():

@@ -1,1 +1,1 @@
-"""What simulated engines stand on: costs, response lengths, decoding as events, devices, and a task without content."""
+"""The ground of simulated engines: costs, response lengths, decoding as events, devices, and a task without content."""

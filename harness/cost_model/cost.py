@@ -17,7 +17,7 @@ SAME_STEP = 1e-6  # of a step: nearer than this is the same moment, rounded
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """What decoding costs, as in `harness.config.CostConfig`. Seconds and tokens.
+    """Costs of decoding, as in `harness.config.CostConfig`, in seconds and tokens.
 
     A step of n samples whose contexts hold c tokens, before it, lasts a(n) + b c, with a(n) = step_s + max(weights_s,
     n per_sample_s) and b = per_cached_s. It makes every context longer by one, so k steps in a row last
@@ -34,6 +34,7 @@ class DecodeCost:
 
     @classmethod
     def of(cls, cost: CostConfig) -> DecodeCost:
+        """The costs of decoding in a job's costs."""
         return cls(
             step_s=cost.decode_step_s,
             weights_s=cost.decode_weights_s,
@@ -82,7 +83,7 @@ class TransferTimes:
 
 
 def transfer_times(cost: CostConfig, transport: Transport, sender_links: float = 1.0, ranks: int = 1) -> TransferTimes:
-    """What each transport of `harness.weight_sync` costs, from so many training ranks: as it was timed from the largest
+    """Times of a transport of `harness.weight_sync` from so many training ranks: as it was timed from the largest
     number of ranks that is not above, or where it was not timed, by speeds.
 
     collective: both sides at once, over the network. ipc: the trainer writes host memory, then engines read it. local:
@@ -108,7 +109,8 @@ def transfer_times(cost: CostConfig, transport: Transport, sender_links: float =
 
 
 def _timed(cost: CostConfig, transfer: TransferCost) -> TransferTimes:
-    """What was timed ends where the receiver has the weights; what an engine does beyond that is in sync_s."""
+    """Times of a timed transfer, which ends where the receiver has the weights; what an engine does beyond that is in
+    sync_s."""
 
     def lasts(part: BytesCost | None) -> float:
         return part.fixed_s + cost.weight_bytes / part.bytes_per_s if part else 0.0

@@ -16,7 +16,7 @@ DRAW_BYTES = 20
 
 
 def key_length(tokens: int) -> int:
-    """What a slot of so many tokens holds: as engines/torch/kv_slots.py, which loads torch."""
+    """Tokens that the slot of a sample of so many tokens holds: as engines/torch/kv_slots.py, which loads torch."""
     step = 16 if tokens <= 256 else 256
     return -(-tokens // step) * step
 
@@ -33,6 +33,7 @@ class EngineMemory:
 
     @property
     def weights(self) -> float:
+        """Bytes of weights on each device."""
         return weight_bytes(self.model) / self.engine.tensor_parallel
 
     @property
@@ -43,12 +44,13 @@ class EngineMemory:
 
     @property
     def kv_cache(self) -> float:
+        """Bytes of the least KV cache on each device: all slots of the embedded engine, one sample of others."""
         slots = 1 if self.paged or self.engine.name != "torch" else self.engine.slots
         return slots * key_length(self.longest) * self.token
 
     @property
     def work(self) -> float:
-        """Of prefill, a layer's widest moment; of decoding, drawing a token for each slot."""
+        """Bytes of a step's tensors: a layer's widest moment in prefill; in decoding, drawing a token for each slot."""
         model = self.model
         networks = model.active_experts if model.experts else 1
         tokens = min(PREFILL_TOKENS, self.engine.slots * self.longest)

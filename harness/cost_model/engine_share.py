@@ -1,5 +1,5 @@
-"""What of a device's memory a rollout engine may take. It follows from the plan of memory, so it is the same in every
-run: nothing is asked of the device, where what is free depends on who came first."""
+"""The part of a device's memory that a rollout engine may take. It follows from the plan of memory, so it is the same
+in every run: nothing is asked of the device, where what is free depends on who came first."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EngineShare:
 
 
 def engine_share(plan: MemoryPlan, setting: Setting, token: float) -> EngineShare:
-    """Of a plan that fits. token: bytes of a token in the cache.
+    """The engine's share by a plan that fits. token: bytes of a token in the cache.
 
     On GPUs the cache may have what all else leaves on its device in any phase in which it is there: alone, beside new
     weights and buckets; beside a trainer, what that has while engines generate. Devices of a CPU job have their memory

@@ -1,4 +1,4 @@
-"""What a job's simulated work costs where it is placed, and whether it fits the devices that it is simulated on."""
+"""Costs of a job's simulated work where it is placed, and whether it fits the devices that it is simulated on."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def layout_of(config: JobConfig, placement: Placement, trained: str = "actor") -
 
 
 def simulated_cost(config: JobConfig, placement: Placement, trained: str = "actor") -> CostConfig:
-    """What one worker's work costs: as given, or by the roofline of the job's device. trained: the role whose training
-    it is; a critic is priced as a policy of the same shape. Raises ConfigError where a rollout engine's memory cannot
-    hold the weights."""
+    """Costs of one worker's work: as given, or by the roofline of the job's device. trained: the role whose training it
+    is; a critic is priced as a policy of the same shape. Raises ConfigError where a rollout engine's memory cannot hold
+    the weights."""
     if isinstance(config.cost, CostConfig):
         return config.cost
     return roofline(config.model, config.device, config.cost, layout_of(config, placement, trained))
@@ -59,7 +59,7 @@ def described(config: JobConfig, cost: RooflineConfig, placement: Placement) -> 
 
 
 def too_much(config: JobConfig, plan: MemoryPlan, pool: PoolMemory) -> str:
-    """What a pool needs, where, and how much of it is what; without the end of the sentence."""
+    """The beginning of a sentence: what a pool needs, where, and how much of it is what."""
     largest = max((item for item in pool.items if pool.peak_phase in item.phases), key=lambda item: item.bytes)
     return (
         f"model={config.model.name} needs {pool.peak / GIB:.1f} GiB on each device of {pool.name} "

@@ -93,7 +93,7 @@ def _draw(seed: int, what: int, numbers: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _uniforms(seed: int, what: int, block: int) -> np.ndarray:
-    """Of a whole block: float64 [_BLOCK, 2]."""
+    """Uniform numbers of a whole block: float64 [_BLOCK, 2]."""
     generator = np.random.Philox(key=np.array([seed, what], np.uint64), counter=block * _BLOCK)
     words = generator.random_raw(_BLOCK * _WORDS).reshape(_BLOCK, _WORDS)[:, :2]
     return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52

@@ -60,8 +60,8 @@ def typical_tokens(factors: RooflineConfig) -> float:
 
 
 def kv_bytes_per_device(model: ModelConfig, layout: Layout, length: float = 0.0) -> float:
-    """Of one token. Heads are divided over an engine's devices; more devices than heads hold some of them twice.
-    length: of a typical sample, where layers have sliding windows."""
+    """Bytes of one token's keys and values on each device. Heads are divided over an engine's devices; more devices
+    than heads hold some of them twice. length: of a typical sample, where layers have sliding windows."""
     return kv_bytes_per_token(model, length) / min(layout.engine_devices, model.kv_heads)
 
 
@@ -87,6 +87,6 @@ def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig,
 
 
 def advice(layout: Layout) -> str:
-    """What makes an engine smaller on each device."""
+    """The end of a sentence: settings that make an engine smaller on each device."""
     wider = 2 * layout.engine_devices
     return f'set ARGS="engine.tensor_parallel={wider}" or a device with more memory, as in DEVICE=h200'

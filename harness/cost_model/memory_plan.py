@@ -1,5 +1,5 @@
-"""What lies on each device of a job, and when: the one count of memory behind the check at the door, `make doctor`, the
-planner and the simulator.
+"""The contents of each device of a job, and when they are there: the one count of memory behind the check at the door,
+`make doctor`, the planner and the simulator.
 
 A plan has a row for each thing (weights, optimizer, activations, KV cache, ...) on the devices of each pool, and the
 phases in which it is there. What a colocated engine holds is there while it generates, and on the host while it sleeps.
@@ -53,6 +53,7 @@ class PoolMemory:
 
     @property
     def name(self) -> str:
+        """Roles of the pool, joined by `+`."""
         return "+".join(self.roles)
 
     def of(self, phase: Phase) -> float:
@@ -61,10 +62,12 @@ class PoolMemory:
 
     @property
     def peak_phase(self) -> Phase:
+        """The phase in which a device holds most."""
         return max(self.phases, key=self.of)
 
     @property
     def peak(self) -> float:
+        """Bytes that a device holds in that phase."""
         return self.of(self.peak_phase)
 
     @property
@@ -78,17 +81,19 @@ WEIGHTS = ("master weights", "critic's master weights", "engine's weights", "ref
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Of a job. there: bytes that may be used on each device."""
+    """The memory of a job's pools. there: bytes that may be used on each device."""
 
     pools: tuple[PoolMemory, ...]
     there: float
 
     @property
     def fits(self) -> bool:
+        """Whether no pool needs more than is there."""
         return all(pool.peak <= self.there for pool in self.pools)
 
     @property
     def fullest(self) -> PoolMemory:
+        """The pool whose devices hold most."""
         return max(self.pools, key=lambda pool: pool.peak)
 
     @property
@@ -106,12 +111,13 @@ class Lengths:
 
     @property
     def sample(self) -> int:
+        """Tokens of the longest sample."""
         return self.prompt + self.response
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan is made for besides the job. device_bytes: memory of one device. simulated: of a cluster that is
+    """The circumstances of a plan besides its job. device_bytes: memory of one device. simulated: of a cluster that is
     described: engines take what is left beside weights, micro-batches are cut by what fits, colocated training rests on
     the host, and training computes as published systems do."""
 
@@ -188,9 +194,9 @@ def _pool(
 def training_items(
     rank: RankMemory, phases: Sequence[Phase], *, shared: bool = False, moments: Item | None = None
 ) -> list[Item]:
-    """What training itself holds on a device, of a pool with these phases; the trainer scores, too. shared: with
-    rollout, so that it scores and trains whole batches, and no gradients wait while it scores. moments: AdamW's, where
-    they are not always there."""
+    """Memory of training itself on a device of a pool with these phases; the trainer scores, too. shared: with rollout,
+    so that it scores and trains whole batches, and no gradients wait while it scores. moments: AdamW's, where they are
+    not always there."""
     accumulated: tuple[Phase, ...] = TRAINING if shared else ("score", *TRAINING)
     computing: tuple[Phase, ...] = ("score", "loss", "backward")
     always = Item("optimizer state", 2 * rank.copy, tuple(phase for phase in phases if phase != "start"))
@@ -295,8 +301,9 @@ def _engine(config: JobConfig, setting: Setting, *, sleeps: bool) -> list[Item]:
 
 
 def _into_engine(config: JobConfig) -> float:
-    """Where an engine has processes of its own: the adapter's bucket; in the engine the same one, those before it of
-    which a layer is not complete, and that layer as it is made anew (engines/vllm/worker/transfer.py)."""
+    """Bytes that weights need on their way into an engine with processes of its own: the adapter's bucket; in the
+    engine the same one, those before it of which a layer is not complete, and that layer as it is made anew
+    (engines/vllm/worker/transfer.py)."""
     bucket = config.engine.options.get("weight_bucket_bytes") or _ENGINE_BUCKET
     return 4 * max(bucket, _largest(config))
 

@@ -1,4 +1,4 @@
-"""From a model's shape, a device's figures and a layout to what simulated work costs: a formula for each phase.
+"""Costs of simulated work from a model's shape, a device's figures and a layout: a formula for each phase.
 
 Work lasts as long as its slowest part: operations over the device's peak, or bytes over its memory's bandwidth, each
 times the share of the peak that is reached (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). What is
@@ -19,7 +19,7 @@ OPTIMIZER_BYTES = 28
 
 
 def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> CostConfig:
-    """What a worker's work costs: of an engine of `engine_devices`, or a rank of `train_devices`.
+    """Costs of a worker's work: an engine of `engine_devices`, or a rank of `train_devices`.
 
     Raises ConfigError where an engine's memory cannot hold the weights.
     """
@@ -70,8 +70,8 @@ class _Phases:
         return typical_tokens(self.factors)
 
     def decode_step_s(self) -> float:
-        """What every step takes, whatever runs: the engine's own work, and the latency of two all-reduces in each layer
-        where devices share it (Megatron-LM: Shoeybi et al., arXiv 1909.08053, section 3)."""
+        """Seconds that every step takes, whatever runs: the engine's own work, and the latency of two all-reduces in
+        each layer where devices share it (Megatron-LM: Shoeybi et al., arXiv 1909.08053, section 3)."""
         latency_s = 2 * self.model.layers * self.factors.latency_s if self.layout.engine_devices > 1 else 0.0
         return self.factors.decode_step_s + latency_s
 
@@ -138,15 +138,16 @@ class _Phases:
         return way * self.factors.network_share
 
     def trainer_moves_s(self) -> float:
-        """Where rollout takes turns with training, the trainer's state leaves for the host, or comes back."""
+        """Seconds in which the trainer's state leaves for the host, or comes back, where rollout takes turns with
+        training."""
         if not self.layout.colocated:
             return 0.0
         return state_bytes(self.model, self.layout) / (self.device.host_bytes_per_s * self.factors.host_share)
 
     def communication_s(self, *, gathers: int, scatters: int, in_layers: int) -> float:
-        """Of one call: bytes between data-parallel ranks, each of a rank's devices its part, and the latency of every
-        collective in every layer; less what hides behind computing. Experts that are spread are gathered by the ranks
-        that have the same ones. in_layers: all-reduces of each layer, and all-to-alls."""
+        """Seconds of one call: bytes between data-parallel ranks, each of a rank's devices its part, and the latency of
+        every collective in every layer; less what hides behind computing. Experts that are spread are gathered by the
+        ranks that have the same ones. in_layers: all-reduces of each layer, and all-to-alls."""
         layout, ranks, spread = self.layout, self.layout.train_ranks, self.layout.expert_ranks
         number = (gathers * shape.bytes_per_number(self.model) + scatters * 4) / layout.train_devices
         experts = shape.expert_parameters(self.model)
@@ -165,7 +166,7 @@ class _Phases:
         return self.layout.engine_devices * self.device.flops * share
 
     def _rank_flops(self, share: float) -> float:
-        """Of a rank's devices that share each layer."""
+        """Operations per second of a rank's devices that share each layer."""
         return self.layout.tensor * self.device.flops * share
 
     @property
@@ -174,7 +175,7 @@ class _Phases:
 
     @property
     def _collectives(self) -> int:
-        """In each layer: two forward, two backward, and two of the second pass forward."""
+        """All-reduces in each layer: two forward, two backward, and two of the second pass forward."""
         return 6 if self.layout.recompute else 4
 
     def _in_stages(self, seconds: float) -> float:
@@ -206,7 +207,7 @@ class _Phases:
 
 
 def ring_bytes_per_s(devices: int, device: DeviceConfig, factors: RooflineConfig, *, apart: int = 1) -> float:
-    """What each of `devices` devices sends at once, each `apart` devices from the next.
+    """Bytes per second that each of `devices` devices sends while all do, each `apart` devices from the next.
 
     Inside of a node: the link. Across nodes: rings enter and leave a node by the network of every member in it, so that
     the slower of the link and of these networks together decides.

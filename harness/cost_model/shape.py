@@ -1,4 +1,4 @@
-"""What a model's shape alone says: parameters, operations, bytes. Pure arithmetic on `harness.config.ModelConfig`.
+"""Parameters, operations and bytes of a model, from its shape alone: pure arithmetic on `harness.config.ModelConfig`.
 
 Operations are floating-point operations, a multiplication and an addition counted as two. A mixture of experts holds
 `experts` feed-forward networks in each layer, and a token goes through `active_experts` of them.
@@ -17,12 +17,12 @@ def parameters(model: ModelConfig) -> int:
 
 
 def _norms(model: ModelConfig) -> int:
-    """Of one layer."""
+    """Parameters of one layer's norms."""
     return 2 * model.head_dim * model.qk_norm + 2 * model.hidden
 
 
 def _biases(model: ModelConfig) -> int:
-    """Of one layer's attention."""
+    """Biases of one layer's attention."""
     inner = (model.heads + 2 * model.kv_heads) * model.head_dim
     return {"none": 0, "qkv": inner, "all": inner + model.hidden}[model.attention_bias]
 
@@ -62,6 +62,7 @@ def head_parameters(model: ModelConfig) -> int:
 
 
 def bytes_per_number(model: ModelConfig) -> int:
+    """Bytes of a number in the model's dtype."""
     return 2 if model.dtype == "bfloat16" else 4
 
 
@@ -96,7 +97,7 @@ def forward_flops_per_token(model: ModelConfig) -> int:
 
 
 def prefill_flops_per_token(model: ModelConfig) -> int:
-    """As `forward_flops_per_token`, less the head: only a prompt's last token needs logits."""
+    """Operations of `forward_flops_per_token`, less the head's: only a prompt's last token needs logits."""
     return 2 * (active_parameters(model) - head_parameters(model))
 
 
@@ -120,8 +121,8 @@ def train_passes(recompute: bool) -> int:
 
 
 def sample_flops(model: ModelConfig, prompt: int, response: int, scorings: int, epochs: int = 1) -> float:
-    """What one sample of so many tokens needs, each thing once: its prompt is read and its response sampled, it is
-    scored `scorings` times, and trained on `epochs` times. What is computed twice (activations, prompts that no
+    """Operations that one sample of so many tokens needs, each thing once: its prompt is read and its response sampled,
+    it is scored `scorings` times, and trained on `epochs` times. What is computed twice (activations, prompts that no
     cache has) counts once, as in the model FLOPs of Chowdhery et al., appendix B."""
     tokens = prompt + response
     passes = (epochs * train_passes(recompute=False) + scorings) * (

@@ -51,6 +51,7 @@ class RankMemory:
 
     @property
     def shards(self) -> int:
+        """Devices among which the parameters are divided."""
         return self.work.ranks * self.work.tensor
 
     @property
@@ -79,6 +80,7 @@ class RankMemory:
 
     @property
     def gathered_embeddings(self) -> float:
+        """Bytes of the gathered tables of embeddings, where they are sharded."""
         return self._number * self.embeddings if self.sharded else 0.0
 
     @property
@@ -93,15 +95,17 @@ class RankMemory:
 
     @property
     def reducing_embeddings(self) -> float:
-        """At the end of the backward pass: gradients of the tables, and their copy in float32 that ranks add up."""
+        """Bytes at the end of the backward pass: gradients of the tables, and their copy in float32 that ranks add
+        up."""
         return (self._number + 4 + 4 / self.work.ranks) * self.embeddings if self.sharded else 0.0
 
     # -- activations
 
     @property
     def activations(self) -> float:
-        """Of all layers: Korthikanti et al., arXiv 2205.05198, section 4, without attention scores and dropout masks,
-        for norms that compute in float32. Recomputed: the input of each layer (`recomputed` is the rest)."""
+        """Bytes of activations of all layers: Korthikanti et al., arXiv 2205.05198, section 4, without attention scores
+        and dropout masks, for norms that compute in float32. Recomputed: the input of each layer (`recomputed` is the
+        rest)."""
         if self.work.recompute:
             per_token = self._number * self.model.hidden / self._between
         else:
@@ -110,7 +114,7 @@ class RankMemory:
 
     @property
     def last_norm(self) -> float:
-        """Of the norm before the output layer."""
+        """Bytes kept of the norm before the output layer."""
         return self.work.tokens * self._norm_bytes * self.model.hidden / self._between
 
     @property
@@ -120,8 +124,9 @@ class RankMemory:
 
     @property
     def layer_bytes_per_token(self) -> float:
-        """Of one layer: two norms; queries, keys, values and what attention makes of them, with the logarithm of its
-        sums; gate, up, silu(gate) and their product in each feed-forward network that the token goes through."""
+        """Bytes kept of one layer: two norms; queries, keys, values and what attention makes of them, with the
+        logarithm of its sums; gate, up, silu(gate) and their product in each feed-forward network that the token goes
+        through."""
         model, number, tensor = self.model, self._number, self.work.tensor
         query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
         norms = 2 * self._norm_bytes * model.hidden / self._between
@@ -144,7 +149,7 @@ class RankMemory:
 
     @property
     def forward_work(self) -> float:
-        """Inside of one layer where nothing is kept."""
+        """Bytes inside of one layer where nothing is kept."""
         model = self.model
         networks = model.active_experts if model.experts else 1
         inside = 3 * model.ff * networks / self.work.tensor
@@ -180,11 +185,12 @@ class RankMemory:
 
     @property
     def head(self) -> float:
+        """Bytes of the output layer at its worst moment."""
         return max(self.head_forward, self.head_backward)
 
     @property
     def head_gradient(self) -> float:
-        """Of the matrix, from the loss to the end of the backward pass."""
+        """Bytes of the output matrix's gradient, from the loss to the end of the backward pass."""
         return self._number * head_parameters(self.model) / self.work.tensor if self.sharded else 0.0
 
     # -- the optimizer
@@ -210,7 +216,7 @@ class RankMemory:
 
     @property
     def _norm_bytes(self) -> int:
-        """For each number of a norm: what comes in, in float32, what is normalised, and what goes out."""
+        """Bytes for each number of a norm: what comes in, in float32, what is normalised, and what goes out."""
         return 2 * self._number if self.work.megatron else 4 + 2 * self._number
 
     @property

@@ -45,6 +45,7 @@ class StagedParts:
 
     @property
     def waiting_s(self) -> float:
+        """Seconds for which the trainer waits."""
         return self.gather_s + self.copy_s
 
     @property
@@ -56,8 +57,8 @@ class StagedParts:
 def staged_parts(
     weights: float, ranks: int, engines: int, senders: int, device: DeviceConfig, factors: RooflineConfig
 ) -> StagedParts:
-    """Of `weights` bytes, sharded over `ranks` training devices and sent by `senders` of them to engines in other
-    nodes, each of which has one process that takes them in.
+    """Times of a transfer of `weights` bytes, sharded over `ranks` training devices and sent by `senders` of them to
+    engines in other nodes, each of which has one process that takes them in.
 
     Shards come by the link from the same node, and by the network from others. Gloo's broadcast is a binomial tree
     (gloo/broadcast.cc): of n members the first one sends log2(n) copies, rounded up, and the others pass on the rest,

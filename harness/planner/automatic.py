@@ -1,5 +1,5 @@
-"""From what was typed to a job that can run: what nobody said is chosen for the machine, and a simulated job without a
-split of the user's own gets a plan first."""
+"""Settles what was typed into a job that can run: what nobody said is chosen for the machine, and a simulated job
+without a split of the user's own gets a plan first."""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ class Candidate:
 
     @property
     def engines(self) -> int:
+        """Rollout engines."""
         return self.rollout // self.engine_parallel
 
     @property
@@ -63,6 +64,7 @@ class Candidate:
 
     @property
     def ranks(self) -> int:
+        """Training ranks."""
         return self.actor // self.rank_devices
 
     @property
@@ -114,7 +116,7 @@ class Candidate:
         )
 
     def describe(self) -> tuple[str, str]:
-        """Its split (devices) and its layout, as a table says them."""
+        """Split (devices) and layout, as a table says them."""
         parts = [f"{self.actor} shared" if self.shared else f"{self.rollout} + {self.actor}"]
         parts += [f"{self.scoring} scoring"] if self.scoring else []
         train = f"TP{self.tensor_parallel}"
@@ -159,7 +161,8 @@ def _layouts(config: JobConfig, fixed: Collection[str]) -> Iterator[tuple[int, i
 
 
 def _sizes(config: JobConfig, setting: str, now: int, fixed: Collection[str]) -> tuple[int, ...]:
-    """Of an engine, of a pipeline, of ranks that share experts: those that could run where BACKEND=real asks."""
+    """Numbers of devices of an engine, of a pipeline, or of ranks that share experts, that could run where BACKEND=real
+    asks."""
     if setting in fixed:
         return (now,)
     if config.backend != "real":

@@ -36,7 +36,7 @@ _LEAST_ITERATIONS = 2
 
 @dataclass(frozen=True)
 class Effort:
-    """What a search may cost: simulated samples (of all trials together), and trials."""
+    """The limits of a search: simulated samples (of all trials together), and trials."""
 
     samples: int
     trials: int
@@ -44,8 +44,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a candidate does, in the long run. Lags in iterations, idle as shares of the time, exposed_s the seconds of
-    an iteration in which a device waits for weights, longest_s of the response that took longest.
+    """The behaviour of a candidate in the long run. Lags in iterations, idle as shares of the time, exposed_s the
+    seconds of an iteration in which a device waits for weights, longest_s of the response that took longest.
 
     bound: seconds that no run takes less than; fraction_of_bound: the busiest pool's work over the time.
     """
@@ -74,8 +74,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What was found of one schedule with its options. unfit: candidates that memory cannot hold. refused: those that a
-    real run would not begin, where BACKEND=real asks for one, and why the last of them."""
+    """The result of searching one schedule with its options. unfit: candidates that memory cannot hold. refused: those
+    that a real run would not begin, where BACKEND=real asks for one, and why the last of them."""
 
     config: JobConfig
     candidates: int
@@ -86,6 +86,7 @@ class Exploration:
 
     @property
     def name(self) -> str:
+        """The schedule's name, with its staleness where that is an option."""
         options = self.config.schedule.options
         return self.config.schedule.name + (f" ({options['max_staleness']:g})" if "max_staleness" in options else "")
 
@@ -115,8 +116,8 @@ def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort
 
 
 class _Door:
-    """What `make bench BACKEND=real` says to each candidate on the machine that is planned for. fixed: settings that
-    the user chose, which stay."""
+    """The checks of `make bench BACKEND=real` on the machine that is planned for. fixed: settings that the user chose,
+    which stay."""
 
     def __init__(self, config: JobConfig, schedule: Schedule, fixed: Collection[str]) -> None:
         self._schedule, self._fixed = schedule, frozenset(fixed) | {"cluster.devices"}
@@ -139,7 +140,7 @@ def _prospects(
     lengths: LengthSamples,
     door: _Door | None,
 ) -> Iterator[Prospect[Candidate]]:
-    """Those that fit memory and get past the door, with the time that they need at least, and probably."""
+    """Candidates that fit memory and pass the checks, with the time that they need at least, and probably."""
     roles, streaming = device_roles(config), isinstance(schedule, _STREAMING)
     for candidate in candidates:
         cost = cost_of(config, candidate, roles)
@@ -151,11 +152,12 @@ def _prospects(
 
 
 def scoring_roles(roles: tuple[str, ...]) -> set[str]:
+    """The roles that score, among these."""
     return {"actor_fwd", "reference"} & set(roles)
 
 
 def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, stages: int) -> PoolLayout:
-    """Its workers, as the run will make them."""
+    """Workers of a candidate, as the run will make them."""
     algorithm = config.algorithm
     models = 1 + algorithm.has_critic  # that are trained, on the same devices
     scorers = (candidate.scoring or candidate.actor) // candidate.rank_devices
@@ -183,7 +185,7 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
 
 
 def cost_of(config: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> CostConfig | None:
-    """What its workers cost; None where they do not fit."""
+    """Costs of a candidate's workers; None where they do not fit."""
     job = candidate.apply(config, roles)
     placement = resolve_split(job.schedule.split, job.cluster.devices, roles)
     try:
@@ -194,7 +196,7 @@ def cost_of(config: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> 
 
 
 def window(schedule: Schedule, batch_samples: int) -> Window:
-    """What to simulate of a schedule that may be `eta` iterations ahead: fill, measure whole cycles, empty."""
+    """Iterations to simulate of a schedule that may be `eta` iterations ahead: fill, measure whole cycles, empty."""
     ahead, cycle = math.ceil(schedule.eta), schedule.cycle
     least = max(_LEAST_ITERATIONS, math.ceil(_LEAST_SAMPLES / batch_samples))
     warmup, measured = (cycle * math.ceil(n / cycle) for n in (1 + ahead, least))
@@ -229,12 +231,12 @@ def trial(config: JobConfig, window: Window, seed: int, *, bound: float) -> Tria
 
 
 def _longest_s(recorder: Recorder, iterations: range) -> float:
-    """From a response's first slot to its last token."""
+    """Seconds from a response's first slot to its last token, at most."""
     trained = [sample for sample in recorder.samples() if sample.trained_iteration in iterations]
     return max(s.finished_at - s.started_at for s in trained if s.finished_at and s.started_at is not None)
 
 
 def _mean(measured: list[Mapping[str, float]], name: str, weight: str | None = None) -> float:
-    """Over iterations, each counted as often as `weight` says."""
+    """Mean over iterations, each counted as often as `weight` says."""
     weights = None if weight is None else [metrics[weight] for metrics in measured]
     return float(np.average([metrics[name] for metrics in measured], weights=weights))

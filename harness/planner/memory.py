@@ -33,7 +33,8 @@ class PlannedMemory:
 
 
 def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
-    """Of a real job with these settings on GPUs of its `device`, or of this machine where no device is named.
+    """The memory plan of a real job with these settings on GPUs of its `device`, or of this machine where no device is
+    named.
 
     Raises ConfigError where the job cannot be made, or does not divide.
     """
@@ -66,7 +67,7 @@ def described_machine(config: JobConfig, given: Collection[str]) -> Machine:
 
 
 def refusal(found: PlannedMemory) -> str:
-    """What the check at the door says of a real run, empty where it is accepted."""
+    """The message by which a real run would refuse the job, empty where it is accepted."""
     config = replace(found.config, backend="real")
     try:
         plan_job(config, make_schedule(config), found.machine)
@@ -100,7 +101,7 @@ def merged(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def row(found: PlannedMemory) -> tuple[str, ...]:
-    """Of one job, by `COLUMNS`."""
+    """Table row of one job, by `COLUMNS`."""
     plan, told = found.plan, refusal(found)
     engine, trainer = (next(pool for pool in plan.pools if role in pool.roles) for role in ("rollout", "actor"))
     pools = [engine] if engine is trainer else [engine, trainer]

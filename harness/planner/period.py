@@ -31,7 +31,7 @@ def period(schedule: Schedule, work: Work, beside: Beside = max) -> float:
 
 
 def hindered(*seconds: float) -> float:
-    """What work probably takes that goes on beside other work: it waits now and then, the longer the more there is of
+    """Probable seconds of work that goes on beside other work: it waits now and then, the longer the more there is of
     the other. Between the longest of them and their sum."""
     return math.hypot(*seconds)
 

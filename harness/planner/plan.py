@@ -85,6 +85,7 @@ class Choice:
 
     @property
     def schedule(self) -> str:
+        """Name of the schedule."""
         return self.config.schedule.name
 
 
@@ -115,7 +116,7 @@ class Plan:
 
     @cached_property
     def fastest_of_each(self) -> list[Choice]:
-        """Of every schedule and staleness, fastest first."""
+        """The fastest choice of every schedule and staleness, fastest first."""
         fastest: dict[str, Choice] = {}
         for choice in self.choices:
             fastest.setdefault(choice.name, choice)
@@ -149,6 +150,7 @@ class Plan:
 
 
 def rate(choice: Choice) -> float:
+    """Samples per second."""
     return choice.outcome.samples_per_s
 
 
@@ -193,7 +195,7 @@ def make_plan(
 
 
 def why_none(exploration: Exploration) -> str:
-    """Of one that found nothing."""
+    """The reason why an exploration found nothing."""
     if exploration.refused:
         return f"a real run would refuse {exploration.refused} candidates, the last one thus: {exploration.refusal}"
     return f"none of {exploration.candidates} candidates fits memory"
@@ -253,7 +255,7 @@ def plan_jobs(arguments: Sequence[str]) -> tuple[list[JobConfig], list[str]]:
 
 
 def origin(config: JobConfig) -> str:
-    """Where costs come from, for headers and pictures: given, by a profile or a calibration, or computed from a data
+    """The origin of costs, for headers and pictures: given, by a profile or a calibration, or computed from a data
     sheet (as AsyncFlow, arXiv 2507.01663, section 4.3, has profiles where there are some, else analytical costs)."""
     if isinstance(config.cost, CostConfig):
         return f"profile-backed (cost={config.cost.name}, one layout)"
@@ -261,7 +263,7 @@ def origin(config: JobConfig) -> str:
 
 
 def devices_and_batch(config: JobConfig) -> tuple[str, str]:
-    """What a plan is for, in words: how many devices of which type, and how large a batch."""
+    """Words for what a plan is for: how many devices of which type, and how large a batch."""
     algorithm, devices = config.algorithm, config.cluster.devices
     known = f"{devices} devices" if isinstance(config.cost, CostConfig) else f"{devices} x {config.device.name}"
     batch = f"{algorithm.batch_groups} prompts x {algorithm.group_size} responses = {algorithm.batch_samples:,} samples"
@@ -287,5 +289,5 @@ def layout(choice: Choice) -> dict[str, object]:
 
 
 def as_argument(value: object) -> str:
-    """As on a command line."""
+    """A value as it stands on a command line."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

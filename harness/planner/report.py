@@ -61,7 +61,8 @@ def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
 
 
 def verdict(plan: Plan) -> str:
-    """Which is fastest, which others the simulator cannot tell from it, and which of them is proposed."""
+    """A sentence: which choice is fastest, which others the simulator cannot tell from it, and which of them is
+    proposed."""
     fastest, *ties = plan.ties
     devices, batch = devices_and_batch(fastest.config)
     text = f"Simulated: on {devices}, with {batch}, {fastest.name} trains most samples per second"
@@ -79,7 +80,7 @@ def verdict(plan: Plan) -> str:
 
 
 def searched(plan: Plan) -> list[str]:
-    """What was looked at, and how sure the result is."""
+    """Lines on how many candidates were looked at, and how sure the result is."""
     lines = []
     for exploration in plan.explorations:
         name, found = exploration.name, exploration.found
@@ -183,7 +184,7 @@ def _table(title: str, numbers: tuple[str, ...]) -> Table:
 
 
 def why_slower(slower: Choice, best: Choice) -> str:
-    """What costs `slower` more of its time than `best` of its own."""
+    """A sentence: what costs `slower` more of its time than `best` of its own."""
     lost = 1 - best.outcome.seconds / slower.outcome.seconds
     head = f"{slower.name} needs {slower.outcome.seconds:.3g} s an iteration, {best.name} {best.outcome.seconds:.3g} s"
     if lost < WORTH:

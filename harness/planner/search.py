@@ -8,11 +8,11 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Estimate(Protocol):
-    """What running a candidate says of it."""
+    """The result of running a candidate."""
 
     @property
     def seconds(self) -> float:
-        """Of an iteration; never below the candidate's bound."""
+        """Seconds of an iteration; never below the candidate's bound."""
 
 
 C = TypeVar("C")
@@ -40,7 +40,8 @@ class SearchResult(Generic[C, E]):
 
     @property
     def gap(self) -> float:
-        """By how much of its time the best could at most be beaten by what was not run; 0 when it is the best."""
+        """The share of its time by which the best could at most be beaten by what was not run; 0 when it is the
+        best."""
         return 0.0 if self.left is None else max(0.0, 1.0 - self.left / self.tried[0][1].seconds)
 
 

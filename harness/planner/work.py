@@ -1,4 +1,4 @@
-"""What an iteration keeps each pool busy with, in seconds: at least (for bounds), likely (for what to try first).
+"""The work of each pool in an iteration, in seconds: at least (for bounds), likely (for what to try first).
 
 Both are computed from the response lengths that the run will draw.
 """
@@ -21,8 +21,8 @@ _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it t
 
 @dataclass(frozen=True, eq=False)
 class LengthSamples:
-    """What a job has to compute: the lengths of its first batches, as its run will draw them. responses: tokens, int64
-    [batches, samples of a batch], in the order of sample ids; prompt: tokens."""
+    """The lengths of a job's first batches, as its run will draw them. responses: tokens, int64 [batches, samples of a
+    batch], in the order of sample ids; prompt: tokens."""
 
     responses: np.ndarray
     prompt: int
@@ -30,6 +30,7 @@ class LengthSamples:
 
     @classmethod
     def of(cls, config: JobConfig, seed: int, batches: int) -> LengthSamples:
+        """Draw the lengths of the first `batches` batches."""
         algorithm, cost = config.algorithm, config.cost
         lengths = Lengths(cost.lengths, seed, algorithm.group_size).batches(0, batches, algorithm.batch_samples)
         return cls(lengths, cost.prompt_tokens, algorithm.group_size)
@@ -41,7 +42,7 @@ class LengthSamples:
 
     @cached_property
     def samples(self) -> int:
-        """Of a batch."""
+        """Samples of a batch."""
         return int(self.responses.shape[1])
 
     @cached_property
@@ -132,17 +133,17 @@ class Work:
 
     @property
     def actor_s(self) -> float:
-        """Of the actor's devices, transfers aside."""
+        """Seconds of the actor's devices, transfers aside."""
         return self.train_s + self.step_s + (0.0 if self.apart else self.score_s)
 
     @property
     def scorers_s(self) -> float:
-        """Of a pool that only scores."""
+        """Seconds of a pool that only scores."""
         return self.score_s if self.apart else 0.0
 
     @property
     def publish_s(self) -> float:
-        """Of an update that all wait for."""
+        """Seconds of an update that all wait for."""
         return max(self.send_s, self.load_s)
 
 
@@ -186,7 +187,8 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> W
 
 
 def likely_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples, *, streaming: bool) -> Work:
-    """As it will probably be. streaming: engines are refilled from the next batch, else they run empty between two."""
+    """Work as it will probably be. streaming: engines are refilled from the next batch, else they run empty between
+    two."""
     work = least_work(cost, pools, lengths)
     if not streaming:
         mean_s, last_s = _decoded(DecodeCost.of(cost), pools.engines, pools.running, pools.together, lengths)
@@ -239,5 +241,5 @@ def _score_s(cost: CostConfig, lengths: LengthSamples, rows: int, scorers: int) 
 
 
 def _total(seconds: np.ndarray) -> float:
-    """Of a batch, a mean over batches."""
+    """Seconds of a batch, a mean over batches."""
     return float(seconds.sum(axis=1).mean())

@@ -62,7 +62,7 @@ class JoinRequest(BaseModel):
     place: Annotated[str, Field(max_length=1000)] = ""
 
 
-class Heartbeat(BaseModel):
+class _Heartbeat(BaseModel):
     version: _Version
 
 
@@ -111,7 +111,7 @@ def membership_app(
         return member_status(membership, member.name, now())
 
     @app.post("/members/{name}/heartbeat")
-    async def heartbeat(name: str, beat: Heartbeat) -> dict[str, Any]:
+    async def heartbeat(name: str, beat: _Heartbeat) -> dict[str, Any]:
         membership.seen(name, beat.version, now())
         return member_status(membership, name, now())
 
@@ -136,7 +136,7 @@ def member_status(membership: Membership, name: str, now: float) -> dict[str, An
 
 
 def topology(membership: Membership, now: float) -> dict[str, Any]:
-    """Which members take part in the next transfer, under which rank, and which do not."""
+    """Members that take part in the next transfer, under which rank, and those that do not."""
     members = [member_status(membership, member.name, now) for member in membership.members]
     return {"epoch": membership.epoch, "sender": 0, "members": members}
 
@@ -170,6 +170,7 @@ class ServiceClient:
         await self._http.aclose()
 
     async def join(self, name: str, version: int, *, kind: Kind = "engine", place: str = "") -> dict[str, Any]:
+        """Add a member that has this version of the weights."""
         return await self._send("POST", "/members", {"name": name, "kind": kind, "version": version, "place": place})
 
     async def heartbeat(self, name: str, version: int) -> dict[str, Any]:
@@ -182,6 +183,7 @@ class ServiceClient:
             return await self.join(name, version)
 
     async def leave(self, name: str) -> dict[str, Any]:
+        """Take a member out."""
         return await self._send("DELETE", f"/members/{quote(name)}")
 
     async def request(self, name: str, requested: MemberRequest) -> dict[str, Any]:
@@ -189,6 +191,7 @@ class ServiceClient:
         return await self._send("POST", f"/members/{quote(name)}/{requested}")
 
     async def topology(self) -> dict[str, Any]:
+        """All members, and under which rank each takes part in the next transfer."""
         return await self._send("GET", "/topology")
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -226,6 +229,7 @@ async def _serve(app: FastAPI, host: str, port: int) -> None:
 
 
 def main() -> None:
+    """Serve a membership by itself until interrupted."""
     parser = argparse.ArgumentParser(description="Keeps the membership of weight transfers, over HTTP.")
     parser.add_argument("--host", default=LOOPBACK)
     parser.add_argument("--port", type=int, default=8766)

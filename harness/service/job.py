@@ -27,7 +27,7 @@ from schedules.capacity import Capacity
 
 
 class Conflict(RuntimeError):
-    """It cannot be so in this state of the job; nothing was changed."""
+    """A request that the present state of the job does not allow; nothing was changed."""
 
 
 class Unknown(LookupError):
@@ -99,8 +99,9 @@ class ServedJob:
             await self._bound(engine)
 
     async def receive(self, asked: ReceiveRequest, gone: Gone = _never) -> Batch | None:
-        """What a reader asked for; None: nothing more, of the trainer until the next version. TimeoutError: not in this
-        time; or, of an engine, there are newer weights than it has; or the reader is gone: nothing was given."""
+        """The rows that a reader asked for; None: there are no more, for the trainer until the next version.
+        TimeoutError: not in this time; or, of an engine, there are newer weights than it has; or the reader is gone:
+        nothing was given."""
         if asked.task == GENERATE:
             batch = await self._prompts(asked)
         else:
@@ -129,7 +130,7 @@ class ServedJob:
             newer.cancel()
 
     async def _hand_over(self, asked: ReceiveRequest, batch: Batch, gone: Gone) -> None:
-        """It counts as given where somebody is there to get it, and goes back where nobody is."""
+        """Count a batch as given where somebody is there to get it; else give it back to the queue."""
         version = self._version_of(asked.reader) if asked.task == GENERATE else 0
         try:
             if await gone():
@@ -152,8 +153,8 @@ class ServedJob:
         return _partition(self.version)
 
     async def send(self, lease: int, rows: Rows, columns: Mapping[str, Column]) -> int:
-        """What a reader made of rows that it got under this lease, all columns that its task writes; how many rows of
-        it are left."""
+        """Take what a reader made of rows that it got under this lease, all columns that its task writes; returns how
+        many rows of the lease are left."""
         given = self._given.get(lease)
         if given is None:
             raise Unknown(f"lease {lease} is not open: all of it was sent, or it was never given")
@@ -207,7 +208,7 @@ class ServedJob:
             raise Conflict(f"batch {version - 1} has {lacking} rows that the trainer has not received yet")
 
     async def wait_for_newer(self, than: int) -> None:
-        """Until the trainer has a newer version than that."""
+        """Wait until the trainer has a newer version than that."""
         async with self._published:
             await self._published.wait_for(lambda: self.version is not None and self.version > than)
 

@@ -1,4 +1,4 @@
-"""What a client of the service asks, with bounds on everything that it may ask for."""
+"""Requests of the service's clients, with bounds on everything that they may ask for."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ class JobRequest(_Request):
 
     @property
     def batch_rows(self) -> int:
+        """Samples of a batch."""
         return self.batch_groups * self.group_size
 
     @property

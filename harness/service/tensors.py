@@ -19,7 +19,7 @@ LENGTHS = ".lengths"
 
 
 def encode(rows: Rows, columns: Mapping[str, Column]) -> bytes:
-    """As `decode` reads it."""
+    """Rows as safetensors, which `decode` reads."""
     tensors: dict[str, np.ndarray] = {ROWS: rows}
     for name, column in columns.items():
         if isinstance(column, Ragged):

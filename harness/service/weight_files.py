@@ -21,7 +21,7 @@ class WeightFiles:
         self._folder = folder
 
     def path(self, version: int) -> Path:
-        """Where it lies, if it does."""
+        """The place of a version's file, whether it is there or not."""
         return self._folder / f"version_{version}.safetensors"
 
     @contextmanager
@@ -40,6 +40,6 @@ class WeightFiles:
             raise ValueError(f"the weights are no safetensors: {error}") from error
 
     def keep(self, file: IO[bytes], version: int) -> None:
-        """It is this version from now on; of older ones few stay."""
+        """Make this file that of the version; of older ones few stay."""
         os.link(str(file.name), self.path(version))
         self.path(version - _KEPT).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""For a machine without the rest of Cadence:
+"""Records a profile on a machine without the rest of Cadence:
 
 python -m harness.calibration.profile experiments/model/qwen7b.yaml profile.json [--layout packed] [--recompute] [--cpu]
 
@@ -25,6 +25,7 @@ def _print(row: Row | TransferRow) -> None:
 
 
 def main() -> None:
+    """Parse the command line, record a profile and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a file of experiments/model")
     parser.add_argument("profile", type=Path, help="where to write what was timed")

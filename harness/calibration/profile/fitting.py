@@ -1,6 +1,6 @@
-"""From the timings of a device profile to costs, by relative least squares, so that short calls count as much as long
-ones; and the shares of the device's peaks that they imply. `make profile` is a line over it.
-What composes settings is imported where it is needed: a machine that only records profiles has no Hydra."""
+"""Costs from the timings of a device profile, by relative least squares, so that short calls count as much as long
+ones; and the shares of the device's peaks that they imply. `make profile` is a line over it. What composes settings is
+imported where it is needed: a machine that only records profiles has no Hydra."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNSEEN = ("call_s", _NETWORK, "kv_tokens", "reward_s_per_sample", "prompt_token
 
 
 def this_device(job: JobConfig) -> torch.device:
-    """What of this machine is profiled: its first GPU, or where it has none, or the job wants no GPU, a core."""
+    """The device that is profiled: this machine's first GPU, or where it has none, or the job wants no GPU, a core."""
     if torch.cuda.is_available() and job.cluster.kind != "cpu":
         return torch.device("cuda", 0)
     torch.set_num_threads(job.cluster.threads_per_device)
@@ -142,7 +142,8 @@ def _bytes(rows: Sequence[Row]) -> tuple[float, Phase]:
 
 
 def _transfers(rows: Sequence[TransferRow]) -> tuple[tuple[TransferCost, ...], list[Phase]]:
-    """Of each transport and number of training ranks: a fixed part and a part by the byte of each thing that waits."""
+    """Costs of each transport and number of training ranks: a fixed part and a part by the byte of each thing that
+    waits."""
     found, phases = [], []
     for transport, ranks in sorted({(row.transport, row.ranks) for row in rows}):
         same = [row for row in rows if (row.transport, row.ranks) == (transport, ranks)]
@@ -198,7 +199,7 @@ def peak_shares(profile: DeviceProfile, cost: CostConfig) -> list[str]:
 
 
 def about(profile: DeviceProfile) -> list[str]:
-    """What was measured, in sentences."""
+    """Sentences that say what was measured."""
     model: ModelConfig = profile.model
     versions = ", ".join(f"{name} {version}" for name, version in profile.versions.items())
     cores = f", {profile.threads} thread{'s' if profile.threads > 1 else ''}" if profile.kind == "cpu" else ""
@@ -206,14 +207,16 @@ def about(profile: DeviceProfile) -> list[str]:
 
 
 def known_device(name: str, known: Collection[str]) -> str | None:
-    """Which of `known` is the device that calls itself `name`, such as h100 for "NVIDIA H100 80GB HBM3"."""
+    """The one of `known` that is the device called `name`, such as h100 for "NVIDIA H100 80GB HBM3"; None if there is
+    none."""
     words = name.lower().replace("-", " ").split()
     found = [each for each in known if each in words]
     return max(found, key=len) if found else None
 
 
 def implied_shares(cost: CostConfig, model: ModelConfig, device: DeviceConfig) -> dict[str, float]:
-    """By the names of `RooflineConfig`, of those that can be said: a cost of nothing has no share.
+    """Shares of the device's peaks by the names of `RooflineConfig`, where they can be told: a cost of nothing has
+    none.
 
     memory_share comes from reading caches, weights and optimizer state, whichever was seen.
     """

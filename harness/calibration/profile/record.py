@@ -149,7 +149,7 @@ def _forget(device: torch.device) -> None:
 
 
 def device_name(device: torch.device) -> str:
-    """As its maker calls it."""
+    """The maker's name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
@@ -159,7 +159,7 @@ def device_name(device: torch.device) -> str:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Of the device; of a CPU, what is free on the host now."""
+    """Bytes of the device's memory; of a CPU, those that are free on the host now."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     import psutil

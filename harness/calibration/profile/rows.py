@@ -1,4 +1,4 @@
-"""What a profile holds: timings, as a JSON file that any machine can read; and models of more layers by a line."""
+"""Rows of a profile: timings, as a JSON file that any machine can read; and models of more layers by a line."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def deep(rows: Sequence[Row], model: ModelConfig) -> list[Row]:
 
 
 def write_profile(path: Path, profile: DeviceProfile) -> None:
-    """As JSON, a row a line."""
+    """Write a profile as JSON, a row a line."""
     head = asdict(profile)
     lists = {name: ",\n  ".join(json.dumps(row) for row in head.pop(name)) for name in ("rows", "transfers")}
     rows = ",\n".join(f' "{name}": [\n  {listed}\n ]' for name, listed in lists.items())

@@ -80,7 +80,7 @@ class Stopwatch:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -37,7 +37,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed in one set of processes: each transport with each of the weights."""
+    """The transfers that are timed in one set of processes: each transport with each of the weights."""
 
     transports: tuple[TimedTransport, ...]
     ranks: int
@@ -50,13 +50,14 @@ class Case:
         return ((transport, shapes) for transport in self.transports for shapes in self.weights)
 
     def device(self, number: int) -> torch.device:
-        """Of rank `number`; the receiver comes after the ranks. All share the only GPU where there is one."""
+        """Device of rank `number`; the receiver comes after the ranks. All share the only GPU where there is one."""
         if self.kind == "cpu":
             return torch.device("cpu")
         return torch.device("cuda", number if torch.cuda.device_count() > 1 else 0)
 
     @property
     def one_gpu(self) -> bool:
+        """Whether all ranks share one GPU."""
         return self.kind == "cuda" and torch.cuda.device_count() == 1
 
 
