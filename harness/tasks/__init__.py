@@ -63,7 +63,8 @@ def make_task(config: JobConfig) -> Task:
 
 
 def make_buffer(config: JobConfig) -> DataBuffer | None:
-    """What says which problem a group gets, where the settings name one. Raises ConfigError for what cannot be."""
+    """The source of problems that the settings name, None where they name none. Raises ConfigError for what cannot
+    be."""
     chosen = config.task
     if chosen.buffer is None:
         if chosen.buffer_state is not None:

@@ -1,4 +1,4 @@
-"""Which problem a group gets, decided by code of the user's that hears what became of those before:
+"""Problems dealt to groups by code of the user's, which hears what became of those before:
 `task.buffer=my_lab.buffers:Hard`. Its state is written with every version, and read where a run is to go on with it."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from harness.tasks.task import Problem, Task
 
 
 class DataBuffer(Protocol):
-    """In the driver's process, called in the order of events. What it gives a group may depend on what it heard: then
-    it depends on time as well, and schedules that compute the same bits otherwise need not."""
+    """A source of problems in the driver's process, called in the order of events. What it gives a group may depend on
+    what it heard: then it depends on time as well, and schedules that compute the same bits otherwise need not."""
 
     def take(self, task: Task, group: int, seed: int) -> Problem:
         """The problem of a group; `task.problem(group, seed)` is what it would get without a buffer."""
@@ -38,8 +38,8 @@ _METHODS = ("take", "told", "state", "load")
 
 
 def buffer_of(path: str, options: Mapping[str, Any], saved: str | None) -> DataBuffer:
-    """What the settings name, with what was saved of it. Raises ConfigError for what cannot be one, and for a file that
-    is not there or that it cannot read."""
+    """The buffer that the settings name, with its saved state. Raises ConfigError for what cannot be one, and for a
+    file that is not there or that it cannot read."""
     found = load(path, "task.buffer")
     buffer: DataBuffer = make(found, options, "task.buffer_options", path)
     if missing := [name for name in _METHODS if not callable(getattr(buffer, name, None))]:
@@ -59,7 +59,7 @@ def buffer_of(path: str, options: Mapping[str, Any], saved: str | None) -> DataB
 
 
 class DealtProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a group that is not over; prompt: token ids."""
+    """The problem of a group that is not over; prompt: token ids."""
 
     first_sample: int
     group: int
@@ -83,14 +83,15 @@ class _Out:
 
 
 class Dealer:
-    """What deals problems to groups: the task, or a buffer, which hears of every group's end. Groups are named by the
-    id of their first sample."""
+    """Deals problems to groups, the task's own or those of a buffer, which hears of every group's end. Groups are named
+    by the id of their first sample."""
 
     def __init__(self, task: Task, seed: int, buffer: DataBuffer | None = None) -> None:
         self._task, self._seed, self.buffer = task, seed, buffer
         self._out: dict[int, _Out] = {}
 
     def problem(self, group: int, first_sample: int) -> Problem:
+        """The problem of a group; the same one again where the run went on from a checkpoint."""
         if self.buffer is None:
             return self._task.problem(group, self._seed)
         if (out := self._out.get(first_sample)) is not None:  # before the run went on from a checkpoint
@@ -100,16 +101,17 @@ class Dealer:
         return problem
 
     def told(self, first_sample: int, rewards: Sequence[float]) -> None:
-        """Its group was trained, or refused."""
+        """Tell the buffer the rewards of a group that was trained, or refused."""
         if self.buffer is not None and (out := self._out.pop(first_sample, None)) is not None:
             self.buffer.told(out.problem, out.group, rewards)
 
     def forget(self, first_sample: int) -> None:
-        """Its group was dropped, and nobody knows its rewards."""
+        """Forget a group that was dropped, and whose rewards nobody knows."""
         self._out.pop(first_sample, None)
 
     def state(self) -> DealerState | None:
-        """As of now; None where nobody deals but the task. Raises ConfigError for a buffer whose state is no JSON."""
+        """The state as of now; None where nobody deals but the task. Raises ConfigError for a buffer whose state is no
+        JSON."""
         if self.buffer is None:
             return None
         out = [

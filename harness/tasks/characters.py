@@ -34,7 +34,7 @@ def score_characters(sample: Sample) -> Score:
 
 @dataclass(frozen=True)
 class CharacterTask(TextTask, ABC):
-    """What these tasks share."""
+    """The base of these tasks."""
 
     def problem(self, group_id: int, seed: int) -> Problem:
         word, answer = self.draw(draws(seed, group_id))
@@ -48,7 +48,7 @@ class CharacterTask(TextTask, ABC):
 
     @abstractmethod
     def draw(self, random: np.random.Generator) -> tuple[str, str]:
-        """What stands before the `=`, and the answer."""
+        """The text before the `=`, and the answer."""
 
 
 def geometric(random: np.random.Generator, mean: float, most: int) -> int:

@@ -89,7 +89,7 @@ class DataTask(TextTask):
 
     @property
     def summary(self) -> str:
-        """What was read and what was left out, in a line."""
+        """A line on what was read and what was left out."""
         rows, (training, held_out) = self._rows(self._source), self._split
         left_out = [f"{rows.too_long:,} prompts of more than {self.max_prompt_tokens} tokens"] if rows.too_long else []
         left_out += [f"{rows.repeated:,} repeated prompts"] if rows.repeated else []

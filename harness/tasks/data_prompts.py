@@ -1,4 +1,4 @@
-"""From a row to what is asked and what is right: columns, templates, chats."""
+"""Prompts and answers from rows: columns, templates, chats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.tasks.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a row are what; `a.b` is b within a. answer: None where the reward reads none."""
+    """The columns of a row by their meaning; `a.b` is b within a. answer: None where the reward reads none."""
 
     prompt: str = "prompt"
     answer: str | None = "answer"
@@ -59,7 +59,7 @@ class Prompts:
                 raise ValueError(f"template={self.template} needs the names of columns in braces, such as {{prompt}}")
 
     def prompt(self, row: Row, tokenizer: Tokenizer) -> str:
-        """What the model is given. Raises ValueError for a row that has none."""
+        """The text that the model is given. Raises ValueError for a row that has none."""
         asked = value_at(row, self.columns.prompt)
         messages = _as_messages(asked)
         if messages is None:
@@ -77,7 +77,7 @@ class Prompts:
         return tokenizer.chat(messages, json.loads(self.chat_options))
 
     def answer(self, row: Row) -> str:
-        """What the reward reads. Raises ValueError for a row that has none."""
+        """The answer that the reward reads. Raises ValueError for a row that has none."""
         if self.columns.answer is None:
             return ""
         value = value_at(row, self.columns.answer)
@@ -92,6 +92,7 @@ class Prompts:
         return found[-1].group(1 if found[-1].re.groups else 0).strip()
 
     def chats(self, tokenizer: Tokenizer) -> bool:
+        """Whether prompts are written by the tokenizer's chat template."""
         return tokenizer.chat_template is not None if self.chat is None else self.chat
 
     def _fill(self, row: Row, asked: str) -> str:
@@ -104,7 +105,7 @@ class Prompts:
 
 
 def value_at(row: Row, column: str) -> Any:
-    """Of a column, or inside of it: `a.b`. Raises ValueError, which names the columns that there are."""
+    """The value of a column, or inside of it: `a.b`. Raises ValueError, which names the columns that there are."""
     value: Any = row
     for name in [column] if column in row else column.split("."):
         if not isinstance(value, Mapping) or name not in value:

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows are. name: a file's, or hf:<org>/<name>; subset, split, revision: of a data set of the hub."""
+    """The origin of rows. name: a file's, or hf:<org>/<name>; subset, split, revision: of a data set of the hub."""
 
     name: str
     subset: str | None = None
@@ -27,7 +27,8 @@ class Source:
     revision: str | None = None
 
     def stamp(self) -> tuple[int, int] | None:
-        """What changes when the file does. Raises ValueError where there is none, or its kind is unknown."""
+        """Numbers that change when the file does; None for the hub. Raises ValueError where there is no file, or its
+        kind is unknown."""
         if self.name.startswith(HUB):
             return None
         path = Path(self.name)

@@ -1,4 +1,4 @@
-"""What answers a policy between its turns: tools, games, users."""
+"""Environments, which answer a policy between its turns: tools, games, users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.tasks.task import Problem, Task
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an action leads to.
+    """The outcome of an action.
 
     observation: what the policy reads next, not looked at where `done`; reward: added up over the turns of a sample,
     for the task's `score` as `Sample.environment_reward`, None is none; latency_s: on the run's clock, that the answer
@@ -50,7 +50,7 @@ class Environment(Protocol):
         same under every schedule."""
 
     async def step(self, state: Any, action: str) -> Step:
-        """What follows on a turn. action: its text, without the end token. `state` may be changed in place."""
+        """The outcome of a turn. action: its text, without the end token. `state` may be changed in place."""
 
     async def close(self, state: Any) -> None:
         """The sample is over, for whatever reason; not called where its worker dies."""
@@ -60,7 +60,7 @@ MEMBERS = tuple(name for name in vars(Environment) if not name.startswith("_"))
 
 
 def environment_of(task: Task) -> Environment | None:
-    """What the task plays with; None where responses are one turn. Raises ValueError for what cannot be one."""
+    """The task's environment; None where responses are one turn. Raises ValueError for what cannot be one."""
     environment: Environment | None = getattr(task, "environment", None)
     if environment is None:
         return None
@@ -76,7 +76,7 @@ def environment_of(task: Task) -> Environment | None:
 
 
 def observation_tokens(task: Task, observation: str) -> np.ndarray:
-    """What the policy reads after its turn, int64 [n]: of a task that writes chats, in its template."""
+    """Tokens that the policy reads after its turn, int64 [n]: of a task that writes chats, in its template."""
     encode = getattr(task, "encode_observation", task.encode)
     tokens: np.ndarray = encode(observation)
     return tokens

@@ -39,7 +39,7 @@ Evaluate = Callable[[EvaluatedPolicy], Awaitable[Mapping[str, float]]]
 
 
 def evaluation_of(path: str) -> Evaluate:
-    """What `eval.function` names. Raises ConfigError where that is no coroutine of a policy."""
+    """The function that `eval.function` names. Raises ConfigError where that is no coroutine of a policy."""
     found: Any = load(path, "eval.function")
     check_called(found, 1, "eval.function", path, "await evaluate(policy)")
     if not inspect.iscoroutinefunction(found):

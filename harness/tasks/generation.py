@@ -72,7 +72,7 @@ class GeneratedTurns:
         return _Play(problem, Conversation(seed))
 
     async def step(self, state: _Play, action: str) -> Step:
-        """Until the function asks for another turn, or is over."""
+        """Go on with the function until it asks for another turn, or is over."""
         sample = state.sample
         if state.task is None:
             state.task = asyncio.ensure_future(self.generate(state.problem, sample))
@@ -88,7 +88,7 @@ class GeneratedTurns:
         return Step("".join(sample._heard), done=False)
 
     async def close(self, state: _Play) -> None:
-        """It ends where the sample does, whatever it waits for."""
+        """End the function with its sample, whatever it waits for."""
         if state.task is not None and not state.task.done():
             state.task.cancel()
             await asyncio.wait([state.task])
@@ -115,6 +115,7 @@ class Generated:
         return getattr(self.task, name)
 
     async def score(self, sample: Sample) -> Score:
+        """Score the sample by the task, with the function's reward where it gave one."""
         score = await score_of(self.task, sample)
         return score if sample.environment_reward is None else replace(score, reward=sample.environment_reward)
 

@@ -49,7 +49,7 @@ class HiddenTable:
         )
 
     async def close(self, state: Chase) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Lookup(TextTask):
 
     @cached_property
     def environment(self) -> HiddenTable:
+        """The table that the policy asks."""
         return HiddenTable(self.max_turns, self.latency_s, self.step_timeout_s)
 
     @property
@@ -104,6 +105,7 @@ class Lookup(TextTask):
         return Score(float(right), right)
 
     def transcript(self, problem: Problem) -> list[np.ndarray]:
+        """Turns of a perfect sample, int64 [n] each: the policy's and the environment's in turn."""
         held, here = _table(problem.answer), problem.answer[0]
         parts = []
         while here in held:
@@ -116,12 +118,12 @@ class Lookup(TextTask):
 
 
 def _table(answer: str) -> dict[str, str]:
-    """What is held for each letter, of a problem's answer."""
+    """The letter that is held for each letter, of a problem's answer."""
     return dict(zip(answer[1::2], answer[2::2], strict=True))
 
 
 def _end(table: dict[str, str], here: str) -> str:
-    """Where the chain ends."""
+    """The letter where the chain ends."""
     while here in table:
         here = table[here]
     return here

@@ -52,12 +52,13 @@ class ReasoningGym(TextTask):
 
     @property
     def environment(self) -> Tries | None:
+        """Several tries at one question; None where there is one turn."""
         if self.turns == 1:
             return None
         return Tries(self.judge, self.right, self.turns, self.feedback, self.step_timeout_s)
 
     def encode_observation(self, observation: str) -> np.ndarray:
-        """What is read after an answer, int64 [n]: in a chat the user's next message."""
+        """Tokens that are read after an answer, int64 [n]: in a chat the user's next message."""
         if self.tokenizer.chat_template is None:
             return self.encode(observation)
         return self.encode(self.tokenizer.next_message(observation, self.chat_options))
@@ -80,7 +81,8 @@ class ReasoningGym(TextTask):
         return self.problem(index, HELD_OUT_SEED)
 
     def score(self, sample: Sample) -> Score:
-        """Of several turns, what its environment said of the last one that came to its end; 0 where none did."""
+        """Score a sample; of several turns, by what its environment said of the last one that came to its end, 0 where
+        none did."""
         reward = self.judge(sample.response, sample.answer) if self.turns == 1 else sample.environment_reward or 0.0
         return Score(reward, reward >= self.right)
 

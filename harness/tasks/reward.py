@@ -42,6 +42,7 @@ class Rewarded:
 
     @property
     def extra_metrics(self) -> tuple[str, ...]:
+        """Names of the task's and the reward's own metrics."""
         own = getattr(getattr(self.reward, "func", self.reward), "extra_metrics", ())
         return tuple(dict.fromkeys((*getattr(self.task, "extra_metrics", ()), *own)))
 
@@ -51,12 +52,14 @@ class Rewarded:
         return getattr(self.task, name)
 
     def prepare(self) -> None:
-        """What takes its time before the first score, such as imports: not to be taken for the time of a sample."""
+        """Do what takes its time before the first score, such as imports, which is not the time of a sample."""
         prepare = getattr(getattr(self.reward, "func", self.reward), "prepare", None)
         if prepare is not None:
             prepare()
 
     async def score(self, sample: Sample) -> Score:
+        """Score by the reward; one that returns a number leaves the rest to the task. Raises ValueError for a reward
+        that is not finite."""
         given = self.reward(sample)
         score = await given if inspect.isawaitable(given) else given
         if not isinstance(score, Score):
@@ -67,6 +70,6 @@ class Rewarded:
 
 
 async def score_of(task: Task, sample: Sample) -> Score:
-    """By the task's own rule, whether it has to be waited for or not."""
+    """The score by the task's own rule, whether it has to be waited for or not."""
     score = task.score(sample)
     return await score if inspect.isawaitable(score) else score

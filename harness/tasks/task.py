@@ -1,4 +1,4 @@
-"""What a task is: prompts that follow from a seed, and a reward for each response."""
+"""Tasks: prompts that follow from a seed, and a reward for each response."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Task(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name by which settings choose it."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -68,18 +69,19 @@ class Task(Protocol):
 
     @property
     def pad_token(self) -> int:
-        """What fills the place of no token; no prompt or response contains it."""
+        """The token that fills the place of no token; no prompt or response contains it."""
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Each of them ends a response."""
 
     @property
-    def max_prompt_tokens(self) -> int: ...
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt."""
 
     @property
     def max_response_tokens(self) -> int:
-        """Where sampling gives up: at least the longest answer, end token included."""
+        """Tokens at which sampling gives up: at least the longest answer, end token included."""
 
     def problem(self, group_id: int, seed: int) -> Problem:
         """The problem of one group; both arguments are integers in [0, 2**64)."""
@@ -87,7 +89,8 @@ class Task(Protocol):
     def held_out(self, index: int) -> Problem:
         """A problem to evaluate by, index >= 0: of rows, or of draws, that no training sees."""
 
-    def score(self, sample: Sample) -> Score | Awaitable[Score]: ...
+    def score(self, sample: Sample) -> Score | Awaitable[Score]:
+        """The score of a response."""
 
     def encode(self, text: str) -> np.ndarray:
         """Text to tokens, int64 [len]; ValueError for text that the vocabulary cannot say."""
@@ -104,7 +107,7 @@ MEMBERS = tuple(name for name in vars(Task) if not name.startswith("_"))
 
 
 def sample_of(task: Task, prompt: np.ndarray, response: np.ndarray, answer: str) -> Sample:
-    """As text. prompt: int64 [P]; response: int64 [L], as sampled."""
+    """A sample as text. prompt: int64 [P]; response: int64 [L], as sampled."""
     stopped = bool(len(response)) and int(response[-1]) in task.stop_tokens
     said = response[:-1] if stopped else response
     return Sample(task.decode(prompt), task.decode(said), answer, stopped, len(response))
@@ -144,7 +147,7 @@ def draws(seed: int, group_id: int) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class SimulatedTask:
-    """For engines that only let time pass: problems have a size and no content.
+    """A task for engines that only let time pass: problems have a size and no content.
 
     A prompt is one value, its number of tokens; every reward is 0. The text of a run of tokens is its number, as in
     "<12 tokens>". environment: of samples with several turns (`harness.tasks.Environment`).

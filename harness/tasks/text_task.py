@@ -1,4 +1,4 @@
-"""What tasks over a tokenizer share."""
+"""The base of tasks over a tokenizer."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ class TextTask:
 
     @property
     def vocabulary_size(self) -> int:
+        """Tokens of the tokenizer's vocabulary."""
         return self.tokenizer.vocabulary_size
 
     @property
     def pad_token(self) -> int:
+        """The token that fills the place of no token."""
         return self.tokenizer.pad_token
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a response."""
         return self.tokenizer.stop_tokens
 
     def encode(self, text: str) -> np.ndarray:
+        """Token ids of a text, int64 [n]."""
         return self.tokenizer.encode(text)
 
     def decode(self, tokens: np.ndarray) -> str:
+        """Text of token ids."""
         return self.tokenizer.decode(tokens)
 
     def demonstration(self, problem: Problem) -> np.ndarray:
+        """A right response, int64 [n]."""
         return self.said(problem.answer)
 
     def said(self, text: str) -> np.ndarray:

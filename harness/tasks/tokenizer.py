@@ -21,7 +21,7 @@ _ANSWER = "what-the-model-answered"
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What a folder of a model says about its text.
+    """The tokenizer of a model's folder.
 
     stop_tokens: each ends a response; pad_token: fills the place of no token; chat_template: Jinja, or None.
     Equal where the folder is; pickled as the folder's name.
@@ -107,7 +107,7 @@ def load_tokenizer(folder: Path = CHARACTER_TOKENIZER) -> Tokenizer:
 
 @lru_cache(maxsize=8)
 def _with_template(folder: Path) -> Any:
-    """As transformers loads it, which knows what templates are given."""
+    """The tokenizer as transformers loads it, which knows what templates are given."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
@@ -120,7 +120,7 @@ def _token(text: tokenizers.Tokenizer, named: Any) -> int | None:
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """Of a file of its own, or of the tokenizer's settings; of several the one called default."""
+    """The chat template in a file of its own, or in the tokenizer's settings; of several the one called default."""
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     template = settings.get("chat_template")

@@ -45,4 +45,4 @@ class Tries:
         return Step("" if done else self.feedback, done, reward=rise)
 
     async def close(self, state: Tried) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing."""

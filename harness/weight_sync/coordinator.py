@@ -79,11 +79,12 @@ class Coordinator:
 
     @property
     def receivers(self) -> list[Receiver]:
+        """Engines that take part in the next transfer, and scorers."""
         return [*self.fleet.receivers, *self.scorers]
 
     @property
     def versions(self) -> dict[str, int]:
-        """What each receiver holds, by name."""
+        """The version that each engine holds, by name."""
         return self.membership.versions
 
     async def connect(self) -> None:
@@ -177,8 +178,8 @@ class Coordinator:
             await self.finish()
 
     async def swap(self, handles: Sequence[Receiver], version: int) -> None:
-        """These receivers load `version` from their host memory, once it has arrived there. One that was started again
-        since may hold a newer one, and keeps it; one that was away as this one travelled has none to load."""
+        """Let these receivers load `version` from their host memory, once it has arrived there. One that was started
+        again since may hold a newer one, and keeps it; one that was away as this one travelled has none to load."""
         await self.wait_arrived(version)
         receivers, members = self.fleet.receivers, self.membership
         handles = [
@@ -202,7 +203,7 @@ class Coordinator:
                 await asyncio.shield(self._transfer)
 
     async def waiting(self) -> list[str]:
-        """What waits here, a line each."""
+        """Lines on what waits here."""
         return self.waits.lines()
 
     @property
@@ -258,7 +259,7 @@ class Coordinator:
         return await stage(receivers, version, self._transport.timeout_s, self._transport.abort)
 
     async def _go_on_without(self, version: int, failures: Failures) -> None:
-        """Or end the run."""
+        """Give up the receivers that failed, or end the run."""
         errors = {receiver.name: error for receiver, error in failures}
         if any(receiver in self.scorers for receiver, _ in failures):
             raise LostEngine("; ".join(self._reasons(version, errors).values())) from failures[0][1]
@@ -277,7 +278,7 @@ class Coordinator:
         return reasons
 
     def _tried(self, error: Exception) -> str:
-        """With how often."""
+        """The message of an error, with the number of attempts."""
         return f"{error} (after {self.retry.attempts} attempts)" if isinstance(error, TransferError) else str(error)
 
     def _loaded(self, receivers: Sequence[Receiver], version: int) -> None:
@@ -336,7 +337,7 @@ class RetryingTransfer:
         return dead
 
     async def run(self, version: int, receivers: Sequence[Receiver], attempt: Attempt) -> Failures:
-        """Those that did not get `version`.
+        """Make attempts until all have `version` or nothing is left to try; returns those that did not get it.
 
         Raises an ExceptionGroup of what no other attempt would mend, the death of a training rank included.
         """

@@ -48,6 +48,8 @@ class HostReceiver(Protocol):
 
 
 class WeightSender(Protocol):
+    """The sending end on a training rank."""
+
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Send the trainer's weights as `version`; every training rank calls it with its shards. When it returns, the
         trainer may change them. Raises TransferError where they did not get to all receivers."""
@@ -69,7 +71,7 @@ class HostSender(WeightSender, Protocol):
 
 
 class WeightSource(Protocol):
-    """What makes the senders."""
+    """A maker of senders."""
 
     def sender(
         self, store: dist.Store, device: torch.device, previous: WeightSender | None = None, number: int = 0
@@ -79,10 +81,11 @@ class WeightSource(Protocol):
 
 
 class WeightOffer(Protocol):
-    """What a receiver needs to know to join; small and picklable."""
+    """The facts by which a receiver joins; small and picklable."""
 
     @property
-    def plan(self) -> TransferPlan: ...
+    def plan(self) -> TransferPlan:
+        """The plan of what travels."""
 
     def receiver(
         self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
@@ -94,10 +97,11 @@ class WeightOffer(Protocol):
 
 
 class GroupOffer(WeightOffer, Protocol):
-    """Where the ends meet as a process group."""
+    """An offer whose ends meet as a process group."""
 
     @property
-    def rendezvous(self) -> Rendezvous: ...
+    def rendezvous(self) -> Rendezvous:
+        """The place where they meet."""
 
 
 SentOffer = Annotated[WeightOffer, Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)]
@@ -115,8 +119,8 @@ _OFFERS: Mapping[str, Callable[[TransferPlan, Rendezvous], CollectiveOffer | Sha
 def weight_source(
     transport: Transport, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool
 ) -> tuple[WeightSource, SentGroupOffer]:
-    """What rank 0 of the trainer sends by, and the offer of it to all others. device: the sender's; within_gpu: `ipc`
-    is to stay there, where the receivers are, too."""
+    """The source by which rank 0 of the trainer sends, and the offer of it to all others. device: the sender's;
+    within_gpu: `ipc` is to stay there, where the receivers are, too."""
     if transport == "ipc" and within_gpu:
         slots = CudaSlots(plan, rendezvous, device)
         return slots, slots.offer
@@ -125,7 +129,8 @@ def weight_source(
 
 
 class GatherOnlySender:
-    """Of a training rank that sends nothing: takes part in gathering shards for so many senders, and keeps nothing."""
+    """The sender of a training rank that sends nothing: takes part in gathering shards for so many senders, and keeps
+    nothing."""
 
     def __init__(self, plan: TransferPlan, senders: int = 1) -> None:
         self.plan, self._owners = plan, plan.owners(senders)
@@ -136,10 +141,10 @@ class GatherOnlySender:
 
 
 class LocalSender:
-    """Of a trainer whose weights are read where they are."""
+    """The sender of a trainer whose weights are read where they are."""
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Nothing travels."""
+        """Do nothing: nothing travels."""
 
 
 class LocalReceiver:
@@ -167,11 +172,12 @@ class SendingWorker:
     _store: dist.Store
 
     def turn(self, loop: str) -> AbstractAsyncContextManager[None]:
-        """This rank's turn on its device, for what one of its loops computes there."""
+        """Take this rank's turn on its device, for what one of its loops computes there."""
         return nullcontext()
 
     async def settled_version(self) -> int:
-        """Of the weights as they are; between two steps of a batch they are of none, and its last one is waited for."""
+        """The version of the weights as they are; between two steps of a batch they are of none, and its last one is
+        waited for."""
         raise NotImplementedError
 
     async def open_batch(self) -> int:
@@ -183,13 +189,13 @@ class SendingWorker:
         return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
 
     async def gather_only(self, plan: TransferPlan, senders: int) -> None:
-        """For ranks that are none of the first `senders`: help to gather, send nothing."""
+        """Help to gather and send nothing: on ranks that are none of the first `senders`."""
         await self.use(GatherOnlySender(plan, senders))
 
     async def open(
         self, transport: Transport, plan: TransferPlan, host: str, receivers: int, timeout_s: float, senders: int = 1
     ) -> SentGroupOffer:
-        """For rank 0: offer the weights of the first `senders` ranks by this transport. `meet_receivers` must follow,
+        """Offer, on rank 0, the weights of the first `senders` ranks by this transport. `meet_receivers` must follow,
         and `send_beside` of the other senders, while the receivers join.
 
         "ipc" is the memory of the device that sender and receivers share or, where the training world has more devices,
@@ -201,12 +207,12 @@ class SendingWorker:
         return offer
 
     async def meet_receivers(self) -> None:
-        """For rank 0: the other half of `open`. What the previous sender had under way can be sent again."""
+        """Complete, on rank 0, what `open` began. What the previous sender had under way can be sent again."""
         self.joined = self._source.sender(self._store, self.device, self.joined)
         await self.use(self.joined)
 
     async def send_beside(self, offer: OfferOfAll, number: int) -> None:
-        """For rank `number`, one of the other senders: join the group of its own, while all receivers do."""
+        """Join, as rank `number`, one of the other senders, the group of its own, while all receivers do."""
         self.joined = offer.sender(offer.rendezvous.connect(), self.device, self.joined, number)
         await self.use(self.joined)
 
@@ -301,7 +307,7 @@ class EngineWorker(ReceivingWorker):
 
     @abstractmethod
     async def waiting(self) -> list[str]:
-        """What its loops wait for, a line each."""
+        """Lines on what its loops wait for."""
 
 
 def stop_reading(weights: Iterator[tuple[str, torch.Tensor]]) -> None:

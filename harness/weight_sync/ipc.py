@@ -59,6 +59,7 @@ class CudaHandle(msgspec.Struct, frozen=True):
         return cls(device, handle, storage_bytes, storage_offset, counter, counter_offset, event, sync, offset, size)
 
     def map(self) -> torch.Tensor:
+        """Map the memory into this process: uint8 [size]."""
         from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
         return rebuild_cuda_tensor(
@@ -179,7 +180,7 @@ def slot_bytes(plan: TransferPlan) -> int:
 
 
 class _SlotEnd(BucketEnd):
-    """What both ends share: the slots (uint8 [slot_bytes] each), and how they switch between them."""
+    """The base of both ends: the slots (uint8 [slot_bytes] each), and how they switch between them."""
 
     _slots: Sequence[torch.Tensor]
     _device: torch.device

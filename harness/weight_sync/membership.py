@@ -1,4 +1,4 @@
-"""Which workers take part in weight transfers, as which rank, at which version and in what health.
+"""The workers that take part in weight transfers, with rank, version and health.
 
 `Membership` is a pure state machine: it is given events with their times, and calls nothing. The coordinator of a job
 drives one through its `Fleet`, which makes the calls that follow; the membership service keeps one for processes
@@ -50,7 +50,8 @@ class MembershipConflict(RuntimeError):
 
 
 class UnknownMember(KeyError):
-    """It has not joined, or the membership was made anew since: it should join and report its version."""
+    """Raised for a member that has not joined, or not since the membership was made anew: it should join and report its
+    version."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -85,18 +86,18 @@ class Membership:
         self.epoch += 1
 
     def mark_lost(self, name: str, trouble: str) -> None:
-        """It takes no part any more, and why. Its version is kept on record."""
+        """Note that a member takes no part any more, and why. Its version is kept on record."""
         self._change(name, health="lost", trouble=trouble)
         self.epoch += 1
 
     def seen(self, name: str, version: int, now: float) -> Member:
-        """It is there, and holds this version. A lost member comes back by `join` only."""
+        """Note that a member is there, and holds this version. A lost member comes back by `join` only."""
         member = self.of(name)
         health: Health = "well" if member.health == "silent" else member.health
         return self._change(name, version=version, seen_at=now, health=health)
 
     def set_version(self, name: str, version: int) -> None:
-        """It has loaded this version."""
+        """Note that a member has loaded this version."""
         self._change(name, version=version)
 
     def mark_silent(self, now: float, after_s: float) -> list[str]:
@@ -109,7 +110,8 @@ class Membership:
     # -- engines that leave and come back
 
     def request(self, name: str, requested: MemberRequest) -> Member:
-        """It is to leave, or to come back, before the next transfer. Raises MembershipConflict, or UnknownMember."""
+        """Request that a member leaves, or comes back, before the next transfer. Raises MembershipConflict, or
+        UnknownMember."""
         member = self.of(name)
         staying = [other for other in self.working if other != name and self.of(other).requested != "leave"]
         if requested == "leave" and (name not in self.working or not staying):
@@ -146,7 +148,8 @@ class Membership:
             self._change(name, health="away")
 
     def received(self, name: str, version: int) -> bool:
-        """It has the weights of a transfer; whether it works from now on, and did not until now."""
+        """Note that a member has the weights of a transfer; returns whether it works from now on, and did not until
+        now."""
         joins = self.of(name).health == "joining"
         if joins:
             self._change(name, health="well", due=version)
@@ -159,6 +162,7 @@ class Membership:
     # -- queries
 
     def of(self, name: str) -> Member:
+        """The member of this name. Raises UnknownMember."""
         try:
             return self._members[name]
         except KeyError:
@@ -166,11 +170,12 @@ class Membership:
 
     @property
     def members(self) -> list[Member]:
-        """In the order in which they joined, lost ones too."""
+        """Members in the order in which they joined, lost ones too."""
         return list(self._members.values())
 
     @property
     def versions(self) -> dict[str, int]:
+        """Version of every member, by name."""
         return {member.name: member.version for member in self._members.values()}
 
     @property
@@ -249,12 +254,13 @@ class Fleet(Generic[Engine_co]):
 
     @property
     def working(self) -> list[Handle[Engine_co]]:
-        """Those that generate: they take weights, too."""
+        """Engines that generate: they take weights, too."""
         return [self._handles[name] for name in self.membership.working]
 
     @property
     def receivers(self) -> list[Handle[Engine_co]]:
-        """Those that take part in the next transfer: all that work, and those that will once they have the weights."""
+        """Engines that take part in the next transfer: all that work, and those that will once they have the
+        weights."""
         ranks = self.membership.ranks
         return [handle for name, handle in self._handles.items() if name in ranks]
 
@@ -265,16 +271,17 @@ class Fleet(Generic[Engine_co]):
         self._numbers[engine.name] = self._numbers.get(engine.name, 0) + 1
 
     def number(self, name: str) -> int:
-        """Of this engine's process: another one after each restart."""
+        """Number of this engine's process: another one after each restart."""
         return self._numbers[name]
 
     async def lose(self, reasons: Mapping[str, str], numbers: Mapping[str, int] | None = None) -> None:
-        """These engines are lost, whatever they still do: they are ended. Returns once what they had can be taken by
+        """Take these engines as lost, whatever they still do, and end them. Returns once what they had can be taken by
         others, also where another call lost them first; where they can be started again, that goes on meanwhile
         (`back`). Raises LostEngine where the run is to end with them, or where none is left.
 
         numbers: of the processes that this is said of; what became of those since counts no more. Without them it is
-        said of the engines as they are."""
+        said of the engines as they are.
+        """
         async with self._losing:
             lost = {
                 name: why
@@ -309,7 +316,8 @@ class Fleet(Generic[Engine_co]):
         return name in self.membership.working
 
     async def any_back(self, names: Collection[str] | None) -> None:
-        """While none of these works (None: of all), and some are started again, wait for the next that does."""
+        """Wait for the next engine that works again, while none of these does (None: of all) and some are started
+        again."""
         while not any(names is None or name in names for name in self.membership.working):
             coming = [task for name, task in self._coming.items() if names is None or name in names]
             if not coming:
@@ -323,7 +331,7 @@ class Fleet(Generic[Engine_co]):
             await self.back(next(iter(self._coming)))
 
     async def _come_back(self, replace: Replace, name: str, why: str) -> None:
-        """From its end on until it works, or is lost for good."""
+        """Follow an engine from its end until it works, or is lost for good."""
         version = await replace(self._handles[name], why)
         if version is None:
             self._lost_for_good({name: why}, but=name)
@@ -366,7 +374,7 @@ class Fleet(Generic[Engine_co]):
         )
 
     def received(self, engines: Sequence[Handle[Any]], version: int) -> None:
-        """They have the weights of a transfer: those that were to join work from now on."""
+        """Note that engines have the weights of a transfer: those that were to join work from now on."""
         for engine in engines:
             if self.membership.received(engine.name, version):
                 self._notify(engine.name, "works", "")
@@ -382,14 +390,14 @@ class Fleet(Generic[Engine_co]):
         self.membership.mark_silent(now(), _ANSWER_S)
 
     async def _retire(self, engine: Handle[EngineWorker]) -> None:
-        """Its death is noticed by the call that waits for its samples, if any."""
+        """End an engine that leaves. Its death is noticed by the call that waits for its samples, if any."""
         if await _death_over(engine.role.retire()) is None:
             self.membership.mark_away(engine.name)
             self._notify(engine.name, "left", "")
 
 
 async def _death_over(call: Awaitable[None]) -> Exception | None:
-    """What this call raised, where that is a death."""
+    """The exception that this call raised, where that is a death; None where it raised none."""
     try:
         await call
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What travels: the transfer plan, how parameters get from their shards into its buckets, and how arrival is checked.
+"""The transfer plan, how parameters get from their shards into its buckets, and how arrival is checked.
 
 The plan says which tensors travel in which bucket. It is computed once and known to both sides, so no name or shape is
 ever sent.
@@ -37,6 +37,7 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the full tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -60,6 +61,7 @@ class TransferPlan:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all buckets."""
         return sum(bucket.bytes for bucket in self.buckets)
 
     @property
@@ -69,11 +71,11 @@ class TransferPlan:
 
     @property
     def most_tensors(self) -> int:
-        """Of any bucket."""
+        """Tensors of the bucket that has most."""
         return max(len(bucket.tensors) for bucket in self.buckets)
 
     def owners(self, senders: int) -> tuple[int, ...]:
-        """Which of so many senders has each bucket: in their order, each goes to the one with the fewest bytes so far,
+        """The sender of each bucket among so many: in their order, each goes to the one with the fewest bytes so far,
         so that all send as much, and any few buckets in a row are of different ones."""
         bytes_of, owners = [0] * senders, []
         for bucket in self.buckets:
@@ -132,7 +134,7 @@ def unpack(bucket: Bucket, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Te
 
 
 def pieces(bucket: Bucket, buffer: torch.Tensor) -> list[torch.Tensor]:
-    """In what pieces the bytes of the bucket travel, uint8 views into `buffer`, in order: a large tensor is one by
+    """Pieces in which the bytes of the bucket travel, uint8 views into `buffer`, in order: a large tensor is one by
     itself, and smaller ones between two such go together."""
     return [buffer[part[0].offset : part[-1].offset + part[-1].bytes] for part in _parts(bucket)]
 

@@ -30,11 +30,13 @@ _POLL_S = 1e-4  # how often a GPU, or the members that have come, are polled
 
 
 class Work(Protocol):
-    """What was handed to the group, and is not done yet: torch.distributed's."""
+    """A collective that was handed to the group, and may not be done yet: torch.distributed's."""
 
-    def wait(self, timeout: timedelta = ...) -> object: ...
+    def wait(self, timeout: timedelta = ...) -> object:
+        """Wait until it is done. Raises RuntimeError where it failed."""
 
-    def is_completed(self) -> bool: ...
+    def is_completed(self) -> bool:
+        """Whether it is done, well or not."""
 
 
 class TransferGroup:
@@ -52,7 +54,7 @@ class TransferGroup:
 
     @contextmanager
     def guard(self, version: int) -> Iterator[None]:
-        """Around every use: what breaks in the group is a TransferError that names the version."""
+        """Guard a use of the group: what breaks in it is a TransferError that names the version."""
         if self._group is None:
             raise TransferError(f"version {version}: a transfer failed before, and its ends have not connected since")
         try:
@@ -64,7 +66,7 @@ class TransferGroup:
             raise TransferError(f"version {version} broke off: {error}") from error
 
     def broadcast(self, data: torch.Tensor) -> Work:
-        """From the sender to all others; `data` (on the group's device) is there once it was waited for."""
+        """Broadcast from the sender to all others; `data` (on the group's device) is there once it was waited for."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = SOURCE, 0
         assert self._group is not None
@@ -76,7 +78,7 @@ class TransferGroup:
         self.wait(cast(Work, self._group.barrier(dist.BarrierOptions())))
 
     def wait(self, work: Work) -> None:
-        """Until it is done, fails (RuntimeError, torch's own), or the rendezvous is aborted (TransferError)."""
+        """Wait until it is done, fails (RuntimeError, torch's own), or the rendezvous is aborted (TransferError)."""
         if self.device.type == "cuda":
             checked = time.monotonic()
             while not work.is_completed():
@@ -124,9 +126,11 @@ class BucketInFlight:
 
     @classmethod
     def start(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:
+        """Start to broadcast these tensors."""
         return cls(group, tensors, [group.broadcast(tensor) for tensor in tensors if tensor.numel()])
 
     def wait(self) -> list[torch.Tensor]:
+        """Wait for all of them, and return them."""
         for work in self.works:
             self.group.wait(work)
         self.group.synchronise()
@@ -142,15 +146,17 @@ class Sources:
 
     @property
     def device(self) -> torch.device:
+        """The device of the groups."""
         return self._groups[0].device
 
     @property
     def senders(self) -> int:
+        """Groups, one for each sender."""
         return len(self._groups)
 
     @contextmanager
     def guard(self, version: int) -> Iterator[None]:
-        """As `TransferGroup.guard`, around every use of any of them."""
+        """Guard, as `TransferGroup.guard`, every use of any of the groups."""
         try:
             with ExitStack() as guards:
                 for group in self._groups:
@@ -170,14 +176,15 @@ class Sources:
             group.barrier()
 
     def close(self) -> None:
+        """Close all groups."""
         for group in self._groups:
             group.close()
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where process groups come together: a store at host:port, a group for each of `senders`, with `size` members: the
-    sender and all receivers. Waits end after timeout_s."""
+    """The place where process groups come together: a store at host:port, a group for each of `senders`, with `size`
+    members: the sender and all receivers. Waits end after timeout_s."""
 
     host: str
     port: int
@@ -235,7 +242,7 @@ class Rendezvous:
             return TransferGroup(cast(dist.ProcessGroup, gloo), device, aborted)
 
     def _wait_for_all(self, store: dist.Store, rank: int, aborted: Callable[[], bool]) -> None:
-        """Until every member is here: building a group cannot be aborted."""
+        """Wait until every member is here: building a group cannot be aborted."""
         store.set(f"here {rank}", "")
         deadline, pause = time.monotonic() + self.timeout_s, _POLL_S
         while missing := [k for k in range(self.size) if not store.check([f"here {k}"])]:
@@ -326,7 +333,7 @@ class BucketSender(BucketEnd):
             raise failure
 
     def _wait_for_buffer(self) -> None:
-        """Until the buffer of the next bucket may be filled."""
+        """Wait until the buffer of the next bucket may be filled."""
 
     @abstractmethod
     def _fill(self, turn: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> Any:

@@ -59,5 +59,5 @@ def cut(parameters: Mapping[str, torch.Tensor], most: int) -> dict[str, list[str
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Of the full tensor, wherever its shards are."""
+    """Bytes of the full tensor, wherever its shards are."""
     return tensor.numel() * tensor.dtype.itemsize

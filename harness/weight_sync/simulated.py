@@ -55,6 +55,8 @@ class SimulatedTransport:
 
 @dataclass(frozen=True)
 class SimulatedOffer:
+    """An offer of weights that only take their time."""
+
     plan: TransferPlan
     times: TransferTimes
     clock: Clock
@@ -190,10 +192,10 @@ class PacedRole:
         return getattr(self._role, name)
 
     async def join(self, offer: SentOffer, number: int) -> None:
-        """Of a receiver."""
+        """Join as a receiver that is no faster than the cost model says."""
         await self._role.join(PacedOffer(offer, self._times, self._role.clock), number)
 
     async def meet_receivers(self) -> None:
-        """Of the sender."""
+        """Meet the receivers as a sender that is no faster than the cost model says."""
         await self._role.meet_receivers()
         await self._role.use(PacedSender(self._role.joined, self._times, self._role.clock))

@@ -1,4 +1,4 @@
-"""What weights travel by: which calls connect a transport, in which order both sides act, and what came of it."""
+"""Transports of weights: the calls that connect one, the order in which both sides act, and what came of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ OnDeath = Callable[[], Awaitable[None]]
 
 @dataclass
 class TransferOutcome:
-    """What came of a step of a transfer: the spans of each worker that succeeded, the errors of the others by name."""
+    """The outcome of a step of a transfer: the spans of each worker that succeeded, the errors of the others by
+    name."""
 
     spans: list[list[Span]] = field(default_factory=list)
     failed: dict[str, Exception] = field(default_factory=dict)
@@ -34,7 +35,7 @@ class TransferOutcome:
         return TransferOutcome(self.spans + other.spans, self.failed | other.failed)
 
     def succeeded(self, handles: Sequence[Handle[Role]]) -> list[Handle[Role]]:
-        """Those of them that did not fail."""
+        """The handles that did not fail."""
         return [handle for handle in handles if handle.name not in self.failed]
 
     def skipping(self, receivers: Sequence[Receiver]) -> TransferOutcome:
@@ -45,6 +46,8 @@ class TransferOutcome:
 
 
 class WeightTransport(Protocol):
+    """A way for weights from training ranks to receivers."""
+
     @property
     def timeout_s(self) -> float | None:
         """The longest wait of one end for the others; None where nothing can go missing."""
@@ -57,7 +60,7 @@ class WeightTransport(Protocol):
         """Bring the trained weights to every receiver, and load them there."""
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
-        """Those of the training ranks that send, as they are connected; the others help to gather."""
+        """Training ranks that send, as they are connected; the others help to gather."""
 
     async def abort(self) -> None:
         """One end died: the others are not to wait for it. They have to be connected again."""
@@ -65,8 +68,8 @@ class WeightTransport(Protocol):
 
 @dataclass
 class GroupTransport:
-    """Between real processes, which meet as a process group where the first that sends is: `host_of` says how others
-    reach that. Their waits end after timeout_s."""
+    """A transport between real processes, which meet as a process group where the first that sends is: `host_of` says
+    how others reach that. Their waits end after timeout_s."""
 
     name: Transport
     host_of: Callable[[Sender], str]
@@ -108,12 +111,13 @@ class GroupTransport:
 
 @dataclass(frozen=True)
 class LocalTransport:
-    """Between roles of one worker: what was built beside the trainer reads its parameters (`LocalReceiver`)."""
+    """A transport between roles of one worker: what was built beside the trainer reads its parameters
+    (`LocalReceiver`)."""
 
     timeout_s = None
 
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
-        """They were built so."""
+        """Do nothing: they were built connected."""
 
     async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
         """Nothing travels: the weights are there since the step, so both sides are asked at once."""
@@ -123,7 +127,7 @@ class LocalTransport:
         return trainers
 
     async def abort(self) -> None:
-        """Whatever dies takes its worker with it."""
+        """Do nothing: whatever dies takes its worker with it."""
 
 
 async def join_all(receivers: Sequence[Receiver], offer: WeightOffer) -> None:
@@ -229,7 +233,7 @@ async def _load(
 async def stage(
     receivers: Sequence[Receiver], version: int, timeout_s: float | None, on_death: OnDeath | None
 ) -> TransferOutcome:
-    """Into the host memory of each."""
+    """Bring a version into the host memory of each receiver."""
     what = f"stage version {version}"
     return await ask_each(receivers, lambda role: role.stage(version), what, timeout_s=timeout_s, on_death=on_death)
 

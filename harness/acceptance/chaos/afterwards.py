@@ -1,4 +1,4 @@
-"""What is promised of a run that faults happened to, once it came to its end, on either clock."""
+"""Promises that are checked of a run that faults happened to, once it came to its end, on either clock."""
 
 from __future__ import annotations
 

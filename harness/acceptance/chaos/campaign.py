@@ -34,14 +34,17 @@ class Campaign:
 
     @property
     def faults(self) -> int:
+        """Faults that happened in all runs."""
         return sum(one.faults for one in self.done)
 
     @property
     def struck(self) -> Counter[str]:
+        """Faults that happened, by kind."""
         return sum((one.struck for one in self.done), Counter())
 
     @property
     def failed(self) -> list[Chaos]:
+        """Runs that broke a promise."""
         return [one for one in self.done if one.problems]
 
 
@@ -70,6 +73,7 @@ def _play_in_time(seed: int, *, until: float) -> Chaos | None:
 
 
 def repeat_command(seed: int) -> str:
+    """The command that repeats one seed."""
     return f"make chaos FIRST={seed} SEEDS=1"
 
 
@@ -93,6 +97,7 @@ def write_campaign(campaign: Campaign, folder: Path) -> list[Path]:
 
 
 def page(campaign: Campaign) -> str:
+    """A page of Markdown: a table of schedules, and each failure with the command that repeats it."""
     schedules: dict[str, list[Chaos]] = {}
     for one in campaign.done:
         schedules.setdefault(one.schedule, []).append(one)
@@ -111,7 +116,7 @@ def page(campaign: Campaign) -> str:
 
 
 def summary(campaign: Campaign) -> str:
-    """In one line."""
+    """One line on all runs."""
     left = f"; {campaign.skipped} seeds were not begun in time" if campaign.skipped else ""
     return (
         f"{campaign.faults:,} faults in {len(campaign.done):,} simulated runs, {campaign.seconds:.0f} s: "

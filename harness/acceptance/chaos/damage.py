@@ -16,15 +16,17 @@ Damaged = dict[str, int]
 
 
 def version_of(checkpoint: Path) -> int:
+    """The version of a checkpoint's folder."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def whole_checkpoints(run: Path, damaged: Damaged) -> list[Path]:
-    """Of a run's folder, those that nothing was done to, the newest last."""
+    """Checkpoints of a run's folder that nothing was done to, the newest last."""
     return [path for path in _all(run) if damaged.get(path.name) != path.stat().st_mtime_ns]
 
 
 def damaged_checkpoints(run: Path, damaged: Damaged) -> list[Path]:
+    """Checkpoints of a run's folder that were damaged and not written anew since."""
     return [path for path in _all(run) if damaged.get(path.name) == path.stat().st_mtime_ns]
 
 
@@ -33,7 +35,7 @@ def _all(run: Path) -> list[Path]:
 
 
 def damage(checkpoint: Path, what: Damage, random: Random, damaged: Damaged) -> str:
-    """What was done to one of its files, or to all of it."""
+    """Damage one file of a checkpoint, or all of it; returns a line on what was done."""
     if what == "growing file":
         return _damage_growing(checkpoint, random, damaged)
     if what == "unfinished":

@@ -15,10 +15,12 @@ _FILLER = ".filler"
 
 @dataclass(frozen=True)
 class Disk:
+    """A mounted file system that can be filled."""
+
     folder: Path
 
     def fill(self) -> None:
-        """To the last byte."""
+        """Fill it to the last byte."""
         block = bytes(64 << 10)
         with (self.folder / _FILLER).open("wb", buffering=0) as file:
             while True:
@@ -29,6 +31,7 @@ class Disk:
                     return
 
     def empty(self) -> None:
+        """Make room again."""
         (self.folder / _FILLER).unlink(missing_ok=True)
 
 

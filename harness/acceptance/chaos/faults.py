@@ -1,4 +1,4 @@
-"""What happens to a run, drawn from a seed: what, to whom, and as which turn of its event loop."""
+"""Faults of a run, drawn from a seed: what happens, to whom, and as which turn of its event loop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AttemptFaults:
 
 
 def draw_faults(random: Random, turns: int) -> list[AttemptFaults]:
-    """Of a run that takes so many turns if nothing happens. The last attempt is not ended by any."""
+    """Faults of a run that takes so many turns if nothing happens. The last attempt is not ended by any."""
     attempts = [_attempt(random, turns, ending=True) for _ in range(random.choice((0, 1, 2, 3, 4, 6)))]
     return [*attempts, _attempt(random, turns, ending=False)]
 

@@ -52,7 +52,7 @@ _TRIES = 50
 
 
 @cache
-def base(schedule: str) -> JobConfig:
+def _base(schedule: str) -> JobConfig:
     return compose_job([f"schedule={schedule}", "backend=virtual", "warmup_iterations=0", "algorithm.reference=true"])
 
 
@@ -67,6 +67,7 @@ def without_limit(config: JobConfig) -> JobConfig:
 
 
 def with_options(config: JobConfig, options: dict[str, Any]) -> JobConfig:
+    """The same job with other options of its schedule."""
     return replace(config, schedule=replace(config.schedule, options=options))
 
 
@@ -105,8 +106,8 @@ _OVER_SAMPLING = (1.0, 1.5, 2.0)
 
 
 def random_job(schedule: str, choose: Choose) -> JobConfig:
-    """Of 1 to 6 iterations."""
-    config = base(schedule)
+    """A random job of 1 to 6 iterations."""
+    config = _base(schedule)
     filtered = choose(("none", "none", "zero_variance"))
     options = random_options(type(make_schedule(config)), choose)
     made = make_schedule(with_options(config, options))

@@ -37,7 +37,7 @@ class Edge:
         self._order = asyncio.Lock()
 
     async def cross(self) -> None:
-        """At once, unless the process is slow or stands still, or something before it is under way."""
+        """Pass the edge: at once, unless the process is slow or stands still, or something before it is under way."""
         if not (self._under_way or self._process.hindered):
             return
         self._under_way += 1
@@ -66,23 +66,24 @@ class Process:
 
     @property
     def hindered(self) -> bool:
+        """Whether the process is slow or stands still."""
         return not self._running.is_set() or asyncio.get_running_loop().time() < self._slow_until
 
     async def pass_on(self) -> None:
-        """What is next at one edge."""
+        """Wait until the process does what is next at one edge."""
         await self._running.wait()
         if asyncio.get_running_loop().time() < self._slow_until:
             await asyncio.sleep(self._random.uniform(0.0, self._slow_s))
 
     def die(self, how: str) -> None:
-        """In the middle of all it does."""
+        """End the process in the middle of all it does."""
         if not self.died:
             self.died = how
             for call in self._calls:
                 call.cancel()
 
     def end_role(self, role: str, roles: Sequence[str]) -> None:
-        """In the middle of all that this one of its roles does, and its last one ends it."""
+        """End one of its roles in the middle of all that it does; the last one ends the process."""
         self._ended[role] = "it was ended"
         if self._ended.keys() >= set(roles):
             self.die("it was ended")
@@ -94,12 +95,12 @@ class Process:
         return self.died or self._ended.get(role, "")
 
     def stand_still(self, seconds: float) -> None:
-        """And go on."""
+        """Stand still for so many seconds, and go on."""
         self._running.clear()
         asyncio.get_running_loop().call_later(seconds, self._running.set)
 
     def be_slow(self, seconds: float, most_s: float) -> None:
-        """For so long, whatever crosses an edge takes up to `most_s`."""
+        """Be slow for so many seconds: whatever crosses an edge takes up to `most_s`."""
         self._slow_until, self._slow_s = asyncio.get_running_loop().time() + seconds, most_s
 
     async def carry_out(self, role: str, method: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -136,7 +137,7 @@ class FaultyRole(LocalRole[Any]):
         super().__init__(name, _Called(self))
 
     def begin(self, made: Any, process: Process) -> None:
-        """It is in this process from now on."""
+        """Put the role into this process."""
         self.made, self.process = made, process
 
     async def death(self, within_s: float = 5.0) -> str | None:  # type: ignore[override]  # here there are deaths
@@ -147,7 +148,7 @@ class FaultyRole(LocalRole[Any]):
 
 
 class _Called:
-    """In place of a role: its coroutine functions are calls of its process."""
+    """A stand-in for a role, whose coroutine functions are calls of its process."""
 
     def __init__(self, handle: FaultyRole) -> None:
         self._handle = handle
@@ -215,7 +216,8 @@ class FaultyQueue(LocalQueue):
             raise ConnectionError(f"the transfer queue has ended: {death}") from None
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
-        """What the queue hands to a call that nobody waits for any more, it gets back, as from a client far away."""
+        """Take rows as `TransferQueue.get_batch`. Rows for a call that nobody waits for any more go back to the queue,
+        as from a client far away."""
         handed: list[Batch | None] = []
 
         async def get() -> None:
@@ -275,7 +277,7 @@ class FaultyRuntime(VirtualRuntime):
         return list(handles)
 
     async def start_again(self, handle: Handle[Any]) -> None:
-        """In another process, which takes some time."""
+        """Start a role again in another process, which takes some time."""
         ((name, (handles, roles, build)),) = [one for one in self._made.items() if handle in one[1][0]]
         self.processes[name].die("it was ended")
         await asyncio.sleep(self._random.uniform(0.0, _START_S))
@@ -284,7 +286,7 @@ class FaultyRuntime(VirtualRuntime):
             one.begin(made[role], process)
 
     def _begun(self, name: str, roles: list[RoleName], build: Build) -> tuple[Process, Mapping[RoleName, Any]]:
-        """With a view of the queue of its own."""
+        """A new process and its roles, with a view of the queue of its own."""
         process = self.processes[name] = Process(name, self._random)
         assert self._queue is not None and isinstance(build, partial)
         spec: WorkerSpec = build.keywords["spec"]

@@ -52,7 +52,8 @@ ROLES = ("driver", "fork server", "queue", "host", "device")
 
 @dataclass(frozen=True)
 class RealFault:
-    """whom: a role, or of `damage` what is done; at: iteration after which it happens; size: 0 to 1."""
+    """A fault of a real run. whom: a role, or of `damage` what is done; at: iteration after which it happens; size: 0
+    to 1."""
 
     number: int
     schedule: str
@@ -64,8 +65,8 @@ class RealFault:
 
 @dataclass
 class Felt:
-    """What came of a fault. whom: by name; happened: how the attempts ended, or that it went on; seconds: until an
-    iteration was done that had not been before; problems: promises that were broken."""
+    """The consequences of a fault. whom: by name; happened: how the attempts ended, or that it went on; seconds: until
+    an iteration was done that had not been before; problems: promises that were broken."""
 
     fault: RealFault
     whom: str = ""
@@ -181,7 +182,7 @@ def _wait_for(happened: Callable[[], bool], attempt: RunProcess) -> bool:
 
 
 def _end_of(attempt: RunProcess) -> int | None:
-    """Its exit code; None where it takes too long."""
+    """Exit code of an attempt; None where it takes too long."""
     while (code := attempt.ended()) is None and attempt.seconds < _ATTEMPT_S:
         time.sleep(_POLL_S)
     return code
@@ -216,7 +217,7 @@ def _strike(felt: Felt, attempt: RunProcess, random: Random, go: Path, disk: Dis
 
 
 def processes_by_role(driver: int) -> dict[str, psutil.Process]:
-    """Of a run: `driver`, `fork server`, `queue`, `host`, `device[0]` and so on."""
+    """Processes of a run: `driver`, `fork server`, `queue`, `host`, `device[0]` and so on."""
     found = {"driver": psutil.Process(driver)}
     for process in found["driver"].children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -244,14 +245,14 @@ def _beyond(results: Path, experiment: str, iteration: int) -> bool:
 
 
 def _last_words(said: str) -> str:
-    """What a run said of its end, without what it always says."""
+    """The line that a run printed about its end, without what it always says."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     told = [line for line in lines if "the same command starts this seed again" not in line]
     return told[-1] if told else ""
 
 
 def after(run: Path) -> list[str]:
-    """What is wrong with a run that came to its end."""
+    """Problems of a run that came to its end."""
     _, problems = finished_with(run)
     problems += check_conservation([read_run(run)]).problems
     problems += [f"{left.name} was left behind" for left in run.glob(".*.tmp")]
@@ -259,7 +260,7 @@ def after(run: Path) -> list[str]:
 
 
 def line_of(felt: Felt) -> str:
-    """For the console: the fault, what happened, and the command that repeats it where a promise was broken."""
+    """A line for the console: the fault, what happened, and the command that repeats it where a promise was broken."""
     fault = felt.fault
     seconds = "" if felt.seconds is None else f"; samples again after {felt.seconds:.1f} s"
     again = f"; make chaos SEEDS=0 FIRST={fault.number} REAL=1" if felt.problems else ""
@@ -271,6 +272,7 @@ def _told(felt: Felt) -> str:
 
 
 def table(felt: Sequence[Felt]) -> str:
+    """A table of Markdown, a row for each fault."""
     lines = ["| fault | schedule | what | whom | after | what happened | samples again |"]
     lines.append("|---:|---|---|---|---:|---|---:|")
     for one in felt:

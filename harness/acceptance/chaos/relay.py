@@ -26,7 +26,8 @@ _SLOW_FOR_S = 10.0
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a relay is to do, once the file `go` is there. whom: `queue`, or how the names of workers begin."""
+    """An order to a relay, carried out once the file `go` is there. whom: `queue`, or how the names of workers
+    begin."""
 
     what: str
     whom: str
@@ -35,7 +36,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Relay:
-    """Between one process that listens and its clients, also for descriptors that travel with their bytes."""
+    """A relay between one process that listens and its clients, also for descriptors that travel with their bytes."""
 
     def __init__(self, told: Told, there: Address) -> None:
         self._told, self._there = told, there

@@ -51,8 +51,8 @@ _MOST_S = 10.0  # that a process stands still; a batch takes about one
 
 @dataclass
 class Chaos:
-    """What a seed came to. struck: faults that happened, by what; told: what happened, a line each; problems: promises
-    that were broken."""
+    """The outcome of a seed. struck: faults that happened, by what; told: what happened, a line each; problems:
+    promises that were broken."""
 
     seed: int
     schedule: str
@@ -63,6 +63,7 @@ class Chaos:
 
     @property
     def faults(self) -> int:
+        """Faults that happened."""
         return self.struck.total()
 
 
@@ -71,7 +72,7 @@ class _Severed(Exception):
 
 
 class _Livelock(Exception):
-    """It goes on and on."""
+    """Raised for a run that goes on and on."""
 
 
 class _CountingLoop(VirtualLoop):
@@ -94,7 +95,7 @@ class _CountingLoop(VirtualLoop):
 
 
 class _FaultySession(Session):
-    """Whose workers are processes that faults happen to."""
+    """A session whose workers are processes that faults happen to."""
 
     runtime: FaultyRuntime
 
@@ -199,7 +200,7 @@ class _Attempt:
                 raise _Severed
 
     def _happens(self, fault: Fault, session: _FaultySession) -> str:
-        """What does; empty where nothing can."""
+        """Let a fault happen; returns a line on it, empty where it cannot."""
         processes = session.runtime.processes
         if fault.what == "cut":
             return "the driver is killed"
@@ -319,7 +320,7 @@ def _damage(run: Path, drawn: AttemptFaults, chaos: Chaos, random: Random, damag
 
 
 def _after(broken: Path, whole: Path) -> list[str]:
-    """What is wrong with a run that was broken and came to its end, beside one that was not."""
+    """Problems of a run that was broken and came to its end, beside one that was not."""
     run, problems = finished_with(broken)
     schedule, config, lines = make_schedule(run.config), run.config, load_metrics(broken)
     times = [line["seconds"] for line in lines]
@@ -342,6 +343,6 @@ def _trained(run: Path) -> set[int]:
 
 
 def play_in_a_folder(seed: int) -> Chaos:
-    """In one of its own, which is deleted; in memory, where there is such a place."""
+    """Play a seed in a folder of its own, which is deleted; in memory, where there is such a place."""
     with TemporaryDirectory(prefix="chaos-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as folder:
         return play(seed, Path(folder))

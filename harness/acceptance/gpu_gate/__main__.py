@@ -1,5 +1,5 @@
-"""For a machine without the rest of Cadence: python -m harness.acceptance.gpu_gate [device=cpu] [parts=a,b]
-[force=true] [minutes=10] [results=<folder>]. `make gate-gpu` is the same."""
+"""Runs the gate on a machine without the rest of Cadence: python -m harness.acceptance.gpu_gate [device=cpu]
+[parts=a,b] [force=true] [minutes=10] [results=<folder>]. `make gate-gpu` is the same."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ NAMES = ("device", "parts", "force", "minutes", "results")
 
 
 def main() -> int:
+    """Run the gate with the settings of the command line; returns its exit status."""
     given = dict(argument.partition("=")[::2] for argument in sys.argv[1:])
     try:
         if unknown := [name for name in given if name not in NAMES]:

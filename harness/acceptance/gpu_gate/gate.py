@@ -32,7 +32,7 @@ class GateRequest:
 
 
 def request(given: dict[str, str]) -> GateRequest:
-    """From what was typed. Raises ConfigError for a value that cannot be."""
+    """The request that was typed. Raises ConfigError for a value that cannot be."""
     device, minutes = given.get("device", ""), given.get("minutes", "")
     if device not in ("", "cpu", "gpu"):
         raise ConfigError(f"device={device} is unknown; choose cpu or gpu, or leave it out for what there is")
@@ -71,7 +71,7 @@ def _closed(found: Sequence[PartResult], parts: Sequence[object], folder: Path, 
 
 
 def _gpu_name() -> str:
-    """Of the first GPU; asked in a process that ends, so that none of its memory is taken while the gate runs."""
+    """Name of the first GPU; asked in a process that ends, so that none of its memory is taken while the gate runs."""
     done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode != 0:
         raise ConfigError(f"torch cannot be loaded: {done.stderr.strip().splitlines()[-1:]}")

@@ -30,12 +30,14 @@ class Setting:
 
     @property
     def device(self) -> torch.device:
+        """The first device of its kind."""
         import torch
 
         return torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", 0)
 
     @property
     def gpu(self) -> bool:
+        """Whether it runs on GPUs."""
         return self.kind == "cuda"
 
 
@@ -65,7 +67,7 @@ def run_part(name: str, module: str, setting: Setting) -> PartResult:
 
 
 def _package_is_missing(error: Exception) -> bool:
-    """Of others: a module of ours is there, or the gate is broken."""
+    """Whether a package of others is missing: a module of ours is there, or the gate is broken."""
     own = ("harness", "engines", "schedules")
     return isinstance(error, ModuleNotFoundError) and (error.name or "harness").partition(".")[0] not in own
 

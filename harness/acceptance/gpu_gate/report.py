@@ -12,7 +12,7 @@ REPORT = "gate.md"
 
 
 def lines(result: PartResult) -> list[str]:
-    """Of one part, for a console."""
+    """Lines on one part, for a console."""
     checks = [f"    {'ok ' if check.passed else 'NO '} {check.what}: {check.found}" for check in result.checks]
     why = [f"    {result.why}"] if result.why else []
     return [f"{result.part}: {result.status}, {result.seconds:.1f} s", *checks, *why]

@@ -1,4 +1,4 @@
-"""What a part of the gate found: a file of JSON for each, written anew whenever there is more in it."""
+"""Results of the gate's parts: a file of JSON for each, written anew whenever there is more in it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ class PartResult:
     why: str = ""
 
     def ended(self, status: Status, seconds: float, why: str = "") -> PartResult:
+        """The result of a part that has ended."""
         return replace(self, status=status, seconds=round(seconds, 1), why=why)
 
 
 def result_path(folder: Path, part: str) -> Path:
+    """The file of a part's result."""
     return folder / f"{part}.json"
 
 
 def write_result(folder: Path, result: PartResult) -> None:
+    """Write a part's result as JSON."""
     write_text(result_path(folder, result.part), json.dumps(asdict(result), indent=1) + "\n")
 
 

@@ -35,7 +35,7 @@ class Part:
 
 
 def chosen(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
-    """Those that are named, in the order of the gate; all, where none is. Raises ConfigError for one there is not."""
+    """The named parts, in the order of the gate; all, where none is named. Raises ConfigError for one there is not."""
     known = [part.name for part in parts]
     for name in names:
         if name not in known:
@@ -94,8 +94,8 @@ def _run(part: Part, kind: str, folder: Path) -> PartResult:
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float, below: dict[int, psutil.Process]) -> int | None:
-    """Its exit code, None where it runs longer than `limit_s`. below: gets all processes that it starts, of which some
-    may leave its session."""
+    """Exit code of a process, None where it runs longer than `limit_s`. below: gets all processes that it starts, of
+    which some may leave its session."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:

@@ -35,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one run of a program: seconds, MiB, processes and threads."""
+    """The limits of one run of a program: seconds, MiB, processes and threads."""
 
     time_s: float
     memory_mib: int
@@ -86,12 +86,12 @@ def _tests(answer: str) -> tuple[str | None, list[dict[str, str]]]:
 
 
 def _words(text: str) -> list[list[str]]:
-    """What is compared of a program's output: white space inside of lines and at the end aside."""
+    """The compared part of a program's output: white space inside of lines and at the end aside."""
     return [line.split() for line in text.rstrip().splitlines()]
 
 
 def _output(program: str, given: str, limits: Limits) -> str:
-    """What a program prints; "" where it fails, or needs more than it may have. Leaves no process and no file."""
+    """Output of a program; "" where it fails, or needs more than it may have. Leaves no process and no file."""
     temporary = tempfile.TemporaryDirectory(prefix="cadence-code-", ignore_cleanup_errors=True)
     with _adopting_orphans(), temporary as folder:
         path, printed = Path(folder) / "program.py", Path(folder) / "output"
@@ -121,7 +121,7 @@ def _output(program: str, given: str, limits: Limits) -> str:
 
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """What a program leaves behind becomes a child of this process, which can end it."""
+    """Become the parent of the processes that a program leaves behind, so that they can be ended."""
     before = ctypes.c_int()
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -132,7 +132,7 @@ def _adopting_orphans() -> Iterator[None]:
 
 
 def _limit(limits: Limits) -> None:
-    """In the new process, before the program."""
+    """Set the limits in the new process, before the program."""
     for kind, most in (
         (resource.RLIMIT_CPU, int(limits.time_s) + 1),
         (resource.RLIMIT_AS, limits.memory_mib * _MIB),

@@ -16,6 +16,7 @@ from harness.calibration.profile.record import device_name
 
 
 def run(setting: Setting) -> Iterator[Check]:
+    """Checks of the device. Raises LeftOut where there is no GPU."""
     if setting.gpu and not torch.cuda.is_available():
         raise LeftOut("torch finds no GPU; DEVICE=cpu asks the cores")
     yield Check("versions", _versions(setting.gpu))
@@ -49,7 +50,8 @@ def _devices(device: torch.device) -> str:
 
 
 def _product(setting: Setting) -> Check:
-    """Of whole numbers, which float32 has exactly, against the CPU; and how fast products in half precision are."""
+    """Check a product of whole numbers, which float32 has exactly, against the CPU; and how fast products in half
+    precision are."""
     device, size = setting.device, 8192 if setting.gpu else 768
     whole = torch.randint(-8, 9, (256, 256), generator=torch.Generator().manual_seed(0)).float()
     right = torch.equal((whole.to(device) @ whole.to(device)).cpu(), (whole.double() @ whole.double()).float())

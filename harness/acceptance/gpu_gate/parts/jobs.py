@@ -34,7 +34,8 @@ _ALWAYS = ("iterations=3", "backend=real", "smoke=true", "save_weights=false", "
 
 
 def run(setting: Setting) -> Iterator[Check]:
-    """On all GPUs, with qwen0.5b and qwen7b; on cores with tiny, as if there were four: so training has two ranks."""
+    """Checks of jobs on all GPUs, with qwen0.5b and qwen7b; on cores with tiny, as if there were four: so training has
+    two ranks."""
     from harness.driver.preload import PRELOAD
     from harness.runtime.local_runtime import launch_server
 

@@ -1,4 +1,4 @@
-"""What is computed on the device, against the same formula in float64 on the CPU.
+"""Computations on the device, against the same formula in float64 on the CPU.
 
 Tolerances: in float32 a log-probability may be off by 1e-4, a gradient by 1e-4 of its norm. In bfloat16, which has 8
 bits, by .1 and 5 %: float64 starts from the same rounded numbers, so that what is left is the rounding in between.
@@ -34,6 +34,7 @@ _GRADIENT = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of its norm
 
 
 def run(setting: Setting) -> Iterator[Check]:
+    """Checks of draws, output layers, layouts and losses."""
     exact_products()
     device = setting.device
     for sampling in (Sampling(1), Sampling(1, temperature=0.7), Sampling(1, top_p=0.9), Sampling(1, temperature=0.0)):
@@ -61,7 +62,8 @@ def _sampling(device: torch.device, sampling: Sampling) -> Check:
 
 
 def _exact_draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """By the definition, in float64: the inverse of the cumulative distribution, in the order of the vocabulary."""
+    """Tokens and log-probs by the definition, in float64: the inverse of the cumulative distribution, in the order of
+    the vocabulary."""
     if sampling.temperature == 0:
         return logits.argmax(-1), torch.zeros(len(logits))
     share = torch.softmax(logits / sampling.temperature, -1)

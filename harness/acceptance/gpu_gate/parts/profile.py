@@ -34,6 +34,7 @@ _GRIDS = {
 
 
 def run(setting: Setting) -> Iterator[Check]:
+    """Checks that the profile could be recorded and costs fitted to it."""
     torch.set_num_threads(1)
     model = QWEN_HALF_B if setting.gpu else TINY
     layers = (model.layers,)

@@ -23,6 +23,7 @@ _PROMPTS = 24
 
 
 def run(setting: Setting) -> Iterator[Check]:
+    """Checks of sampling, of sleeping, and of tokens a second."""
     exact_products()
     device = setting.device
     yield _greedy(device)

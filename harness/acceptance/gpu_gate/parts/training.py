@@ -31,6 +31,7 @@ _ALGORITHM = AlgorithmConfig("gate", 8, 8, 8, learning_rate=1e-4, correction="no
 
 
 def run(setting: Setting) -> Iterator[Check]:
+    """Checks of gradients, steps and memory."""
     exact_products()
     with world_of_one(setting.device) as mesh:
         yield _gradient(mesh, setting.device)
@@ -41,7 +42,7 @@ def run(setting: Setting) -> Iterator[Check]:
 
 
 def _gradient(mesh: DeviceMesh, device: torch.device) -> Check:
-    """Its norm, against a loss that is written out and computed in float64 on the CPU."""
+    """Check the gradient's norm against a loss that is written out and computed in float64 on the CPU."""
     batch = batch_of(8, 40, TINY.vocabulary)
     engine = FSDPEngine(build_model(TINY), _ALGORITHM, mesh=mesh, device=device)
     asyncio.run(engine.accumulate(batch))
@@ -63,7 +64,8 @@ def _gradient(mesh: DeviceMesh, device: torch.device) -> Check:
 
 
 def _steps(mesh: DeviceMesh, setting: Setting, training: TrainingConfig) -> Check:
-    """In bfloat16, which FSDP2 shards on one rank too. Praised tokens have to become likelier; then steps are timed."""
+    """Check steps in bfloat16, which FSDP2 shards on one rank too: praised tokens have to become likelier; then steps
+    are timed."""
     device, model = setting.device, QWEN_HALF_B if setting.gpu else replace(SMALL, layers=2, dtype="bfloat16")
     samples, length = (16, 1024) if setting.gpu else (4, 128)
     batch = replace(batch_of(samples, length, model.vocabulary), advantages=np.ones(samples, np.float32))

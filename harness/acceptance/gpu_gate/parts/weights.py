@@ -50,7 +50,7 @@ def run(setting: Setting) -> Iterator[Check]:
 
 
 def weights(model: ModelConfig, version: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """As many numbers as a decoder of these sizes has, other ones in each version; made on the device."""
+    """Tensors of as many numbers as a decoder of these sizes has, other ones in each version; made on the device."""
     attention, dtype = model.heads * model.head_dim, getattr(torch, model.dtype)
     shapes = {"embedding": (model.vocabulary, model.hidden)}
     for layer in range(model.layers):
@@ -135,7 +135,7 @@ async def _send(sender: WeightSender, version: int, sent: Mapping[str, torch.Ten
 
 
 def _receive(offer: WeightOffer, model: ModelConfig, device: torch.device, answers: Connection) -> None:
-    """Into memory of its own, as an engine does."""
+    """Receive weights into memory of its own, as an engine does."""
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(device)

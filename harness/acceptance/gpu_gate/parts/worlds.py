@@ -23,7 +23,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Found:
-    """Of one rank. seconds: of an all-reduce and a broadcast of `bytes`."""
+    """Results of one rank. seconds: of an all-reduce and a broadcast of `bytes`."""
 
     wrong: list[str]
     met_s: float
@@ -33,6 +33,7 @@ class Found:
 
 
 def run(setting: Setting) -> Iterator[Check]:
+    """Checks of process groups of several sizes."""
     devices = torch.cuda.device_count() if setting.gpu else 2
     sizes = sorted({size for size in (1, 2, 4, 8) if size <= devices} | {devices})
     for size in sizes if setting.gpu else [2]:
