@@ -20,7 +20,6 @@ FOLDER = Path(__file__).parent
 HASHES = FOLDER / "hashes.txt"
 BUILT_BY_INDEX = {"torch", "torchaudio", "torchvision"}
 BUILDS_OTHERS = {"setuptools"}
-OTHER_EXTRAS = {"mooncake-transfer-engine-non-cuda"}  # pinned for whoever asks for the extra; `make setup` does not
 
 
 def package_of(pin: str) -> str:
@@ -56,7 +55,7 @@ def write_lists(pins: list[str], folder: Path) -> None:
         package = package_of(pin)
         if package in BUILT_BY_INDEX:
             lists["torch.txt"].append(pin)
-        elif package not in OTHER_EXTRAS:
+        else:
             lists["build.txt" if package in BUILDS_OTHERS else "pins.txt"].append(hashed(pin, known))
     for name, lines in lists.items():
         (folder / name).write_text("".join(f"{line}\n" for line in lines))

@@ -3,7 +3,7 @@
     checkpoints/version-000040/
         manifest.json     sizes and SHA-256 of all other files; written last
         driver.json       `Cut`: what the driver knew
-        queue/            the queue, as harness/transfer_queue/journal writes it
+        queue/            the queue, as harness/transfer_queue/snapshots writes it
         actor/            a file of each training rank (engines/torch/checkpoint.py)
         critic/           the same of the critic's, where there is one
 

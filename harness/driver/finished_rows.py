@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from harness.transfer_queue import Column, Ragged, TransferQueue
-from harness.transfer_queue.journal.saved_rows import SavedRows, saved_rows
 from harness.transfer_queue.rows.columns import taken
+from harness.transfer_queue.snapshots.saved_rows import SavedRows, saved_rows
 from harness.workers.dataflow import ROLLOUT_COLUMNS
 
 _CONSUMER = "restored"

@@ -11,10 +11,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from harness.transfer_queue.control.leases import Lease
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
-from harness.transfer_queue.journal.service import at_once, load, save
 from harness.transfer_queue.queue import Portal, TransferQueue, portal_into
 from harness.transfer_queue.rows.columns import Batch, Column, as_integers
 from harness.transfer_queue.service.service import QueueService, loop_time
+from harness.transfer_queue.snapshots.snapshot import at_once, load, save
 from harness.transfer_queue.storage.inline import LocalStorage
 
 Arguments = ParamSpec("Arguments")
@@ -101,7 +101,7 @@ class LocalQueue(TransferQueue):
 
     @classmethod
     def load(cls, spec: QueueSpec, folder: str | os.PathLike[str], now: Callable[[], float] = loop_time) -> LocalQueue:
-        """The queue as it was saved: see `journal.service.load`. Gets that waited have to be made again."""
+        """The queue as it was saved: see `snapshots.snapshot.load`. Gets that waited have to be made again."""
         queue = cls(spec, now=now)
         queue._service = load(spec, queue._storage, folder, now, queue._storage)
         return queue

@@ -23,13 +23,14 @@ def folder() -> Iterator[Path]:
         yield path
 
 
-def test_another_user_reaches_neither_socket_nor_journal_and_is_refused_where_the_folder_was_opened(
+def test_another_user_reaches_neither_socket_nor_saved_rows_and_is_refused_where_the_folder_was_opened(
     folder: Path,
 ) -> None:
-    journal = folder / "journal"
-    with QueueProcess.start(SPEC, journal=str(journal)) as process, process.sync() as queue:
+    saved = folder / "saved"
+    with QueueProcess.start(SPEC, saves=str(folder)) as process, process.sync() as queue:
+        queue.save(str(saved))
         socket = Path(process.queue.endpoint.address.removeprefix("unix:"))
-        closed = (socket.parent, socket, journal, journal / "journal-0.log")
+        closed = (socket.parent, socket, saved, saved / "snapshot-0.msgpack")
         assert tried_by_another_user(closed) == {str(path): "EACCES" for path in closed}
 
         socket.parent.chmod(0o755)

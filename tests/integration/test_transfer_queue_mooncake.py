@@ -1,4 +1,7 @@
-"""Payloads in a real Mooncake store over TCP: its master is started here; the queue's process lends the memory."""
+"""The example of a storage from outside, with a real Mooncake store over TCP.
+
+Its master is started here; the queue's process lends the memory.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.protocol import Session
 from tests.support.storages import SPECS, assert_read, assignment, columns, tokens
 
-pytest.importorskip("mooncake.store", reason="needs the mooncake extra", exc_type=ImportError)
-from harness.transfer_queue.storage.mooncake_storage import MooncakeBackend  # noqa: E402
+pytest.importorskip("mooncake.store", reason="needs mooncake-transfer-engine-non-cuda", exc_type=ImportError)
+from examples.queue_storage.mooncake_storage import MooncakeBackend  # noqa: E402
 
 START_S = 60.0
 

@@ -1,9 +1,7 @@
-"""A queue in a folder, for tests: its service, its writer, and a time that is told."""
+"""A queue that is saved to a folder and loaded, for tests: its service, its writer, and a time that is told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,10 @@ import numpy as np
 
 from harness.transfer_queue import ColumnSpec, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.control.spec import GetRequest, Status
-from harness.transfer_queue.journal.service import JournaledService, at_once, load
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import BatchAssignment
 from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.snapshots.snapshot import Work, at_once, load, save
 from harness.transfer_queue.storage.inline import LocalStorage
 
 SPEC = QueueSpec(
@@ -26,26 +24,21 @@ SPEC = QueueSpec(
 class Queue:
     """A service and its writer, at a time that is told."""
 
-    def __init__(self, start: Callable[[LocalStorage, Callable[[], float]], QueueService]) -> None:
+    def __init__(self, folder: Path | None = None, spec: QueueSpec = SPEC) -> None:
+        """folder: of one that was saved; new unless given."""
         self.storage = LocalStorage()
         self.time = 100.0
-        self.service = start(self.storage, lambda: self.time)
+        self.service = (
+            QueueService(spec, self.storage, self._now)
+            if folder is None
+            else load(spec, self.storage, folder, self._now, self.storage)
+        )
 
-    @classmethod
-    def journaled(cls, folder: Path) -> Queue:
-        return cls(lambda storage, now: JournaledService(SPEC, storage, folder, now, storage))
+    def _now(self) -> float:
+        return self.time
 
-    @classmethod
-    def loaded(cls, folder: Path, spec: QueueSpec = SPEC) -> Queue:
-        return cls(lambda storage, now: load(spec, storage, folder, now, storage))
-
-    def end(self) -> None:
-        assert isinstance(self.service, JournaledService)
-        self.service.end()
-
-    async def save(self) -> None:
-        assert isinstance(self.service, JournaledService)
-        await self.service.save(at_once)
+    async def save(self, folder: Path, work: Work = at_once) -> None:
+        await save(self.service, folder, work)
 
     def put(self, rows: list[int], name: str = "a") -> None:
         columns = cells(rows)
@@ -75,12 +68,3 @@ def cells(rows: list[int]) -> dict[str, Column]:
 
 def flat(column: Column) -> np.ndarray:
     return np.concatenate([column.values, column.lengths]) if isinstance(column, Ragged) else column
-
-
-@contextmanager
-def journaled(folder: Path) -> Iterator[Queue]:
-    queue = Queue.journaled(folder)
-    try:
-        yield queue
-    finally:
-        queue.end()

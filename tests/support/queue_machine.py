@@ -207,12 +207,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.get(get)
 
     def partitions(self) -> st.SearchStrategy[str | None]:
-        """That there are, were or will be; none, where gets need not name one."""
-        named = st.sampled_from([f"train_{i}" for i in range(self.created + 1)])
-        return named if self.side.names_partitions else st.none() | named
+        """That there are, were or will be, or none."""
+        return st.none() | st.sampled_from([f"train_{i}" for i in range(self.created + 1)])
 
     def some_of(self, partition: str) -> st.SearchStrategy[str | None]:
-        return st.just(partition) if self.side.names_partitions else st.sampled_from([None, partition])
+        return st.sampled_from([None, partition])
 
     def draw_first(self, data: st.DataObject, task: str, other: str) -> Any:
         """Bounds under which `other` holds rows, and rows within which these are due, with little to spare."""
@@ -236,7 +235,7 @@ class QueueMachine(RuleBasedStateMachine):
             other, pairs = get.first
             so_far = self.model.dispatched[get.task]
             request = replace(get, first=(other, tuple((below, by - so_far) for below, by in pairs)))
-        if not (isinstance(self.side, LocalSide) and self.side.gets_stay):
+        if not isinstance(self.side, LocalSide):
             self.expire()
             return self.get_now(get, request)
         if get in self.pending:

@@ -9,14 +9,12 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from harness.runtime.virtual_runtime import VirtualLoop
-from harness.transfer_queue import LocalQueue, QueueSpec, TransferQueue
-from harness.transfer_queue.journal.service import JournaledService, save
+from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from harness.transfer_queue.sharded import ShardedQueue
-from harness.transfer_queue.storage.inline import LocalStorage
+from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.protocol import Backend
 
 START_S = 60.0
@@ -27,8 +25,6 @@ class Side(Protocol):
     """A queue, and two connections to it."""
 
     spec: QueueSpec
-    names_partitions: bool
-    """Whether each get has to name its partition."""
     restarts: bool
 
     def call(self, consumer: str, verb: str, /, *arguments: Any, **options: Any) -> Any:
@@ -52,18 +48,12 @@ class Side(Protocol):
 class LocalSide:
     """Both consumers call the queue itself: there is no connection that could end. Its time is virtual."""
 
-    names_partitions = False
     restarts = False
-    gets_stay = True
-    """Whether gets that find nothing stay pending: not where those of several queues answer in no common order."""
 
     def __init__(self, spec: QueueSpec) -> None:
         self.spec = spec
         self.loop = VirtualLoop()
-        self.queue = self.make_queue()
-
-    def make_queue(self) -> TransferQueue:
-        return LocalQueue(self.spec)
+        self.queue = LocalQueue(spec)
 
     def call(self, consumer: str, verb: str, /, *arguments: Any, **options: Any) -> Any:
         return self.loop.run_until_complete(getattr(self.queue, verb)(*arguments, **options))
@@ -98,23 +88,6 @@ class LocalSide:
         self.loop.close()
 
 
-class ShardedSide(LocalSide):
-    names_partitions = True
-    gets_stay = False
-
-    def make_queue(self) -> TransferQueue:
-        return ShardedQueue([LocalQueue(self.spec) for _ in range(3)])
-
-    def describe(self) -> Mapping[str, Any]:
-        shards = list(super().describe().values())
-        return {
-            "closed": all(shard["closed"] for shard in shards),
-            "open_leases": sum(shard["open_leases"] for shard in shards),
-            "live_rows": sum(shard["live_rows"] for shard in shards),
-            "partitions": {name: of for shard in shards for name, of in shard["partitions"].items()},
-        }
-
-
 class SavedSide(LocalSide):
     """Its queue is saved and loaded."""
 
@@ -122,38 +95,11 @@ class SavedSide(LocalSide):
 
     def restart(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            self.loop.run_until_complete(self.queue.save(folder))  # type: ignore[attr-defined]
+            self.loop.run_until_complete(self.queue.save(folder))
             self.loop.run_until_complete(self._load(folder))
 
     async def _load(self, folder: str) -> None:
         self.queue = LocalQueue.load(self.spec, folder)
-
-
-class JournaledSide(LocalSide):
-    """Every change is in its folder: it is not saved before it ends. Its leases do not run out, as they do not while
-    nothing is recorded."""
-
-    restarts = True
-
-    def __init__(self, spec: QueueSpec) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        super().__init__(spec)
-        self.loop.run_until_complete(self._begin())
-
-    async def _begin(self) -> None:
-        storage = LocalStorage()
-        self.queue = LocalQueue(self.spec, storage)
-        self._service = JournaledService(self.spec, storage, self._folder.name, storage=storage)
-        self.queue._service = self._service
-
-    def restart(self) -> None:
-        self._service.end()
-        self.loop.run_until_complete(self._begin())
-
-    def close(self) -> None:
-        self._service.end()
-        super().close()
-        self._folder.cleanup()
 
 
 class ServerThread:
@@ -221,7 +167,6 @@ class SyncConnection:
 class SocketSide:
     """Consumer x has the asynchronous client, y the other. Nothing says goodbye: to disconnect is to die."""
 
-    names_partitions = False
     restarts = False
 
     def __init__(self, spec: QueueSpec, backend: Backend, address: str | None = None) -> None:

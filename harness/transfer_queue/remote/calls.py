@@ -202,9 +202,8 @@ class Verbs(TransferQueue):
     async def waiting(self) -> list[str]:
         return await self._run(send(m.Waiting()))
 
-    async def save(self, folder: str | None = None) -> None:
-        """The queue as it is now, in a folder of the server's machine, while it is in use; without one, in that in
-        which it journals, whose journal becomes short again."""
+    async def save(self, folder: str) -> None:
+        """The queue as it is now, in a folder of the server's machine, while it is in use."""
         await self._run(send(m.Save(folder), waits=True))
 
     async def close(self) -> None:

@@ -25,12 +25,12 @@ from harness.rpc.sockets import (
     receive,
 )
 from harness.transfer_queue.control.spec import QueueSpec, Status
-from harness.transfer_queue.journal import service as journal
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.room import SMALL, Room
 from harness.transfer_queue.rows.columns import Rows
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.gather import trimmed
 from harness.transfer_queue.storage.protocol import PayloadStore
 from harness.transfer_queue.storage.shm import ShmStore
@@ -444,14 +444,9 @@ async def _create(service: QueueService, request: m.CreatePartition) -> None:
 
 
 async def _save(service: QueueService, request: m.Save, below: str | None) -> None:
-    """ValueError without a folder where the queue journals in none, PermissionError for one that is not below."""
-    if request.folder is not None:
-        _check_below(request.folder, below)
-        await journal.save(service, request.folder)
-    elif isinstance(service, journal.JournaledService):
-        await service.save()
-    else:
-        raise ValueError("the queue journals in no folder: name one to save it in")
+    """PermissionError for a folder that is not below that one."""
+    _check_below(request.folder, below)
+    await save(service, request.folder)
 
 
 def _check_below(folder: str, below: str | None) -> None:

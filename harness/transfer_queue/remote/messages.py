@@ -129,9 +129,9 @@ class Waiting(Request):
 
 
 class Save(Request):
-    """folder: of the server's machine; None: the one in which it journals."""
+    """folder: of the server's machine."""
 
-    folder: str | None
+    folder: str
 
 
 class Close(Request):

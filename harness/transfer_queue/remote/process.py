@@ -31,7 +31,7 @@ _STOP_S = 10.0
 
 class LaunchOptions(msgspec.Struct):
     """What the process reads from its standard input. backend: its class, as module:name, and its fields; resume,
-    journal, saves: folders, see `QueueServer`; run: for its log."""
+    saves: folders, see `QueueServer`; run: for its log."""
 
     parent: int
     spec: QueueSpec
@@ -40,7 +40,6 @@ class LaunchOptions(msgspec.Struct):
     backend: str
     fields: dict[str, Any]
     resume: str | None
-    journal: str | None
     saves: str | None
     run: str
 
@@ -84,16 +83,12 @@ class QueueProcess(HostedQueue):
         timeout_s: float = 60.0,
         call_timeout_s: float = 60.0,
         resume: str | None = None,
-        journal: str | None = None,
         saves: str | None = None,
         run: str = "",
     ) -> QueueProcess:
         """backend: a dataclass, shared memory of this node unless given; address: see `address`, an unnamed one unless
-        given. resume: a folder with a saved queue to go on with; journal: one in which every change is kept, and whose
-        queue it goes on with; saves: one below which it may be saved; run: that its log names. ValueError for both of
-        the first, TimeoutError if the process is not ready in time, RuntimeError if it ended."""
-        if resume is not None and journal is not None:
-            raise ValueError(f"resume from {resume} or journal in {journal}, not both: a journal resumes by itself")
+        given. resume: a folder with a saved queue to go on with; saves: one below which it may be saved; run: that its
+        log names. TimeoutError if the process is not ready in time, RuntimeError if it ended."""
         backend = ShmBackend() if backend is None else backend
         kind = type(backend)
         options = LaunchOptions(
@@ -104,7 +99,6 @@ class QueueProcess(HostedQueue):
             f"{kind.__module__}:{kind.__qualname__}",
             msgspec.to_builtins(backend),
             resume,
-            journal,
             saves,
             run,
         )
@@ -179,7 +173,6 @@ async def _serve(options: LaunchOptions) -> None:
         token=options.token,
         address=options.address,
         resume=options.resume,
-        journal=options.journal,
         saves=options.saves,
     )
     async with server:

@@ -23,11 +23,11 @@ from harness.rpc.sockets import (
     takes_descriptors,
 )
 from harness.transfer_queue.control.spec import QueueSpec
-from harness.transfer_queue.journal.service import JournaledService, load
 from harness.transfer_queue.remote.connection import ServerConnection
 from harness.transfer_queue.remote.messages import Cleared
 from harness.transfer_queue.remote.room import Room
 from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.snapshots.snapshot import load
 from harness.transfer_queue.storage.protocol import Backend, Session
 from harness.transfer_queue.storage.shm import ShmStorage, ShmStore
 
@@ -42,9 +42,8 @@ class QueueServer:
     """Listens from `start` to `close`, in the event loop that runs.
 
     token: an admin's (`handshake.Role`), made up unless given; address: see `sockets`; limit: bytes of a message;
-    resume: the folder of a saved queue that it goes on with; journal: the folder of a queue that it goes on with, or of
-    a new one, in which every change is written before it is answered; saves: the folder below which clients may have
-    it saved, nowhere unless given.
+    resume: the folder of a saved queue that it goes on with; saves: the folder below which clients may have it saved,
+    nowhere unless given.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class QueueServer:
         address: Address | None = None,
         limit: int = MESSAGE_LIMIT,
         resume: str | None = None,
-        journal: str | None = None,
         saves: str | None = None,
     ) -> None:
         self.spec = spec
@@ -73,24 +71,20 @@ class QueueServer:
             self.segments.dropped = self._notify_writers
             if not takes_descriptors(self.address):
                 raise ValueError(f"no descriptors travel over {self.address}: take InlineBackend, or a unix socket")
-        self.service = self._start_service(resume, journal)
+        self.service = self._start_service(resume)
         self.room = Room()
         self._listener: socket.socket | None = None
         self._connections: dict[int, ServerConnection] = {}
         self._strangers: dict[int, ServerConnection] = {}  # of them, in the order in which they came
         self._accepted = 0
 
-    def _start_service(self, resume: str | None, journal: str | None) -> QueueService:
+    def _start_service(self, resume: str | None) -> QueueService:
         """In the event loop that runs. Payload that it brings is from then on the store's."""
-        if resume is None and journal is None:
+        if resume is None:
             return QueueService(self.spec, self.store)
         storage = self.backend.storage(Session(self.name, _NO_CLIENT))
         try:
-            if journal is not None:
-                service: QueueService = JournaledService(self.spec, self.store, journal, storage=storage)
-            else:
-                assert resume is not None
-                service = load(self.spec, self.store, resume, storage=storage)
+            service = load(self.spec, self.store, resume, storage=storage)
             if isinstance(storage, ShmStorage) and self.segments is not None:
                 with service.moment() as (_, frames):
                     for partition in {partition for partition, _ in frames}:
@@ -116,8 +110,6 @@ class QueueServer:
             forget_address(self.address)
         for connection in list(self._connections.values()):
             connection.close()
-        if isinstance(self.service, JournaledService):
-            self.service.end()
         self.store.close()
 
     async def __aenter__(self) -> QueueServer:

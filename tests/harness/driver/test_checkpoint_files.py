@@ -167,9 +167,9 @@ def test_a_damaged_one_pushes_no_whole_one_out(tmp_path: Path) -> None:
 
 
 def test_a_file_more_than_was_written_is_not_believed(tmp_path: Path) -> None:
-    (make(tmp_path, 2) / "queue" / "journal-0.log").write_bytes(b"")
+    (make(tmp_path, 2) / "queue" / "snapshot-9.msgpack").write_bytes(b"")
     found, (line,) = last_checkpoint(tmp_path)
-    assert found is None and "queue/journal-0.log is not of this checkpoint" in line
+    assert found is None and "queue/snapshot-9.msgpack is not of this checkpoint" in line
 
 
 def test_one_is_passed_over_where_the_runs_own_files_are_shorter_than_they_were(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, TaskSpec
 from tests.support.local_queue import virtual
-from tests.support.queue_in_a_folder import Queue, journaled
+from tests.support.queue_in_a_folder import Queue
 from tests.support.remote_queue import serving
 
 SPEC = QueueSpec(
@@ -110,17 +110,6 @@ async def test_what_began_again_is_so_in_a_saved_queue(tmp_path: Path) -> None:
         await again.get("roll", 2, partition="a", timeout_s=1)
 
 
-async def test_a_journal_knows_what_began_again(tmp_path: Path) -> None:
-    with journaled(tmp_path) as queue:
-        await queue.service.create_partition("a", range(2))
-        queue.put([0, 1])
-        assert queue.get("score") == (0, [0, 1])
-        queue.service.begin_again("a", [1])
-    loaded = Queue.loaded(tmp_path)
-    loaded.put([1])
-    assert loaded.get("score", 1) == (1, [1])
-
-
 async def test_rows_begin_again_through_a_socket() -> None:
     async with serving() as (_, queue):
         await queue.create_partition("a", range(2))
@@ -157,12 +146,13 @@ async def test_what_was_handed_out_and_part_of_a_group_cannot_be_given_up() -> N
     await queue.give_up("a", [2, 3])
 
 
-async def test_a_journal_and_a_socket_know_what_was_given_up(tmp_path: Path) -> None:
-    with journaled(tmp_path) as queue:
-        await queue.service.create_partition("a", range(2))
-        queue.service.give_up("a", [0])
-        queue.put([0, 1])
-    assert Queue.loaded(tmp_path).get("score") == (0, [1])
+async def test_a_saved_queue_and_a_socket_know_what_was_given_up(tmp_path: Path) -> None:
+    queue = Queue()
+    await queue.service.create_partition("a", range(2))
+    queue.service.give_up("a", [0])
+    queue.put([0, 1])
+    await queue.save(tmp_path)
+    assert Queue(tmp_path).get("score") == (0, [1])
     async with serving() as (_, client):
         await client.create_partition("a", range(2))
         await client.give_up("a", [0])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.queue_machine import TASKS, TIMED, UNTIMED, run_machine
-from tests.support.queue_sides import JournaledSide, LocalSide, SavedSide, SavedSocketSide, ShardedSide, SocketSide
+from tests.support.queue_sides import LocalSide, SavedSide, SavedSocketSide, SocketSide
 
 SMALL = ShmBackend(inline_bytes=256, mapped_bytes=1024)
 """Of puts as small as the machine's, some travel inline, some are copied, and some are mapped."""
@@ -17,18 +17,9 @@ def test_the_queue_in_one_event_loop_behaves_as_its_model() -> None:
     run_machine(lambda: LocalSide(TIMED), cases=100, steps=50, least=least)
 
 
-def test_several_queues_as_one_behave_as_the_model() -> None:
-    run_machine(lambda: ShardedSide(TIMED), cases=25, steps=40, least=dict.fromkeys([*TASKS, "dropped", "finished"], 2))
-
-
 def test_a_queue_that_was_saved_and_loaded_goes_on_as_its_model() -> None:
     least = dict.fromkeys([*TASKS, "first", "finished", "expired", "restarts"], 2)
     run_machine(lambda: SavedSide(TIMED), cases=40, steps=40, least=least)
-
-
-def test_a_queue_that_died_and_had_a_journal_goes_on_as_its_model() -> None:
-    least = dict.fromkeys([*TASKS, "first", "finished", "restarts"], 2)
-    run_machine(lambda: JournaledSide(UNTIMED), cases=40, steps=40, least=least)
 
 
 def test_the_queue_in_shared_memory_behaves_as_its_model() -> None:

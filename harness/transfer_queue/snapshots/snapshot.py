@@ -1,8 +1,12 @@
-"""The whole queue in one file: its state as of one moment, then frame after frame, then a mark that this was all."""
+"""Saving a queue to a folder and loading it.
+
+A snapshot is one file: the state as of one moment, then frame after frame, then a mark that this was all.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from harness.transfer_queue.control.controller import Controller
 from harness.transfer_queue.control.spec import QueueSpec
-from harness.transfer_queue.journal.files import (
-    SNAPSHOT,
+from harness.transfer_queue.rows.frames import Frame, pack, unpack
+from harness.transfer_queue.service.service import QueueService, loop_time
+from harness.transfer_queue.snapshots.files import (
     DamagedFile,
     FileHeader,
+    Folder,
     Piece,
     RecordWriter,
     decode,
     encode,
     read_records,
 )
-from harness.transfer_queue.rows.frames import Frame, pack, unpack
-from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.storage.inline import inline_buffers
 from harness.transfer_queue.storage.protocol import PayloadStore, Storage
 
@@ -75,18 +80,13 @@ def restored(
 
 
 async def write_snapshot(
-    path: Path,
-    service: QueueService,
-    state: bytes,
-    frames: Sequence[tuple[str, Frame]],
-    work: Work,
-    journal: int | None = None,
+    path: Path, service: QueueService, state: bytes, frames: Sequence[tuple[str, Frame]], work: Work
 ) -> None:
-    """state, frames: of a moment of the service, the state encoded, the frames kept meanwhile; journal: the number of
-    the one that was begun with it. Returns when it is on the disk; on any error there is no such file."""
+    """state, frames: of a moment of the service, the state encoded, the frames kept meanwhile. Returns when it is on
+    the disk; on any error there is no such file."""
     writer = RecordWriter(path)
     try:
-        writer.append(encode(FileHeader.of(SNAPSHOT, service.spec, journal)))
+        writer.append(encode(FileHeader.of(service.spec)))
         writer.append(state)
         batch: list[tuple[bytes, Sequence[Piece]]] = []
         size = 0
@@ -127,13 +127,12 @@ async def _finish(work: Work, step: Callable[[], None]) -> None:
 
 def read_snapshot(
     path: Path, spec: QueueSpec, storage: Storage | None
-) -> tuple[int | None, dict[str, Any], dict[str, list[Frame]]]:
-    """The number of the journal that was begun with it, the state, and the frames by partition. ValueError for a file
-    of another spec, DamagedFile for a damaged one."""
+) -> tuple[dict[str, Any], dict[str, list[Frame]]]:
+    """The state, and the frames by partition. ValueError for a file of another spec, DamagedFile for a damaged one."""
     records = read_records(path)
     frames: dict[str, list[Frame]] = {}
     try:
-        journal = FileHeader.read(next(records).message, path, SNAPSHOT, spec).after
+        FileHeader.check(next(records).message, path, spec)
         state = decode(next(records).message)
         while (message := decode((record := next(records)).message)) is not None:
             partition, rows, sizes = message
@@ -141,4 +140,50 @@ def read_snapshot(
             frames.setdefault(partition, []).append(frame)
     except StopIteration:
         raise DamagedFile(f"{path} is damaged: it ends before all frames came") from None
-    return journal, state, frames
+    return state, frames
+
+
+async def at_once(step: Callable[[], None]) -> None:
+    """Work for an event loop that knows no threads; others run between the steps."""
+    step()
+    await asyncio.sleep(0)
+
+
+async def save(service: QueueService, folder: str | os.PathLike[str], work: Work = asyncio.to_thread) -> None:
+    """The queue as it is now, in a folder (made if need be) that holds one queue: what it held counts until all is on
+    the disk. Puts and gets go on meanwhile. ValueError while another is saved there."""
+    files = Folder(folder)
+    files.create()
+    with files.locked(), service.moment() as (state, frames):
+        number = files.next_number()
+        await write_snapshot(files.snapshot(number), service, encode(state), frames, work)
+        files.commit(number)
+
+
+def load(
+    spec: QueueSpec,
+    store: PayloadStore,
+    folder: str | os.PathLike[str],
+    now: Callable[[], float] = loop_time,
+    storage: Storage | None = None,
+) -> QueueService:
+    """The queue as it was when it was saved. The folder stays as it is.
+
+    Open leases have as many seconds left as they had. Readers that still live may acknowledge them by their old
+    numbers; of the others, `open_leases` names what is to be released, or lost. storage: where payload is written to;
+    without one it stays in the memory of this process. ValueError if nothing was saved there, if it is of another spec,
+    or in use; DamagedFile, which is one, if it is damaged.
+    """
+    files = Folder(folder)
+    if not files.path.is_dir():
+        raise ValueError(f"no queue was saved in {folder}: there is no such folder")
+    with files.locked():
+        if (number := files.current()) is None:
+            raise ValueError(f"no queue was saved in {folder}")
+        state, frames = read_snapshot(files.snapshot(number), spec, storage)
+    controller = Controller(spec)
+    controller.restore(state["controller"], frames)
+    controller.shift(now() - state["now"])
+    still_open = {lease.number for lease in controller.open_leases()}
+    unconfirmed = {lease: partition for lease, partition in state["unconfirmed"] if lease in still_open}
+    return QueueService(spec, store, now, controller, unconfirmed)

@@ -1,11 +1,10 @@
-"""The files that a queue has in its folder.
+"""The files of a saved queue.
 
 CURRENT               the number of the snapshot that counts; none counts before it is there
-snapshot-N.msgpack    the queue as it was when journal N was begun
-journal-N.log         what changed it then; continued by the journal of the next number that there is
+snapshot-N.msgpack    the queue as it was when it was saved for the N-th time
 
-At every moment some that belong together count. Each file is records, only ever appended to: a message (plain data and
-arrays in msgpack, so that no code travels) and the payload that belongs to it, with checksums.
+A snapshot is records, only ever appended to: a message (plain data and arrays in msgpack, so that no code travels) and
+the payload that belongs to it, with checksums.
 """
 
 from __future__ import annotations
@@ -43,19 +42,6 @@ class DamagedFile(ValueError):
     """What was written is not what is there."""
 
 
-class TornRecord(DamagedFile):
-    """The file ends in the middle of a record: its writer died."""
-
-    def __init__(self, path: Path, end: int, rest: int) -> None:
-        super().__init__(f"{path} ends {rest} bytes into a record, at offset {end}")
-        self._path = path
-        self._end = end
-
-    def cut_off(self) -> None:
-        """The file ends with the record before it."""
-        os.truncate(self._path, self._end)
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """start: its offset in the file."""
@@ -66,34 +52,19 @@ class Record:
 
 
 class RecordWriter:
-    """Appends to a file that it makes. durable: every record is on the disk, and not only with the system, before
-    `append` returns. After an OSError the file ends in a torn record and takes no more: OSError again."""
+    """Appends to a file that it makes. OSError where a write fails, after which the file is of no use."""
 
-    def __init__(self, path: Path, durable: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._durable = durable
-        self._failed: OSError | None = None
         self._file = path.open("xb", buffering=0)
 
     def append(self, message: bytes, payload: Sequence[Piece] = ()) -> None:
-        self.check()
         size, crc = 0, crc32(message)
         for piece in payload:
             size += len(piece)
             crc = crc32(piece, crc)
         head = HEAD.pack(len(message), size, crc)
-        try:
-            _write(self._file.fileno(), [head + CHECK.pack(crc32(head)) + message, *payload])
-            if self._durable:
-                self.sync()
-        except OSError as error:
-            self._failed = error
-            raise
-
-    def check(self) -> None:
-        """OSError if it takes no more."""
-        if self._failed is not None:
-            raise OSError(f"{self.path} takes no more, for a write failed: {self._failed}") from self._failed
+        _write(self._file.fileno(), [head + CHECK.pack(crc32(head)) + message, *payload])
 
     def sync(self) -> None:
         """Returns when all is on the disk."""
@@ -103,7 +74,7 @@ class RecordWriter:
         self._file.close()
 
     def remove(self) -> None:
-        """There was no such file."""
+        """Delete the file, if it is there."""
         self.path.unlink(missing_ok=True)
 
 
@@ -119,26 +90,29 @@ def _write(file: int, pieces: Sequence[Piece]) -> None:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """One after the other. DamagedFile, with file and offset, for one that is not what was written; TornRecord where
-    the file ends in the middle of one."""
+    """One after the other. DamagedFile, with file and offset, for one that is not what was written, or not whole."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = 0
         while start < size:
             if size - start < RECORD_HEAD:
-                raise TornRecord(path, start, size - start)
+                raise _torn(path, start, size - start)
             head, check = file.read(HEAD.size), file.read(CHECK.size)
             if CHECK.unpack(check)[0] != crc32(head):
                 raise _damaged(path, start)
             length, payload, crc = HEAD.unpack(head)
             end = start + RECORD_HEAD + length + payload
             if end > size:
-                raise TornRecord(path, start, size - start)
+                raise _torn(path, start, size - start)
             record = Record(start, file.read(length), file.read(payload))
             if crc32(record.payload, crc32(record.message)) != crc:
                 raise _damaged(path, start)
             yield record
             start = end
+
+
+def _torn(path: Path, start: int, rest: int) -> DamagedFile:
+    return DamagedFile(f"{path} ends {rest} bytes into a record, at offset {start}")
 
 
 def _damaged(path: Path, start: int) -> DamagedFile:
@@ -148,6 +122,7 @@ def _damaged(path: Path, start: int) -> DamagedFile:
     )
 
 
+SNAPSHOT = "transfer queue snapshot"
 VERSION = 1
 _ARRAY = 1  # type number of the extension: three characters of dtype, then the items
 
@@ -173,31 +148,28 @@ decode = msgspec.msgpack.Decoder(ext_hook=_unpack).decode
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """The first message of a file. after: of a journal, the number of the one that it continues; of a snapshot, of the
-    one that was begun with it, where one was."""
+    """The first message of a file. kind: what the file is, spec: of its queue, as plain data."""
 
     kind: str
     spec: dict[str, Any]
-    after: int | None = None
     version: int = VERSION
 
     @classmethod
-    def of(cls, kind: str, spec: QueueSpec, after: int | None = None) -> FileHeader:
-        return cls(kind, msgspec.to_builtins(spec), after)
+    def of(cls, spec: QueueSpec) -> FileHeader:
+        return cls(SNAPSHOT, msgspec.to_builtins(spec))
 
     @classmethod
-    def read(cls, message: bytes, path: Path, kind: str, spec: QueueSpec) -> FileHeader:
-        """ValueError unless the file is of this kind and version, and of a queue of this spec."""
+    def check(cls, message: bytes, path: Path, spec: QueueSpec) -> None:
+        """ValueError unless the file is a snapshot of this version, and of a queue of this spec."""
         version = decode(message).get("version")
         if version != VERSION:
             raise ValueError(f"{path} has version {version} of the format; this code reads version {VERSION}")
         start = msgspec.msgpack.decode(message, type=cls)
-        if start.kind != kind:
-            raise ValueError(f"{path} is a {start.kind}, not a {kind}")
+        if start.kind != SNAPSHOT:
+            raise ValueError(f"{path} is a {start.kind}, not a {SNAPSHOT}")
         differences = _differences(start.spec, msgspec.msgpack.decode(encode(msgspec.to_builtins(spec))))
         if differences:
             raise ValueError(f"{path} is of another queue: {'; '.join(differences)}")
-        return start
 
 
 def _differences(there: Any, here: Any, where: str = "spec") -> list[str]:
@@ -212,11 +184,13 @@ def _differences(there: Any, here: Any, where: str = "spec") -> list[str]:
     return lines
 
 
-_NAME = re.compile(r"(snapshot|journal)-(\d+)\.(?:msgpack|log)")
+_NAME = re.compile(r"snapshot-(\d+)\.msgpack")
 _NUMBER = re.compile(rb"(\d{1,18})\n")  # without its end it may be another
 
 
 class Folder:
+    """Where one queue is saved."""
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
@@ -226,9 +200,6 @@ class Folder:
 
     def snapshot(self, number: int) -> Path:
         return self.path / f"snapshot-{number}.msgpack"
-
-    def journal(self, number: int) -> Path:
-        return self.path / f"journal-{number}.log"
 
     def current(self) -> int | None:
         """The number of the snapshot that counts. DamagedFile where none is named, or there is none of that number."""
@@ -243,14 +214,9 @@ class Folder:
             raise DamagedFile(f"{self.snapshot(number)} is not there, though {file.name} names it")
         return number
 
-    def journals(self) -> list[int]:
-        """The numbers of those that count, in order."""
-        first = self.current() or 0
-        return sorted(n for kind, n, _ in self._files() if kind == "journal" and n >= first)
-
     def next_number(self) -> int:
         """Larger than that of any file."""
-        return max((number for _, number, _ in self._files()), default=-1) + 1
+        return max((number for number, _ in self._snapshots()), default=-1) + 1
 
     def commit(self, number: int) -> None:
         """From now on this snapshot counts, which is on the disk; older files are deleted."""
@@ -262,7 +228,7 @@ class Folder:
             os.fsync(file.fileno())
         os.replace(fresh, self.path / "CURRENT")
         self.sync()
-        for _, old, path in self._files():
+        for old, path in self._snapshots():
             if old < number:
                 path.unlink()
 
@@ -276,64 +242,18 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process reads or writes here meanwhile. ValueError if one does: a queue that journals here. Ends
-        with the process, however it ends."""
+        """No other process reads or writes here meanwhile. ValueError if one does. Ends with the process, however it
+        ends."""
         directory = os.open(self.path, os.O_RDONLY)
         try:
             try:
                 fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(
-                    f"{self.path} is in use by a queue: save to another folder, or end that queue"
-                ) from None
+                raise ValueError(f"{self.path} is in use: a queue is being saved there, or loaded from it") from None
             yield
         finally:
             os.close(directory)
 
-    def _files(self) -> list[tuple[str, int, Path]]:
+    def _snapshots(self) -> list[tuple[int, Path]]:
         matches = [(_NAME.fullmatch(path.name), path) for path in self.path.iterdir()]
-        return [(match[1], int(match[2]), path) for match, path in matches if match]
-
-
-JOURNAL = "transfer queue journal"
-SNAPSHOT = "transfer queue snapshot"
-
-
-class Journal:
-    """Goes on in file after file of a folder. after: the number of the snapshot or journal that the first continues.
-    durable: each call is on the disk before `record` returns. OSError from the first write that fails on."""
-
-    def __init__(self, folder: Folder, spec: QueueSpec, number: int, after: int | None, durable: bool) -> None:
-        self._folder = folder
-        self._spec = spec
-        self._durable = durable
-        self._number = after
-        self._file = self._begin(number)
-
-    def _begin(self, number: int) -> RecordWriter:
-        file = RecordWriter(self._folder.journal(number), self._durable)
-        try:
-            file.append(encode(FileHeader.of(JOURNAL, self._spec, self._number)))
-            self._folder.sync()
-        except BaseException:
-            file.close()
-            file.remove()
-            raise
-        self._number = number
-        return file
-
-    def rotate(self, number: int) -> None:
-        """In a new file."""
-        self._file.check()
-        old, self._file = self._file, self._begin(number)
-        old.close()
-
-    def record(self, *call: Any, payload: Sequence[Piece] = ()) -> None:
-        self._file.append(encode(call), payload)
-
-    def check(self) -> None:
-        """OSError if nothing can be recorded any more."""
-        self._file.check()
-
-    def close(self) -> None:
-        self._file.close()
+        return [(int(match[1]), path) for match, path in matches if match]

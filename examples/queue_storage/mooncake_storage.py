@@ -1,4 +1,8 @@
-"""Payloads in a Mooncake store, over TCP: the only import of mooncake.
+"""A storage of the queue from outside: payloads in a Mooncake store, over TCP.
+
+`QueueProcess.start(spec, MooncakeBackend("host:port"))` is all that it takes: the backend is a dataclass that every
+process imports by its path; `storage` gives writers and readers theirs, `store` the control plane its own. It needs
+`pip install mooncake-transfer-engine-non-cuda`, and libibverbs.
 
 A running `mooncake_master` keeps its index; the queue's own process lends it memory, and others may too. Frames are
 pinned: a store without room refuses a put, and evicts nothing. Mooncake knows no passwords: only for networks in which

@@ -12,10 +12,10 @@ import numpy as np
 from harness.transfer_queue.control.controller import Controller
 from harness.transfer_queue.control.partition import Partition
 from harness.transfer_queue.control.spec import QueueSpec
-from harness.transfer_queue.journal.files import SNAPSHOT, DamagedFile, FileHeader, Folder, read_records
-from harness.transfer_queue.journal.snapshot import read_snapshot
 from harness.transfer_queue.rows.columns import Column, Rows
 from harness.transfer_queue.rows.frames import BatchAssignment
+from harness.transfer_queue.snapshots.files import SNAPSHOT, DamagedFile, FileHeader, Folder, read_records
+from harness.transfer_queue.snapshots.snapshot import read_snapshot
 from harness.transfer_queue.storage.inline import LocalStorage
 
 
@@ -38,7 +38,7 @@ def saved_rows(folder: str | os.PathLike[str], columns: Sequence[str]) -> Iterat
     path = files.snapshot(number)
     spec = _spec_of(path)
     storage, controller = LocalStorage(), Controller(spec)
-    _, state, frames = read_snapshot(path, spec, storage)
+    state, frames = read_snapshot(path, spec, storage)
     controller.restore(state["controller"], frames)
     for name in frames:
         partition = controller.partition(name)
