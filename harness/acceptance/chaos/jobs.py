@@ -52,7 +52,8 @@ _TRIES = 50
 
 
 @cache
-def _base(schedule: str) -> JobConfig:
+def base(schedule: str) -> JobConfig:
+    """The job that random ones vary: simulated, with a reference."""
     return compose_job([f"schedule={schedule}", "backend=virtual", "warmup_iterations=0", "algorithm.reference=true"])
 
 
@@ -107,7 +108,7 @@ _OVER_SAMPLING = (1.0, 1.5, 2.0)
 
 def random_job(schedule: str, choose: Choose) -> JobConfig:
     """A random job of 1 to 6 iterations."""
-    config = _base(schedule)
+    config = base(schedule)
     filtered = choose(("none", "none", "zero_variance"))
     options = random_options(type(make_schedule(config)), choose)
     made = make_schedule(with_options(config, options))
