@@ -51,14 +51,14 @@ class CompletionOrder:
         """The dispatch limit of the newest version."""
         return self._limits[-1]
 
-    def publish(self) -> int:
-        """There is a new version: its dispatch limit, which makes up for what was dropped before."""
+    def record_published(self) -> int:
+        """Record a new version; returns its dispatch limit, which makes up for what was dropped before."""
         self._published = len(self._limits)
         self._limits.append(self._capacity.limit(self._published) + self._dropped)
         return self.limit
 
-    def mark(self) -> None:
-        """There is a new version, which engines do not get."""
+    def record_marked(self) -> None:
+        """Record a new version that engines do not get."""
         self._limits.append(self.limit)
 
     def widen(self, dropped: int) -> int:

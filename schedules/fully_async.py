@@ -74,11 +74,11 @@ class FullyAsync(Schedule):
         """Publish a version to the engines if it is its turn, or the last one."""
         if version % self.publish_every and version < job.iterations:
             await job.weights.mark_version(version)
-            started.mark()
+            started.record_marked()
         else:
             await job.rollout.pause(self.pause)
             await job.weights.publish(version)
-            started.publish()
+            started.record_published()
 
     async def _go_on(self, job: Job, version: int, limit: int) -> None:
         """Engines, which have this version, may start what is below the limit: they know before it is admitted, so that

@@ -88,7 +88,7 @@ class PublishedWeights:
                 await self._evaluate(version)
 
     async def _publish(self, version: int) -> None:
-        await self.coordinator.publish(version)
+        await self.coordinator.distribute(version)
         await self._evaluate(version)
 
     async def evaluate_first(self) -> None:
@@ -102,7 +102,7 @@ class PublishedWeights:
         if self._versions:
             await self.coordinator.swap(self.evaluation.fleet.working, version)
         else:
-            await self.coordinator.publish(version)
+            await self.coordinator.distribute(version)
         await self._evaluate(version)
 
     async def _evaluate(self, version: int) -> None:

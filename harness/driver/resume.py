@@ -31,7 +31,7 @@ async def go_on_from(
         prompts.first_sample if run.config.refills else None,
     )
     await start_clocks(_newest(cut, finished))
-    await assembly.coordinator.publish(cut.version)
+    await assembly.coordinator.distribute(cut.version)
     await assembly.coordinator.fleet.all_back()  # a schedule may deal its engines out as it begins
     if cut.kl_coefficient is not None:
         await assembly.advantages.role.go_on_with(cut.kl_coefficient)

@@ -94,13 +94,13 @@ class Coordinator:
         await self._retrying.connect(self.receivers)
         self.plan = plan
 
-    async def publish(self, version: int) -> None:
+    async def distribute(self, version: int) -> None:
         """Bring the trained weights to every receiver as `version`.
 
         What a receiver loaded is its version from then on. Raises LostEngine, or what no other attempt would mend.
         """
         async with self._one_at_a_time:
-            await self._publish(version)
+            await self._distribute(version)
 
     async def ended(self) -> None:
         """Wait until no transfer is under way. Until then an engine that died over one must not be started again: it
@@ -127,18 +127,18 @@ class Coordinator:
 
     async def _bring(self, engine: Handle[EngineWorker], version: int) -> None:
         async def attempt(receivers: Sequence[Receiver], number: int) -> TransferOutcome:
-            return await self._transport.publish(self.trainers, receivers, version)
+            return await self._transport.transfer(self.trainers, receivers, version)
 
         for _, error in await self._retrying.run(version, [engine], attempt):
             raise NotBrought(f"{engine.name} did not get version {version}: {self._tried(error)}") from error
 
-    async def _publish(self, version: int) -> None:
+    async def _distribute(self, version: int) -> None:
         await self.finish()
         await self.fleet.begin_transfer()
         engines = self.fleet.receivers
 
         async def attempt(receivers: Sequence[Receiver], number: int) -> TransferOutcome:
-            outcome = await self._transport.publish(self.trainers, receivers, version)
+            outcome = await self._transport.transfer(self.trainers, receivers, version)
             self._loaded(outcome.succeeded(receivers), version)
             return outcome
 
@@ -163,7 +163,7 @@ class Coordinator:
         left = self.fleet.receivers
         engines = [engine for engine in engines if engine in left]
         # The copy travels as soon as it is there.
-        for spans in await ask_all(self.trainers, lambda actor: actor.publish(version)):
+        for spans in await ask_all(self.trainers, lambda actor: actor.send(version)):
             self._observe(spans)
         self._transfer = asyncio.create_task(self._transfer_to_hosts(version, engines))
         self._transfer.add_done_callback(retrieved)  # a run may end before anybody waits for it

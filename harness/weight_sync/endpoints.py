@@ -220,32 +220,32 @@ class SendingWorker:
         """Send weights by this sender, which reaches its receivers already."""
         self.sender = sender
 
-    async def publish(self, version: int) -> list[Span]:
+    async def send(self, version: int) -> list[Span]:
         """Send the weights, now called `version`; returns when the trainer may go on.
 
         By broadcast, every receiver must be in `load` meanwhile. To host memory, they travel on in the background; the
         version before leaves first, and until it has, the device is free for others.
         """
         if self.sender is None:
-            raise RuntimeError("publish before the transport was opened; see Coordinator.connect")
+            raise RuntimeError("send before the transport was opened; see Coordinator.connect")
         if isinstance(self.sender, HostSender):
-            with self.waits("publish", "the version before to leave"):
+            with self.waits("send", "the version before to leave"):
                 await self.sender.ready()
-        async with self.turn("publish"):
+        async with self.turn("send"):
             start = self.clock.now()
-            with self.waits("publish", f"version {version} to be taken"):
+            with self.waits("send", f"version {version} to be taken"):
                 await self.sender.send(version, self.engine.named_parameters())
             end = self.clock.now()
         return [Span("actor", self.name, "publish_weights", start, end, version, version - 1)]
 
     async def wait_arrived(self, version: int) -> None:
-        """Wait until `version`, the last one published, left for all receivers, where it travels in the background."""
+        """Wait until `version`, the last one sent, left for all receivers, where it travels in the background."""
         if isinstance(self.sender, HostSender):
             with self.waits("wait_arrived", f"version {version} to leave"):
                 await self.sender.wait_arrived(version)
 
     async def resend(self, version: int) -> None:
-        """Send `version`, the last one published, once more in the background. For ranks that send."""
+        """Send `version`, the last one sent, once more in the background. For ranks that send."""
         assert isinstance(self.sender, HostSender), "only what is kept in host memory can be sent again"
         await self.sender.resend(version)
 

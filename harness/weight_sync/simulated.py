@@ -24,7 +24,7 @@ from harness.weight_sync.transports import (
 )
 from schedules.base import Transport
 
-_PUBLISH = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
+_STEPS = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
 
 
 @dataclass
@@ -42,8 +42,10 @@ class SimulatedTransport:
         await trainers[0].role.use(self._sender)
         await join_all(receivers, SimulatedOffer(plan, self.times, self.clock))
 
-    async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
-        return await _PUBLISH[self.name](trainers, receivers, version)
+    async def transfer(
+        self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
+    ) -> TransferOutcome:
+        return await _STEPS[self.name](trainers, receivers, version)
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
         """One stands for all ranks."""

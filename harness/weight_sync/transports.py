@@ -56,7 +56,9 @@ class WeightTransport(Protocol):
         """Give every training rank its sender, and each receiver its end; returns when all have joined. Again, where
         the receivers are others than before, or one side failed."""
 
-    async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
+    async def transfer(
+        self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
+    ) -> TransferOutcome:
         """Bring the trained weights to every receiver, and load them there."""
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
@@ -97,9 +99,11 @@ class GroupTransport:
             if isinstance(offer, SharedOffer):
                 offer.withdraw()
 
-    async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
-        publish = stage_then_swap if self.name == "host_staged" else send_and_receive
-        return await publish(trainers, receivers, version, self.timeout_s, self.abort)
+    async def transfer(
+        self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
+    ) -> TransferOutcome:
+        steps = stage_then_swap if self.name == "host_staged" else send_and_receive
+        return await steps(trainers, receivers, version, self.timeout_s, self.abort)
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
         return trainers[: self._senders]
@@ -119,7 +123,9 @@ class LocalTransport:
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
         """Do nothing: they were built connected."""
 
-    async def publish(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
+    async def transfer(
+        self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
+    ) -> TransferOutcome:
         """Nothing travels: the weights are there since the step, so both sides are asked at once."""
         return await send_and_receive(trainers, receivers, version)
 
@@ -218,9 +224,7 @@ async def write_then_read(trainers: Sequence[Sender], receivers: Sequence[Receiv
 
 
 async def _publish(trainers: Sequence[Sender], version: int, on_death: OnDeath | None = None) -> TransferOutcome:
-    return await ask_each(
-        trainers, lambda actor: actor.publish(version), f"publish version {version}", on_death=on_death
-    )
+    return await ask_each(trainers, lambda actor: actor.send(version), f"send version {version}", on_death=on_death)
 
 
 async def _load(

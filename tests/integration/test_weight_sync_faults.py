@@ -60,7 +60,7 @@ class Run:
     async def publish(self, version: int) -> None:
         for trainer in self.trainers:
             await trainer.role.become(version)
-        await self.coordinator.publish(version)
+        await self.coordinator.distribute(version)
 
     async def serves(self, engine: str, version: int) -> None:
         assert await self.handles[engine].role.sample() == await asyncio.to_thread(expected, version)
@@ -132,7 +132,7 @@ async def test_a_sender_that_dies_in_mid_transfer_ends_the_run_and_no_mixture_is
     with running(transport, trainer_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
         await run.publish(1)
-        with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="trainer died during publish")):
+        with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="trainer died during send")):
             await run.publish(2)
         assert run.coordinator.versions == {"engine0": 1, "engine1": 1}
         for engine in ("engine0", "engine1"):
@@ -146,7 +146,7 @@ async def test_one_of_two_senders_that_dies_ends_the_run_and_no_end_waits_for_it
         await run.publish(1)
         for engine in ("engine0", "engine1"):
             await run.serves(engine, 1)
-        with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="trainer1 died during publish"), match="version 2"):
+        with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="trainer1 died during send"), match="version 2"):
             async with asyncio.timeout(60):
                 await run.publish(2)
         assert run.coordinator.versions == {"engine0": 1, "engine1": 1}

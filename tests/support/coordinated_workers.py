@@ -24,7 +24,7 @@ from tests.support.proxies import Proxy
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
 RENDEZVOUS = Rendezvous("127.0.0.1", 1, 4, 5.0)
 OFFER = CollectiveOffer(PLAN, RENDEZVOUS)
-KINDS = {"publish": "publish_weights", "load": "load_weights", "stage": "stage_weights", "swap": "load_weights"}
+KINDS = {"send": "publish_weights", "load": "load_weights", "stage": "stage_weights", "swap": "load_weights"}
 BROKEN, DIED, WRONG = TransferError("the link broke"), WorkerDied("it died"), ValueError("the weights do not fit")
 Errors = dict[str, list[Exception]]
 """By method: what its calls raise, one after the other, before they succeed."""
@@ -71,7 +71,7 @@ class Worker:
                 return self.offer
             case "open":
                 return OFFER
-            case "publish" | "load" | "stage" | "swap":
+            case "send" | "load" | "stage" | "swap":
                 return [Span("role", self.name, KINDS[method], 0.0, 1.0, arguments[0], arguments[0] - 1)]
         return None
 

@@ -82,7 +82,7 @@ class Weights:
         self.asked: list[tuple[Any, ...]] = []
         self.moved = asyncio.Event()
 
-    async def publish(self, version: int) -> None:
+    async def distribute(self, version: int) -> None:
         self.asked.append(("publish", version))
         await self.moved.wait()
 

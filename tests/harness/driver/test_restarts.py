@@ -167,7 +167,7 @@ def starting_in(setting: Setting, restarts: Restarts, heard: list[Restart], *, l
 
 async def test_an_engine_that_died_over_a_transfer_is_started_again_when_that_has_ended() -> None:
     setting = Setting("host_staged", on_lost="go_on")
-    engine, copied = setting.engines[0], setting.trainers[0].hold("publish")
+    engine, copied = setting.engines[0], setting.trainers[0].hold("send")
     heard: list[Restart] = []
     restarts = starting_in(setting, Restarts(1), heard)
     transfer = asyncio.create_task(setting.coordinator.start_transfer(1))
@@ -197,7 +197,7 @@ async def test_one_that_was_started_again_and_never_got_weights_is_as_one_that_d
 async def test_a_trainers_death_over_its_weights_is_not_the_engines() -> None:
     setting, restarts = Setting("collective"), Restarts(1)
     await setting.coordinator.connect()
-    setting.trainers[0].errors = {"publish": [DIED]}
+    setting.trainers[0].errors = {"send": [DIED]}
     with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="it died")):
         await starting_in(setting, restarts, []).replace(setting.engines[0], "killed")
     assert restarts.allow(["engine0"])

@@ -86,7 +86,7 @@ async def test_what_did_not_arrive_is_sent_again_by_every_rank_that_sends(monkey
     await setting.coordinator.start_transfer(1)
     await setting.coordinator.finish()
     for trainer in ("trainer0", "trainer1"):
-        assert setting.count(f"{trainer}.publish") == setting.count(f"{trainer}.resend") == 1
+        assert setting.count(f"{trainer}.send") == setting.count(f"{trainer}.resend") == 1
         assert setting.count(f"{trainer}.wait_arrived") == 2
     assert setting.count("trainer1.send_beside") == 2
 
@@ -96,10 +96,10 @@ async def test_what_did_not_arrive_is_sent_again_by_every_rank_that_sends(monkey
 
 async def test_simulated_engines_read_shared_memory_after_every_rank_has_written() -> None:
     setting = Setting("ipc")
-    written = setting.trainers[1].hold("publish")
+    written = setting.trainers[1].hold("send")
     publishing = asyncio.create_task(write_then_read(setting.trainers, [*setting.engines, setting.scorer], 1))
     await settle()
-    assert setting.calls() == ["trainer0.publish", "trainer1.publish"]
+    assert setting.calls() == ["trainer0.send", "trainer1.send"]
     written.set()
     await publishing
     assert setting.calls() == [f"{name}.load" for name in RECEIVERS]
@@ -108,13 +108,13 @@ async def test_simulated_engines_read_shared_memory_after_every_rank_has_written
 @pytest.mark.parametrize("transport", ["ipc", "collective"])
 async def test_every_rank_and_every_engine_is_asked_at_once_for_the_same_version(transport: Transport) -> None:
     setting = Setting(transport)
-    written = setting.trainers[0].hold("publish")
-    publishing = asyncio.create_task(setting.coordinator.publish(7))
+    written = setting.trainers[0].hold("send")
+    publishing = asyncio.create_task(setting.coordinator.distribute(7))
     await settle()
     assert sorted(setting.calls()) == [
         *(f"{name}.load" for name in RECEIVERS),
-        "trainer0.publish",
-        "trainer1.publish",
+        "trainer0.send",
+        "trainer1.send",
     ]
     written.set()
     await publishing
@@ -123,10 +123,10 @@ async def test_every_rank_and_every_engine_is_asked_at_once_for_the_same_version
 
 async def test_weights_by_way_of_host_memory_can_be_published_in_one_go() -> None:
     setting = Setting("host_staged")
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     assert setting.calls() == [
-        "trainer0.publish",
-        "trainer1.publish",
+        "trainer0.send",
+        "trainer1.send",
         *(f"{name}.stage" for name in RECEIVERS),
         *(f"{name}.swap" for name in RECEIVERS),
     ]
@@ -138,7 +138,7 @@ async def test_versions_and_spans_are_recorded(transport: Transport) -> None:
     setting = Setting(transport)
     assert setting.coordinator.versions == dict.fromkeys(RECEIVERS, 0)
     for version in (1, 2):
-        await setting.coordinator.publish(version)
+        await setting.coordinator.distribute(version)
         assert setting.coordinator.versions == dict.fromkeys(RECEIVERS, version)
     assert sorted((span.engine, span.version) for span in setting.spans) == [
         (name, version) for name in (*RECEIVERS, "trainer0", "trainer1") for version in (1, 2)
@@ -149,16 +149,16 @@ async def test_versions_and_spans_are_recorded(transport: Transport) -> None:
 async def test_who_failed_to_load_is_on_record_with_the_old_version(transport: Transport) -> None:
     setting = Setting(transport, fails={"engine1": "load"})
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="engine1 fails to load"), flatten_subgroups=True):
-        await setting.coordinator.publish(1)
+        await setting.coordinator.distribute(1)
     assert setting.coordinator.versions == {"engine0": 1, "engine1": 0, "scorer": 1}
 
 
 @pytest.mark.parametrize("publish", [write_then_read, stage_then_swap])
 async def test_no_engine_reads_where_a_rank_failed_to_write(publish: Any) -> None:
-    setting = Setting("ipc", fails={"trainer1": "publish"})
+    setting = Setting("ipc", fails={"trainer1": "send"})
     outcome = await publish(setting.trainers, setting.engines, 1)
     assert list(outcome.failed) == ["trainer1", "engine0", "engine1"] and not outcome.succeeded(setting.engines)
-    assert setting.log == ["trainer0.publish", "trainer1.publish"]
+    assert setting.log == ["trainer0.send", "trainer1.send"]
 
 
 # --- in two steps ----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ async def test_the_trainer_goes_on_when_its_copy_is_made_and_receivers_take_it_m
     setting = Setting("host_staged")
     stage = setting.engines[1].hold("stage")
     await setting.coordinator.start_transfer(1)
-    assert setting.calls() == ["trainer0.publish", "trainer1.publish"]
+    assert setting.calls() == ["trainer0.send", "trainer1.send"]
     await settle()
     assert {*(f"{name}.stage" for name in RECEIVERS), "trainer0.wait_arrived"} <= set(setting.calls())
     stage.set()
@@ -194,10 +194,10 @@ async def test_the_next_transfer_waits_for_the_one_before_and_only_then_asks_the
     await setting.coordinator.start_transfer(1)
     second = asyncio.create_task(setting.coordinator.start_transfer(2))
     await settle()
-    assert setting.calls().count("trainer0.publish") == 1
+    assert setting.calls().count("trainer0.send") == 1
     stage.set()
     await second
-    assert setting.trainers[0].arguments["publish"] == (2,)
+    assert setting.trainers[0].arguments["send"] == (2,)
     await setting.coordinator.finish()
 
 
@@ -269,13 +269,13 @@ async def test_a_failure_in_the_background_is_raised_by_whatever_is_called_next_
         coordinator.wait_arrived(1),
         coordinator.start_transfer(2),
         coordinator.swap(setting.engines, 1),
-        coordinator.publish(2),
+        coordinator.distribute(2),
     )
     for call in (waiting, *later, coordinator.finish()):
         failure = pytest.RaisesExc(RuntimeError, match=f"{worker} fails to {method}")
         with pytest.RaisesGroup(failure, flatten_subgroups=True):
             await call
-    assert "engine0.swap" not in setting.log and setting.log.count("trainer0.publish") == 1
+    assert "engine0.swap" not in setting.log and setting.log.count("trainer0.send") == 1
 
 
 async def test_a_failure_in_the_background_that_a_run_ends_before_is_no_traceback() -> None:
@@ -289,8 +289,8 @@ async def test_a_failure_in_the_background_that_a_run_ends_before_is_no_tracebac
 
 
 async def test_a_copy_that_failed_is_the_trainers_error_and_reaches_no_receiver() -> None:
-    setting = Setting("host_staged", fails={"trainer1": "publish"})
-    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="trainer1 fails to publish")):
+    setting = Setting("host_staged", fails={"trainer1": "send"})
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="trainer1 fails to send")):
         await setting.coordinator.start_transfer(1)
     await setting.coordinator.finish()
     assert "engine0.stage" not in setting.log
@@ -321,16 +321,16 @@ TRANSPORTS: Sequence[Transport] = ("collective", "ipc")
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_what_failed_is_sent_again_to_those_that_did_not_get_it_over_a_new_group(transport: Transport) -> None:
-    setting = Setting(transport, engine1={"load": [BROKEN]}, trainer0={"publish": [BROKEN]})
+    setting = Setting(transport, engine1={"load": [BROKEN]}, trainer0={"send": [BROKEN]})
     await setting.coordinator.connect()
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     assert setting.coordinator.versions == versions(1, 1, 1)
     assert setting.count("engine0.load") == 1 and setting.count("engine1.load") == 2
     assert setting.count("engine0.join") == 1 and setting.count("engine1.join") == 2
-    await setting.coordinator.publish(2)
+    await setting.coordinator.distribute(2)
     assert setting.count("engine0.join") == 2, "the next version goes to all again"
     assert setting.coordinator.versions == versions(2, 2, 2)
-    await setting.coordinator.publish(3)
+    await setting.coordinator.distribute(3)
     assert setting.count("engine0.join") == 2, "the transport is connected"
 
 
@@ -339,7 +339,7 @@ async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_v
     setting = Setting(transport, engine1={"load": [BROKEN] * 9})
     await setting.coordinator.connect()
     with pytest.raises(LostEngine, match="engine1 did not get version 1 and holds version 0: the link broke .*3 attem"):
-        await setting.coordinator.publish(1)
+        await setting.coordinator.distribute(1)
     assert setting.count("engine1.load") == 3
     assert setting.coordinator.versions == versions(1, 0, 1) and not setting.lost
 
@@ -348,10 +348,10 @@ async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_v
 async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: Transport) -> None:
     setting = Setting(transport, "go_on", 2, engine1={"load": [BROKEN] * 2})
     await setting.coordinator.connect()
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     why = "engine1 did not get version 1 and holds version 0: the link broke (after 2 attempts)"
     assert setting.lost == [f"engine1: {why}"]
-    await setting.coordinator.publish(2)
+    await setting.coordinator.distribute(2)
     assert setting.coordinator.versions == versions(2, 0, 2)
     assert setting.coordinator.membership.of("engine1").health == "lost"
     assert setting.count("engine1.load") == 2
@@ -360,7 +360,7 @@ async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: 
 async def test_the_dead_are_not_asked_again() -> None:
     setting = Setting("collective", "go_on", engine1={"load": [DIED]}, engine0={"load": [BROKEN]})
     await setting.coordinator.connect()
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     assert setting.count("engine1.load") == 1 and setting.count("engine0.load") == 2
     assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
 
@@ -369,7 +369,7 @@ async def test_what_a_death_keeps_from_the_others_is_no_attempt_of_theirs() -> N
     setting = Setting("collective", "go_on", 2, engine1={"load": [BROKEN]}, scorer={"load": [BROKEN]})
     await setting.coordinator.connect()
     setting.engines[1].errors["join"] = [DIED]  # as the second attempt connects
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     assert setting.coordinator.versions == versions(1, 0, 1)
     assert setting.lost == ["engine1: engine1 did not get version 1 and holds version 0: engine1 died: it died"]
 
@@ -389,7 +389,7 @@ async def test_an_engine_whose_own_process_died_over_a_transfer_is_lost_though_i
     died = EngineDied("engine engine1 died: its process is gone")
     setting = Setting(transport, "go_on", engine1={method: [died]}, engine0={"load": [BROKEN], "stage": [BROKEN]})
     await setting.coordinator.connect()
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     assert setting.count(f"engine1.{method}") == 1
     assert [line for line in setting.lost if "engine1 died: its process is gone" in line] == setting.lost != []
     assert setting.coordinator.versions == versions(1, 0, 1)
@@ -410,25 +410,25 @@ async def test_the_other_ends_of_a_transfer_do_not_wait_for_an_engine_whose_own_
 async def test_a_run_cannot_go_on_without_any_engine_nor_without_a_scorer() -> None:
     both = Setting("collective", "go_on", 1, engine0={"load": [BROKEN]}, engine1={"load": [BROKEN]})
     with pytest.raises(LostEngine, match="engine0 did not get version 1 .*; engine1 did not get version 1"):
-        await both.coordinator.publish(1)
+        await both.coordinator.distribute(1)
     scorer = Setting("collective", "go_on", 1, scorer={"load": [BROKEN]})
     with pytest.raises(LostEngine, match="scorer did not get version 1"):
-        await scorer.coordinator.publish(1)
+        await scorer.coordinator.distribute(1)
 
 
 async def test_a_dead_trainer_ends_the_run_at_once() -> None:
     broken = {"load": [BROKEN]}
-    setting = Setting("collective", trainer0={"publish": [DIED]}, engine0=dict(broken), engine1={"load": [BROKEN]})
+    setting = Setting("collective", trainer0={"send": [DIED]}, engine0=dict(broken), engine1={"load": [BROKEN]})
     with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="it died")):
-        await setting.coordinator.publish(1)
-    assert setting.count("trainer0.publish") == 1
+        await setting.coordinator.distribute(1)
+    assert setting.count("trainer0.send") == 1
     assert setting.coordinator.versions == versions(0, 0, 1)
 
 
 async def test_what_no_attempt_mends_is_raised_as_it_is() -> None:
     setting = Setting("collective", "go_on", engine1={"load": [WRONG]})
     with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="do not fit")):
-        await setting.coordinator.publish(1)
+        await setting.coordinator.distribute(1)
     assert setting.count("engine1.load") == 1
 
 
@@ -436,14 +436,14 @@ async def test_a_transport_that_does_not_connect_is_tried_again_too() -> None:
     setting = Setting("collective", engine1={"load": [BROKEN], "join": []})
     await setting.coordinator.connect()
     setting.engines[1].errors["join"] = [BROKEN]
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     assert setting.count("engine1.join") == 3 and setting.count("engine1.load") == 2
     assert setting.coordinator.versions == versions(1, 1, 1)
 
 
 async def test_an_engine_that_does_not_answer_is_given_up() -> None:
     setting = Setting("collective", "go_on", engine1={"load": [TimeoutError("slow")]})
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     assert setting.count("engine1.load") == 1 and "engine1 did not load version 1 within 10.0 s" in setting.lost[0]
 
 
@@ -453,7 +453,7 @@ async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> No
     await setting.coordinator.start_transfer(1)
     await setting.coordinator.wait_arrived(1)
     await setting.coordinator.finish()
-    assert setting.count("trainer0.publish") == 1 and setting.count("trainer0.resend") == 1
+    assert setting.count("trainer0.send") == 1 and setting.count("trainer0.resend") == 1
     assert setting.count("engine0.stage") == 1 and setting.count("engine1.stage") == 2
     assert setting.count("scorer.swap") == 1
     assert setting.coordinator.versions == versions(0, 0, 1)
@@ -484,11 +484,11 @@ async def test_a_staged_version_that_one_engine_never_gets_ends_the_run() -> Non
 async def test_engines_come_and_go_between_transfers() -> None:
     setting = Setting("collective")
     await setting.coordinator.connect()
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     newcomer = Worker("engine2", setting.log)
     setting.fleet.add(newcomer, version=0)
     setting.fleet.membership.request("engine0", "leave")
-    await setting.coordinator.publish(2)
+    await setting.coordinator.distribute(2)
     assert setting.coordinator.versions == {"engine0": 1, "engine1": 2, "scorer": 2, "engine2": 2}
     assert setting.count("engine0.load") == 1 and setting.count("engine2.join") == 1
 
@@ -514,13 +514,11 @@ async def test_an_engine_stays_that_was_to_leave_where_the_others_turn_out_to_be
     await setting.coordinator.connect()
     setting.fleet.membership.request("engine1", "leave")
     setting.engines[0].dead = True  # which nobody has noticed
-    await setting.coordinator.publish(1)
+    await setting.coordinator.distribute(1)
     assert setting.coordinator.versions == versions(0, 1, 1) and setting.fleet.membership.working == ["engine1"]
 
 
-@pytest.mark.parametrize(
-    "trainer", [{"publish": [BROKEN]}, {"publish": [], "resend": [BROKEN], "wait_arrived": [BROKEN]}]
-)
+@pytest.mark.parametrize("trainer", [{"send": [BROKEN]}, {"send": [], "resend": [BROKEN], "wait_arrived": [BROKEN]}])
 async def test_what_was_not_sent_did_not_arrive(trainer: dict[str, list[Exception]]) -> None:
     setting = Setting("host_staged", trainer0=trainer, engine1={"stage": [BROKEN]} if "resend" in trainer else {})
     await setting.coordinator.connect()
@@ -529,6 +527,6 @@ async def test_what_was_not_sent_did_not_arrive(trainer: dict[str, list[Exceptio
         await setting.coordinator.wait_arrived(1)
         assert setting.count("trainer0.resend") == 2 and setting.count("engine1.stage") == 2
     else:
-        await setting.coordinator.publish(1)
-        assert setting.count("trainer0.publish") == 2 and setting.count("engine0.stage") == 1
+        await setting.coordinator.distribute(1)
+        assert setting.count("trainer0.send") == 2 and setting.count("engine0.stage") == 1
         assert setting.coordinator.versions == versions(1, 1, 1)

@@ -94,8 +94,8 @@ class Worker:
     async def join(self, offer: SimulatedOffer, number: int) -> None:
         self.receiver = offer.receiver(number, torch.device("cpu"))
 
-    async def publish(self, version: int) -> list[object]:
-        return await self._note("publish", self.sender.send(version, {}))
+    async def send(self, version: int) -> list[object]:
+        return await self._note("send", self.sender.send(version, {}))
 
     async def stage(self, version: int) -> list[object]:
         return await self._note("stage", self.receiver.stage(version))
@@ -118,9 +118,9 @@ class Worker:
 @pytest.mark.parametrize(
     ("transport", "calls"),
     [
-        ("collective", ["engine load 0-1", "trainer publish 0-2"]),
-        ("ipc", ["trainer publish 0-2", "engine load 2-3"]),
-        ("host_staged", ["trainer publish 0-2", "engine stage 2-7", "engine swap 7-8"]),
+        ("collective", ["engine load 0-1", "trainer send 0-2"]),
+        ("ipc", ["trainer send 0-2", "engine load 2-3"]),
+        ("host_staged", ["trainer send 0-2", "engine stage 2-7", "engine swap 7-8"]),
     ],
 )
 def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: Transport, calls: list[str]) -> None:
@@ -129,7 +129,7 @@ def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: T
         trainer, engine = LocalRole("actor[0]", Worker("trainer", notes)), LocalRole("e", Worker("engine", notes))
         carrier = SimulatedTransport(transport, TIMES, VirtualClock(asyncio.get_running_loop()))
         await carrier.connect([trainer], [engine], TransferPlan(()))
-        await carrier.publish([trainer], [engine], 1)
+        await carrier.transfer([trainer], [engine], 1)
         return notes
 
     assert run_virtual(main()) == calls

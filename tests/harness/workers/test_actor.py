@@ -339,9 +339,9 @@ class NotingHostSender(NotingSender):
 async def test_publishing_ends_when_the_sender_does_and_says_that_it_waits() -> None:
     role, sender = Setting().actor, NotingSender()
     await role.use(sender)
-    publishing = asyncio.create_task(role.publish(4))
+    publishing = asyncio.create_task(role.send(4))
     await settle()
-    assert await role.waiting() == ["actor[0].publish waits for version 4 to be taken"]
+    assert await role.waiting() == ["actor[0].send waits for version 4 to be taken"]
     sender.end.set()
     (span,) = await publishing
     assert (span.kind, span.version, span.iteration) == ("publish_weights", 4, 3)

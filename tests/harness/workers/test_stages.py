@@ -346,7 +346,7 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_mem
     with ThreadPoolExecutor(2) as pool:
         for receiver in (rollout, old):
             pool.submit(asyncio.run, receiver.load(1))
-        (span,) = await role.publish(1)
+        (span,) = await role.send(1)
     assert (span.role, span.kind, span.version, span.iteration) == ("actor", "publish_weights", 1, 0)
     assert rollout.engine.version == old.version == 1
     await role.save_weights(str(tmp_path))
@@ -364,7 +364,7 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_host_memor
             pool.submit(asyncio.run, receiver.join(offer, number))
         await role.meet_receivers()
     sent = {name: tensor.clone() for name, tensor in trainer.weights.items()}
-    await role.publish(1)
+    await role.send(1)
     for tensor in trainer.weights.values():
         tensor.zero_()
     await asyncio.gather(role.wait_arrived(1), rollout.stage(1), old.stage(1))
@@ -378,7 +378,7 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_host_memor
 
 async def test_publishing_before_the_transport_is_open_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="before the transport was opened"):
-        await actor(CountingQueue(), NotingTrainer()).publish(1)
+        await actor(CountingQueue(), NotingTrainer()).send(1)
 
 
 # --- loads and computations take their time on a simulated clock ------------------------------------------------------

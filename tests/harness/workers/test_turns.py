@@ -215,7 +215,7 @@ class Plan:
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     ranks = draw(st.integers(2, 4))
-    names = draw(st.lists(st.sampled_from(["actor.train", "reference.work", "actor_fwd.work", "actor.publish"]),
+    names = draw(st.lists(st.sampled_from(["actor.train", "reference.work", "actor_fwd.work", "actor.send"]),
                           min_size=1, unique=True))  # fmt: skip
     loops = {}
     for name in names:
