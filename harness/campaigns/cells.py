@@ -13,13 +13,14 @@ from hydra.errors import OverrideParseException
 
 from harness.checks.defaults import FITTED
 from harness.checks.job import JobPlan, plan_job
+from harness.checks.settle import settle
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job, make_schedule, names_of, plain
 from harness.config.job import flatten
 from harness.config.machine import Machine
 from harness.config.plugins import is_path
 from harness.metrics.run_files import run_directory
-from harness.planner.automatic import settled
+from harness.planner.automatic import plan_split
 from harness.planner.plan import as_argument
 from schedules import SCHEDULES
 
@@ -154,7 +155,7 @@ def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
 
     Its settings name what `make bench` would find out for itself: the backend, and the plan of a simulated job.
     """
-    job, named = settled(request.settings, machine), names_of(request.settings)
+    job, named = settle(request.settings, machine, plan_split), names_of(request.settings)
     before, after = flatten(plain(job.asked)), flatten(plain(job.config))
     found = [
         f"{name}={as_argument(value)}"

@@ -50,7 +50,7 @@ class FittedJob:
         return (f"Chosen for {self.chosen_for}: {as_arguments(self.settings)}",) if self.settings else ()
 
 
-def fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> FittedJob:
+def fit_to_gpus(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> FittedJob:
     """The job with settings under which these GPUs hold it, as near to its own as can be.
 
     Where none is found, those that need least are taken, and the check at the door says what is missing. Raises
@@ -87,7 +87,7 @@ def _with_micro_batches(config: JobConfig, schedule: Schedule, given: Collection
 def plan_fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> JobPlan:
     """The door that `make bench BACKEND=real` has on another machine, after what nobody gave is chosen for it. Raises
     ConfigError where it does not open."""
-    return plan_elsewhere(fitted(without_hub(config), schedule, given, machine).config, schedule, machine)
+    return plan_elsewhere(fit_to_gpus(without_hub(config), schedule, given, machine).config, schedule, machine)
 
 
 def _buckets(config: JobConfig, schedule: Schedule, machine: Machine) -> dict[str, Any]:

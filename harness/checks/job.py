@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engines import ENGINES
-from harness.checks.batch import check_batch
-from harness.checks.begin_with import check_begin_with
-from harness.checks.layout import check_layout, device_roles
+from harness.checks.earlier_run import check_begin_with, check_replay
+from harness.checks.layout import check_batch, check_layout, device_roles
 from harness.checks.machine import (
     HardwareMissing,
     check_devices,
@@ -25,7 +24,6 @@ from harness.checks.plugins import (
     engine_takes_several_devices,
     planned_options,
 )
-from harness.checks.replay import check_replay
 from harness.config import Backend, ConfigError, JobConfig, ModelConfig
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.machine import Machine
@@ -122,10 +120,11 @@ def _real(
     check_instances(groups, machine, gpu)
     check_nodes(schedule, placement, machine, gpu)
     check_machine_memory(config, schedule, placement, machine, gpu, WEIGHTS_ALONE)
-    lengths = lengths_of(config)
+    task = make_task(config)
+    lengths = Lengths(task.max_prompt_tokens, max_tokens(config, task))
     check_machine_memory(config, schedule, placement, machine, gpu, lengths)
     _check_weights(config.model)
-    _check_lengths(config)
+    _check_lengths(config, task)
     _check_top_p(config.algorithm.top_p)
     check_batch(config, schedule, placement)
     share = share_of_engines(config, schedule, placement, machine, gpu, lengths)
@@ -249,8 +248,7 @@ def _check_top_p(top_p: float) -> None:
         )
 
 
-def _check_lengths(config: JobConfig) -> None:
-    task = make_task(config)
+def _check_lengths(config: JobConfig, task: Task) -> None:
     try:
         task.problem(0, config.seed_list[0])  # whatever it is made of has been read then
     except ValueError as error:

@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.cli.arguments import is_asked_for, last_values, own_arguments
 
 if TYPE_CHECKING:
-    from harness.planner.automatic import SettledJob
+    from harness.checks.settle import SettledJob
     from harness.runtime.fork_server import ForkServer
 
 
@@ -21,16 +21,17 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     """Run one configuration over its seeds, and say what came out. CADENCE_FOLDERS names a file that gets the folders
     of the runs, a line each. server: forks the workers, by default one for all seeds. `dry=true`: say which runs these
     would be, with every setting, and run none."""
+    from harness.checks.settle import settle
     from harness.metrics.run_files import run_directory
     from harness.metrics.run_inputs import refuse_changed_inputs
-    from harness.planner.automatic import settled
+    from harness.planner.automatic import plan_split
     from harness.runtime.interrupts import leaving_when_asked
     from harness.runtime.machine import machine_of_runs
     from harness.runtime.runtime import cluster_address
 
     own, settings = own_arguments(arguments, "dry")
     dry = is_asked_for("dry", last_values(own))
-    job = settled(settings, machine_of_runs())
+    job = settle(settings, machine_of_runs(), plan_split)
     config, plan = job.config, job.plan
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
     if not config.force:

@@ -15,9 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.checks.begin_with import run_to_begin_with
+from harness.checks.earlier_run import run_to_begin_with, run_to_replay
 from harness.checks.job import JobPlan
-from harness.checks.replay import run_to_replay
 from harness.comparison.run_summary import summary_of
 from harness.comparison.runs import run_of
 from harness.config import ConfigError, JobConfig, ModelConfig

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.checks.defaults import FittedJob, fitted, leanest
+from harness.checks.defaults import FittedJob, fit_to_gpus, leanest
 from harness.checks.job import lengths_of, plan_job, without_hub
 from harness.checks.layout import device_roles
 from harness.checks.machine import changes_that_fit, real_setting
@@ -44,7 +44,7 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     if not {"cluster", "cluster.devices"} & given:
         config = changed(config, {"cluster.devices": machine.gpus})
     schedule = make_schedule(config)
-    job = fitted(config, schedule, given, machine)
+    job = fit_to_gpus(config, schedule, given, machine)
     # Of what no run is made for too, by the settings that need least.
     settings, _ = leanest(job.config, schedule, given, machine, lengths_of(config))
     job = FittedJob(changed(job.config, settings), {**job.settings, **settings})

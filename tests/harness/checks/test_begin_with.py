@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness.checks.begin_with import check_begin_with
+from harness.checks.earlier_run import check_begin_with
 from harness.config import Backend, ConfigError
 from harness.config.compose import compose_job, plain, plugins_of
 from harness.config.inputs import inputs_of

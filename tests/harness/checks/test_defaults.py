@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from harness.checks.defaults import FITTED, fitted
+from harness.checks.defaults import FITTED, fit_to_gpus
 from harness.checks.job import JobPlan, lengths_of, plan_job
 from harness.checks.layout import device_roles
 from harness.checks.machine import real_setting
@@ -34,7 +34,7 @@ MODELS = ("qwen0.5b", "qwen7b", "qwen3-8b")
 def fit(machine: Machine, *settings: str) -> tuple[JobConfig, JobPlan]:
     """The job as `make bench` would run it there."""
     asked = compose_job(["model.checkpoint=null", *settings])
-    config = fitted(asked, make_schedule(asked), names_of(settings), machine).config
+    config = fit_to_gpus(asked, make_schedule(asked), names_of(settings), machine).config
     return config, plan_job(config, make_schedule(config), machine)
 
 
@@ -108,7 +108,7 @@ def test_what_the_user_says_stays() -> None:
         f"{name}={value}" for name, value in zip(FITTED, (4, 2, 1, 9000, "true", "always", 16, 1 << 20), strict=True)
     ]
     given = compose_job(["model=qwen7b", "model.checkpoint=null", *asked])
-    assert fitted(given, make_schedule(given), names_of(asked), MACHINES["8 x H100"]).config == given
+    assert fit_to_gpus(given, make_schedule(given), names_of(asked), MACHINES["8 x H100"]).config == given
 
 
 def test_weights_travel_in_buckets_as_large_as_is_any_use_and_as_the_devices_hold() -> None:
@@ -128,7 +128,7 @@ def test_buckets_of_weights_are_no_larger_than_the_devices_hold() -> None:
     placement = resolve_split(asked.schedule.split, asked.cluster.devices, device_roles(asked))
 
     def chosen(machine: Machine) -> JobConfig:
-        return fitted(asked, schedule, names_of(given), machine).config
+        return fit_to_gpus(asked, schedule, names_of(given), machine).config
 
     roomy = chosen(MACHINES["8 x H20"])
     setting = real_setting(roomy, schedule, MACHINES["8 x H20"], lengths_of(roomy), gpu=True)
@@ -144,7 +144,7 @@ def test_buckets_of_weights_are_no_larger_than_the_devices_hold() -> None:
 def test_without_gpus_for_it_a_job_stays_as_it_is(settings: Sequence[str]) -> None:
     config = compose_job(["model.checkpoint=null", *settings])
     machine = Machine(2, 0, 0) if len(settings) < 2 and "cluster.kind=cpu" not in settings else MACHINES["8 x H100"]
-    assert fitted(config, make_schedule(config), names_of(settings), machine).config == config
+    assert fit_to_gpus(config, make_schedule(config), names_of(settings), machine).config == config
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_without_gpus_for_it_a_job_stays_as_it_is(settings: Sequence[str]) -> No
 def test_micro_batches_are_made_to_divide_a_mini_batch_where_nobody_chose_them(settings: str, groups: int) -> None:
     given = settings.split()
     asked, machine = compose_job([*given, "cluster.oversubscribe=true"]), Machine(2, 0, 0)
-    job = fitted(asked, make_schedule(asked), names_of(given), machine)
+    job = fit_to_gpus(asked, make_schedule(asked), names_of(given), machine)
     assert job.messages == (f'Chosen for equal micro-batches: ARGS="algorithm.micro_batch_groups={groups}"',)
     assert job.config.algorithm.micro_batch_groups == groups
     plan_job(job.config, make_schedule(job.config), machine)
@@ -169,7 +169,7 @@ def test_micro_batches_are_made_to_divide_a_mini_batch_where_nobody_chose_them(s
 def test_micro_batches_that_were_chosen_or_that_nothing_divides_stay() -> None:
     for settings in (["algorithm.mini_batches=4", "algorithm.micro_batch_groups=8"], ["algorithm.mini_batches=3"]):
         asked = compose_job(settings)
-        assert fitted(asked, make_schedule(asked), names_of(settings), Machine(2, 0, 0)).config == asked
+        assert fit_to_gpus(asked, make_schedule(asked), names_of(settings), Machine(2, 0, 0)).config == asked
 
 
 def test_a_number_of_gpus_that_divides_no_batch_gets_another_split() -> None:

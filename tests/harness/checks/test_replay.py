@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness.checks.replay import check_replay
+from harness.checks.earlier_run import check_replay
 from harness.config import ConfigError
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import without_limit
+from harness.checks.earlier_run import why_not_replayed
 from harness.checks.job import plan_job
-from harness.checks.replay import why_not_replayed
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engines import ENGINES
 from harness.checks import job as checks
-from harness.checks.defaults import fitted
+from harness.checks.defaults import fit_to_gpus
 from harness.checks.job import JobPlan, plan_job
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, JobConfig
@@ -175,7 +175,7 @@ def door_of_a_real_run(choice: Choice, settings: Sequence[str], monkeypatch: pyt
     arguments += [f"{names[word.partition('=')[0]]}={word.partition('=')[2]}" for word in words[2:-1]]
     job = compose_job(arguments)
     machine = Machine(8, job.cluster.devices, int(job.device.memory_bytes), nodes=-(-job.cluster.devices // 8))
-    config = fitted(job, make_schedule(job), names_of(arguments), machine).config
+    config = fit_to_gpus(job, make_schedule(job), names_of(arguments), machine).config
     return plan_job(config, make_schedule(config), machine)
 
 

@@ -1,0 +1,116 @@
+"""From what was typed to a job that can run: composed, fitted to the machine, admitted; and split by a planner where it
+is simulated and nobody chose a split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import psutil
+
+from harness.checks.defaults import fit_to_gpus
+from harness.checks.job import JobPlan, plan_job
+from harness.config import ConfigError, JobConfig, RooflineConfig
+from harness.config.compose import compose_job, make_schedule, names_of
+from harness.config.machine import Machine
+from harness.cost_model.job_cost import check_given
+from harness.cost_model.memory import STATE_BYTES
+from harness.cost_model.shape import parameters
+from schedules import Schedule
+
+_CHOSEN = (
+    "schedule.split",
+    "engine.tensor_parallel",
+    "training.tensor_parallel",
+    "training.pipeline_parallel",
+    "training.expert_parallel",
+    "algorithm.micro_batch_groups",
+)
+"""What a planner searches: where the user gave one of them, nothing is planned."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A job on its way. arguments: as they were typed. schedule: of `config`, made once. messages: for the user, on
+    what was chosen."""
+
+    arguments: tuple[str, ...]
+    config: JobConfig
+    schedule: Schedule
+    messages: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Settings that the user gave a value."""
+        return names_of(self.arguments)
+
+
+class Planner(Protocol):
+    """Chooses a split and a layout."""
+
+    def __call__(self, draft: Draft, why: str) -> Draft:
+        """Return the job with backend=virtual, split. why: what made it a simulation; empty where the user asked for
+        one. Raises ConfigError where nothing fits."""
+        ...
+
+
+@dataclass(frozen=True)
+class SettledJob:
+    """asked: by the arguments alone. config, plan: what runs, and on what; it is named by the backend that it runs on.
+    planned: whether a plan was made for it. messages: for the user, on what was chosen."""
+
+    asked: JobConfig
+    config: JobConfig
+    plan: JobPlan
+    planned: bool
+    messages: tuple[str, ...]
+
+
+def settle(arguments: Sequence[str], machine: Machine, planner: Planner) -> SettledJob:
+    """Return the job that runs where `arguments` are given. Raises ConfigError where it cannot run on this machine."""
+    asked = compose_job(arguments)
+    draft = Draft(tuple(arguments), asked, make_schedule(asked))
+    fitted = fit_to_gpus(asked, draft.schedule, draft.given, machine)
+    draft = replace(draft, config=fitted.config, messages=fitted.messages)
+    draft, plan = admit_or_simulate(draft, machine, planner)
+    config = replace(draft.config, backend=plan.backend)
+    if plan.backend != "real":
+        check_given(config)
+    return SettledJob(asked, config, plan, draft.config != fitted.config, draft.messages)
+
+
+def admit_or_simulate(draft: Draft, machine: Machine, planner: Planner) -> tuple[Draft, JobPlan]:
+    """Return the job and where it runs: here as it is, or in a simulation, for which `planner` splits it unless the
+    user did. Raises ConfigError where it can do neither."""
+    if not _may_be_planned(draft):
+        return draft, plan_job(draft.config, draft.schedule, machine)
+    why = ""
+    if draft.config.backend == "auto":
+        try:
+            plan = plan_job(draft.config, draft.schedule, machine)
+        except ConfigError:
+            # Its own split may be what is impossible. What no split of this machine holds is simulated all the same.
+            why = _too_large(draft.config, machine)
+            if not why:
+                raise
+        else:
+            if plan.backend == "real":
+                return draft, plan
+            why = plan.why
+    draft = planner(draft, why)
+    return draft, plan_job(draft.config, draft.schedule, machine)
+
+
+def _may_be_planned(draft: Draft) -> bool:
+    """Whether a simulation of this job, at the costs of a roofline, has no split or layout of the user's."""
+    chosen = any(name.startswith(_CHOSEN) for name in draft.given)
+    return not chosen and isinstance(draft.config.cost, RooflineConfig) and draft.config.backend in ("auto", "virtual")
+
+
+def _too_large(config: JobConfig, machine: Machine) -> str:
+    """What of a job no split over this machine holds; empty where one may."""
+    need = STATE_BYTES * parameters(config.model)
+    if need <= max(machine.gpus * machine.gpu_bytes, psutil.virtual_memory().total):
+        return ""
+    return f"model={config.model.name} needs {need / 2**30:.0f} GiB for its training state, which is not there"
