@@ -23,7 +23,7 @@ from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
 from engines.sglang.server import open_server
-from engines.sglang.weights import WeightSender
+from engines.sglang.weights import SGLangWeightSender
 from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
@@ -65,7 +65,9 @@ class SGLangRollout:
             self._server.stop()
             raise
         self._client, self._control = client, ServerControl(client)
-        self._sender = WeightSender(model, client, brackets=self._holds_still, bucket_bytes=options.weight_bucket_bytes)
+        self._sender = SGLangWeightSender(
+            model, client, brackets=self._holds_still, bucket_bytes=options.weight_bucket_bytes
+        )
         self._initial = None if self._server.has_initial_weights else dict(model.named_parameters())
         self._changed = asyncio.Event()
         self._preparing = asyncio.Lock()
@@ -166,7 +168,7 @@ class SGLangRollout:
         await self._requests.end(cut(self._rows.values(), sample_ids))
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises what `WeightSender.load` raises. Where the server had a part of the weights by then, the engine
+        """Raises what `SGLangWeightSender.load` raises. Where the server had a part of the weights by then, the engine
         refuses to generate until it has a complete set. RuntimeError where the engine is neither paused nor idle."""
         self._require_alive()
         self._require_still("load_weights")

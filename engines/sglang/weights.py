@@ -36,7 +36,7 @@ class PartialWeightUpdate(RuntimeError):
     """The server refused weights or broke off."""
 
 
-class WeightSender:
+class SGLangWeightSender:
     """model: of the same shape as the server's; not kept. brackets: the server's dialect. bucket_bytes: of a bucket at
     most; a larger tensor travels alone. `incomplete` says so where the server may hold a mixture of two versions: it
     must not generate before it has a complete one."""

@@ -22,7 +22,7 @@ from engines.requests import check_partial, require_still
 from engines.simulated.decoding import Decoding, SimulatedSample
 from harness.config import CostConfig
 from harness.cost_model.cost import DecodeCost, offload_s, reload_s
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SimulatedRollout:
     def __init__(
         self,
         cost: CostConfig,
-        lengths: Lengths,
+        lengths: ResponseLengths,
         *,
         slots: int,
         group_size: int,

@@ -19,7 +19,7 @@ import torch
 from engines.requests import RunningSample, accepted, cut, cut_waiting, require_still
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
-from engines.vllm.weights import WeightSender
+from engines.vllm.weights import VLLMWeightSender
 from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class VLLMRollout:
         self._process = VLLMProcess(
             model, slots=slots, device=device, name=name, options=options, tensor_parallel=tensor_parallel
         )
-        self._sender = WeightSender(self._process, model, device, name, options, workers=tensor_parallel)
+        self._sender = VLLMWeightSender(self._process, model, device, name, options, workers=tensor_parallel)
         self._waiting: deque[RunningSample] = deque()
         self._running: dict[int, RunningSample] = {}
         self._numbers: dict[int, str] = {}  # of running samples, as vLLM knows them
@@ -150,8 +150,8 @@ class VLLMRollout:
             await self._process.abort(numbers)
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises ValueError as `WeightSender.load`; RuntimeError where the engine is neither paused nor idle, or died.
-        Where some of them are there when anything is raised, it refuses to generate until a complete set is.
+        """Raises ValueError as `VLLMWeightSender.load`; RuntimeError where the engine is neither paused nor idle, or
+        died. Where some weights are there when anything is raised, it refuses to generate until a complete set is.
 
         A sleeping engine takes its weights back for it, and no more.
         """

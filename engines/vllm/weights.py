@@ -36,7 +36,7 @@ ADAPTER = 0
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
 
 
-class WeightSender:
+class VLLMWeightSender:
     """The adapter's side of vLLM's weight transfer. vLLM puts each bucket in place as it comes, none beside."""
 
     def __init__(
@@ -93,7 +93,7 @@ class WeightSender:
             link.joined()
         return link
 
-    async def _send(self, link: GlooLink | CudaLink, bucket: Bucket) -> None:
+    async def _send(self, link: GlooLink | CudaLink, bucket: PackedBucket) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         request = WeightTransferUpdateRequest(bucket.described() | {"handle": link.handle(bucket)})
@@ -102,7 +102,7 @@ class WeightSender:
 
 
 @dataclass
-class Bucket:
+class PackedBucket:
     """Tensors, one after the other in the first `size` bytes of `buffer` (uint8)."""
 
     buffer: torch.Tensor
@@ -140,20 +140,20 @@ class Bucket:
         }
 
 
-def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, limit: int) -> Iterator[Bucket]:
+def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, limit: int) -> Iterator[PackedBucket]:
     """Copies of the weights, in buckets of at most `limit` bytes on `device`; a larger tensor travels alone.
 
     The next bucket uses the memory of the one before.
     """
     buffer = torch.empty(limit, dtype=torch.uint8, device=device)
-    bucket = Bucket(buffer)
+    bucket = PackedBucket(buffer)
     for name, tensor in weights:
         if not bucket.holds(tensor):
             if bucket.names:
                 yield bucket
             if tensor.nbytes > len(buffer):
                 buffer = torch.empty(tensor.nbytes, dtype=torch.uint8, device=device)
-            bucket = Bucket(buffer)
+            bucket = PackedBucket(buffer)
         bucket.add(name, tensor)
     if bucket.names:
         yield bucket
@@ -169,7 +169,7 @@ class GlooLink:
         self._group: dist.ProcessGroup | None = None
 
     def rendezvous(self) -> dict[str, Any]:
-        """Fields of `Rendezvous`: the store and the size of the group that the worker joins."""
+        """Fields of `WorkerRendezvous`: the store and the size of the group that the worker joins."""
         return {"store": self._store, "size": self._size, "timeout_s": self._timeout_s}
 
     def open(self) -> None:
@@ -180,10 +180,10 @@ class GlooLink:
         """All are there, or one never will be: the file is needed no more."""
         self._folder.cleanup()
 
-    def handle(self, bucket: Bucket) -> None:
+    def handle(self, bucket: PackedBucket) -> None:
         """Nothing to map: the bytes travel."""
 
-    def send(self, bucket: Bucket) -> None:
+    def send(self, bucket: PackedBucket) -> None:
         """Blocks until the workers have taken the bucket."""
         assert self._group is not None, "send before open"
         broadcast(self._group, bucket.buffer[: bucket.size])
@@ -193,7 +193,7 @@ class CudaLink:
     """The adapter's end where GPUs are: workers map the adapter's bucket, and nothing travels but to other GPUs."""
 
     def rendezvous(self) -> dict[str, Any]:
-        """Fields of `Rendezvous`: there is no group to join."""
+        """Fields of `WorkerRendezvous`: there is no group to join."""
         return {"store": None, "size": 0, "timeout_s": 0.0}
 
     def open(self) -> None:
@@ -202,12 +202,12 @@ class CudaLink:
     def joined(self) -> None:
         """There was no file."""
 
-    def handle(self, bucket: Bucket) -> list[Any]:
+    def handle(self, bucket: PackedBucket) -> list[Any]:
         """How the worker can map the bucket, which is complete: plain values, no pickle."""
         torch.cuda.synchronize(bucket.buffer.device)
         return list(bucket.buffer.untyped_storage()._share_cuda_())
 
-    def send(self, bucket: Bucket) -> None:
+    def send(self, bucket: PackedBucket) -> None:
         """Do nothing: the worker maps the bucket's memory."""
 
 

@@ -16,7 +16,7 @@ from harness.config.placement import Placement, resolve_split
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.engine_share import EngineShare, engine_share
 from harness.cost_model.job_cost import too_much
-from harness.cost_model.memory_plan import USABLE, Lengths, Setting, plan_memory
+from harness.cost_model.memory_plan import USABLE, Lengths, PlanSetting, plan_memory
 from schedules import Schedule
 
 _GIB = 1 << 30
@@ -83,14 +83,16 @@ def share_of_engines(
     return engine_share(plan_memory(config, placement, setting), setting, token)
 
 
-def real_setting(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths, *, gpu: bool) -> Setting:
+def real_setting(
+    config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths, *, gpu: bool
+) -> PlanSetting:
     """Of this machine. device_bytes: of a GPU; without GPUs of all devices together, of which all may be used."""
     given = config.cluster.memory_gib
     if gpu:
         here = float(machine.gpu_bytes) if given is None else given * _GIB
     else:
         here = psutil.virtual_memory().total if given is None else given * _GIB * config.cluster.devices
-    return Setting(lengths, here, schedule.transport, gpu=gpu, usable=USABLE if gpu else 1.0)
+    return PlanSetting(lengths, here, schedule.transport, gpu=gpu, usable=USABLE if gpu else 1.0)
 
 
 def changes_that_fit(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths) -> list[str]:

@@ -36,9 +36,9 @@ def _chosen(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
-    from harness.acceptance.chaos.campaign import Campaign, repeat_command, run_campaign, summary, write_campaign
+    from harness.acceptance.chaos.campaign import ChaosCampaign, repeat_command, run_campaign, summary, write_campaign
 
-    campaign, late = Campaign(chosen["first"], chosen["seeds"]), ""
+    campaign, late = ChaosCampaign(chosen["first"], chosen["seeds"]), ""
     try:
         with console.status("simulating") as status:
             run_campaign(campaign, chosen["limit"], lambda said: status.update(f"simulating: {said}"))

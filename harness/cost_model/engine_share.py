@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.cost_model.memory_plan import Item, MemoryPlan, PoolMemory, Setting
+from harness.cost_model.memory_plan import Item, MemoryPlan, PlanSetting, PoolMemory
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EngineShare:
         return share * self.device - self.weights - (self.work if work else 0.0)
 
 
-def engine_share(plan: MemoryPlan, setting: Setting, token: float) -> EngineShare:
+def engine_share(plan: MemoryPlan, setting: PlanSetting, token: float) -> EngineShare:
     """The engine's share by a plan that fits. token: bytes of a token in the cache.
 
     On GPUs the cache may have what all else leaves on its device in any phase in which it is there: alone, beside new

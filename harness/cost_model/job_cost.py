@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.placement import Placement
 from harness.cost_model.memory import Layout, advice, kv_tokens
-from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PoolMemory, Setting, plan_memory
+from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PlanSetting, PoolMemory, plan_memory
 from harness.cost_model.roofline import roofline
 
 
@@ -47,9 +47,9 @@ def check_memory(config: JobConfig, placement: Placement) -> None:
             raise ConfigError(f"{too_much(config, plan, pool)} of device={config.device.name}; {_use(pool)}")
 
 
-def described(config: JobConfig, cost: RooflineConfig, placement: Placement) -> Setting:
+def described(config: JobConfig, cost: RooflineConfig, placement: Placement) -> PlanSetting:
     """The devices that a job is simulated on."""
-    return Setting(
+    return PlanSetting(
         Lengths(cost.prompt_tokens, _longest(cost) - cost.prompt_tokens),
         config.device.memory_bytes,
         "local" if layout_of(config, placement).colocated else "collective",

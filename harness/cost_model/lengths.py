@@ -15,7 +15,7 @@ _TURN = 1 << 40  # samples of a run are fewer
 _WORDS = 4  # 64-bit numbers that Philox gives for one value of its counter
 
 
-class Lengths:
+class ResponseLengths:
     """The lengths of one run's responses.
 
     Sample `i` gets the words at counter `i` of a Philox generator keyed by the seed (Salmon et al., "Parallel random
@@ -59,7 +59,7 @@ class Lengths:
 
 def drawn_tokens(config: LengthsConfig, random: np.random.Generator) -> int:
     """One length, by the numbers of `random`."""
-    tokens = Lengths(config, 0)._scaled(_drawn(random), np.zeros(1, np.int64))
+    tokens = ResponseLengths(config, 0)._scaled(_drawn(random), np.zeros(1, np.int64))
     return int(np.clip(np.rint(tokens), 1, config.cap)[0])
 
 

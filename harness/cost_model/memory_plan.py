@@ -116,7 +116,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlanSetting:
     """The circumstances of a plan besides its job. device_bytes: memory of one device. simulated: of a cluster that is
     described: engines take what is left beside weights, micro-batches are cut by what fits, colocated training rests on
     the host, and training computes as published systems do."""
@@ -129,13 +129,13 @@ class Setting:
     usable: float = USABLE
 
 
-def plan_memory(config: JobConfig, placement: Placement, setting: Setting) -> MemoryPlan:
+def plan_memory(config: JobConfig, placement: Placement, setting: PlanSetting) -> MemoryPlan:
     """Every pool of the job, on the devices of its placement."""
     pools = [_pool(config, placement, name.split("+"), devices, setting) for name, devices in placement.pools.items()]
     return MemoryPlan(tuple(pools), setting.device_bytes * setting.usable)
 
 
-def pass_of(config: JobConfig, placement: Placement, setting: Setting, role: str = "actor") -> Pass:
+def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role: str = "actor") -> Pass:
     """One forward and backward pass of a training rank of a role, as large as its micro-batches get."""
     training, algorithm, lengths = config.training, config.algorithm, setting.lengths
     samples = 1 if setting.simulated else algorithm.micro_batch_groups * algorithm.group_size
@@ -156,14 +156,14 @@ def pass_of(config: JobConfig, placement: Placement, setting: Setting, role: str
     )
 
 
-def _repeats_heads(config: JobConfig, setting: Setting) -> bool:
+def _repeats_heads(config: JobConfig, setting: PlanSetting) -> bool:
     """Whether packed attention holds keys and values for each query head (`engines.torch.packing`)."""
     packed = config.training.layout == "packed"
     return packed and setting.gpu and config.model.dtype == "float32" and not setting.simulated
 
 
 def _pool(
-    config: JobConfig, placement: Placement, roles: list[str], devices: tuple[int, ...], setting: Setting
+    config: JobConfig, placement: Placement, roles: list[str], devices: tuple[int, ...], setting: PlanSetting
 ) -> PoolMemory:
     phases: list[Phase] = ["start"]
     items: list[Item] = []
@@ -223,7 +223,7 @@ _OUTPUT_LAYER = ("output layer", "output layer's gradient")
 
 
 def _critic(
-    config: JobConfig, placement: Placement, setting: Setting, roles: list[str], phases: Sequence[Phase]
+    config: JobConfig, placement: Placement, setting: PlanSetting, roles: list[str], phases: Sequence[Phase]
 ) -> list[Item]:
     """A policy without an output layer, counted with the table of embeddings that it may not share. Beside the actor it
     works when that does not, in memory that the actor has as well: only what stays comes on top."""
@@ -249,7 +249,7 @@ def training_peak(rank: RankMemory) -> float:
     return max(peaks[phase] for phase in TRAINING)
 
 
-def _offloaded(config: JobConfig, rank: RankMemory, setting: Setting) -> Item | None:
+def _offloaded(config: JobConfig, rank: RankMemory, setting: PlanSetting) -> Item | None:
     """AdamW's moments where they rest in the memory of the host: a step has them, or those of one parameter
     (engines/torch/moments.py). None where they stay on the device."""
     offload = config.training.optimizer_offload
@@ -259,7 +259,7 @@ def _offloaded(config: JobConfig, rank: RankMemory, setting: Setting) -> Item | 
     return Item("optimizer state", one if offload == "always" else 2 * rank.copy, ("step",))
 
 
-def _kept_rows(config: JobConfig, ranks: int, setting: Setting) -> list[Item]:
+def _kept_rows(config: JobConfig, ranks: int, setting: PlanSetting) -> list[Item]:
     """The share of a batch that a rank keeps for its later passes, in the memory of the host: so of these devices only
     where they are cores. Tokens are int64, what is said of each is float32, its version int32, its mask a byte."""
     algorithm, lengths = config.algorithm, setting.lengths
@@ -271,7 +271,7 @@ def _kept_rows(config: JobConfig, ranks: int, setting: Setting) -> list[Item]:
     return [Item("rows kept for later passes", algorithm.batch_samples / ranks * row, ("score", *TRAINING))]
 
 
-def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: Setting) -> list[Item]:
+def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: PlanSetting) -> list[Item]:
     """Two buckets; what is gathered of one while it is copied to the host; or on devices that engines share one
     parameter at a time, gathered."""
     if setting.transport == "local":
@@ -281,7 +281,7 @@ def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], settin
     return [Item("transfer buckets", _buckets(config), phases)]
 
 
-def _engine(config: JobConfig, setting: Setting, *, sleeps: bool) -> list[Item]:
+def _engine(config: JobConfig, setting: PlanSetting, *, sleeps: bool) -> list[Item]:
     """sleeps: while others use the device; then weights arrive on the host, or, in other engines than the embedded
     one, in the memory that these take back for them. New weights are put in place of the old as they come."""
     engine = EngineMemory(config.model, config.engine, setting.lengths.sample, setting.simulated)
@@ -309,7 +309,7 @@ def _into_engine(config: JobConfig) -> float:
 
 
 def _scoring(
-    config: JobConfig, rank: RankMemory, roles: list[str], devices: int, phases: Sequence[Phase], setting: Setting
+    config: JobConfig, rank: RankMemory, roles: list[str], devices: int, phases: Sequence[Phase], setting: PlanSetting
 ) -> list[Item]:
     """Copies to score with: none where the actor's parameters do, sharded beside the actor, else whole; simulated ones
     are always laid out as training is."""

@@ -19,7 +19,7 @@ from harness.config import CostConfig, JobConfig, ModelConfig
 from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.engine_share import EngineShare
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from harness.protocols import (
     Clock,
     Completion,
@@ -382,7 +382,7 @@ class SimulatedEngines:
         group_size = self.config.algorithm.group_size
         return SimulatedRollout(
             self.cost,
-            Lengths(self.cost.lengths, self.seed, group_size),
+            ResponseLengths(self.cost.lengths, self.seed, group_size),
             slots=self.config.engine.slots,
             group_size=group_size,
             several_turns=self.cost.turns is not None,

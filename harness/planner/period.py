@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from harness.planner.work import Work
+from harness.planner.work import IterationWork
 from schedules import (
     ColocateSync,
     DelayedUpdate,
@@ -25,7 +25,7 @@ Beside = Callable[..., float]
 """Seconds of several kinds of work that go on at the same time, from the seconds of each."""
 
 
-def period(schedule: Schedule, work: Work, beside: Beside = max) -> float:
+def period(schedule: Schedule, work: IterationWork, beside: Beside = max) -> float:
     """Seconds of an iteration; of a schedule that is not known here, what holds for every one of them."""
     return _PERIOD.get(type(schedule), _any)(schedule, work, beside)
 
@@ -36,7 +36,7 @@ def hindered(*seconds: float) -> float:
     return math.hypot(*seconds)
 
 
-def _any(schedule: Schedule, work: Work, beside: Beside, *, handing_over_s: float = 0.0) -> float:
+def _any(schedule: Schedule, work: IterationWork, beside: Beside, *, handing_over_s: float = 0.0) -> float:
     """Each pool has its work; and a batch is sampled by versions at most ceil(eta) behind it, so that its longest
     response begins, is trained on and has made a version within ceil(eta) + 1 iterations; in its fresh part, floor."""
     after_s = work.micro_s + work.step_s
@@ -45,13 +45,13 @@ def _any(schedule: Schedule, work: Work, beside: Beside, *, handing_over_s: floa
     return beside(work.generate_s, work.actor_s + handing_over_s, work.scorers_s, max(response_s, fresh_s))
 
 
-def _streamed(schedule: Schedule, work: Work, beside: Beside) -> float:
+def _streamed(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
     """The trainer hands its weights over between two iterations, or after every k-th."""
     iterations = schedule.publish_every if isinstance(schedule, FullyAsync) else 1
     return _any(schedule, work, beside, handing_over_s=work.send_s / iterations)
 
 
-def _together(schedule: Schedule, work: Work, beside: Beside) -> float:
+def _together(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
     """Generate, then score and train on what is there, then bring the weights; pools work at the same time."""
     assert isinstance(schedule, SeparatedSync)
     if not schedule.streaming:
@@ -61,13 +61,13 @@ def _together(schedule: Schedule, work: Work, beside: Beside) -> float:
     )
 
 
-def _in_turn(schedule: Schedule, work: Work, beside: Beside) -> float:
+def _in_turn(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
     """One phase after the other; a device that is shared is given back before it is used otherwise."""
     give_back_s = work.offload_s if schedule.colocated else 0.0
     return work.batch_s + give_back_s + work.score_s + work.train_s + work.step_s + work.publish_s
 
 
-def _two_pools(schedule: Schedule, work: Work, beside: Beside) -> float:
+def _two_pools(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
     """Generating k batches beside scoring and then training on k batches one by one; then both wait for the weights.
     Neither hinders the other: they meet when both are done."""
     batches = schedule.cycle
@@ -75,7 +75,7 @@ def _two_pools(schedule: Schedule, work: Work, beside: Beside) -> float:
     return max(generate_s, work.score_s + work.train_s + work.step_s) + work.publish_s / batches
 
 
-_PERIOD: dict[type, Callable[[Schedule, Work, Beside], float]] = {
+_PERIOD: dict[type, Callable[[Schedule, IterationWork, Beside], float]] = {
     ColocateSync: _in_turn,
     SeparatedSync: _together,
     OneStepOff: _two_pools,

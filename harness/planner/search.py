@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
-class Estimate(Protocol):
+class Outcome(Protocol):
     """The result of running a candidate."""
 
     @property
@@ -16,7 +16,7 @@ class Estimate(Protocol):
 
 
 C = TypeVar("C")
-E = TypeVar("E", bound=Estimate)
+E = TypeVar("E", bound=Outcome)
 
 
 @dataclass(frozen=True)

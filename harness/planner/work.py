@@ -13,7 +13,7 @@ import numpy as np
 from engines.simulated.decoding import decoded_s
 from harness.config import CostConfig, JobConfig
 from harness.cost_model.cost import DecodeCost, offload_s, transfer_times
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from schedules import Transport
 
 _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it takes
@@ -32,7 +32,7 @@ class LengthSamples:
     def of(cls, config: JobConfig, seed: int, batches: int) -> LengthSamples:
         """Draw the lengths of the first `batches` batches."""
         algorithm, cost = config.algorithm, config.cost
-        lengths = Lengths(cost.lengths, seed, algorithm.group_size).batches(0, batches, algorithm.batch_samples)
+        lengths = ResponseLengths(cost.lengths, seed, algorithm.group_size).batches(0, batches, algorithm.batch_samples)
         return cls(lengths, cost.prompt_tokens, algorithm.group_size)
 
     @cached_property
@@ -108,7 +108,7 @@ class PoolLayout:
 
 
 @dataclass(frozen=True)
-class Work:
+class IterationWork:
     """Seconds of one iteration. All are means over batches.
 
     generate_s: of the rollout pool, its engines full as long as there is anything to do; batch_s: of one batch, from
@@ -147,7 +147,7 @@ class Work:
         return max(self.send_s, self.load_s)
 
 
-def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> Work:
+def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> IterationWork:
     """No run of this job on these workers needs less, whatever the schedule.
 
     Decode steps: with n samples running, of c tokens, one lasts decode_step_s + max(decode_weights_s, n p) + c q, and
@@ -170,7 +170,7 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> W
     if pools.freezes:
         train_s += _total(_score_s(cost, lengths, pools.rows, pools.ranks))
     times = transfer_times(cost, pools.transport, pools.sender_links, pools.ranks)
-    return Work(
+    return IterationWork(
         generate_s=generate_s,
         batch_s=cost.generate_s + max(generate_s, longest_s),
         longest_s=longest_s,
@@ -186,7 +186,7 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> W
     )
 
 
-def likely_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples, *, streaming: bool) -> Work:
+def likely_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples, *, streaming: bool) -> IterationWork:
     """Work as it will probably be. streaming: engines are refilled from the next batch, else they run empty between
     two."""
     work = least_work(cost, pools, lengths)

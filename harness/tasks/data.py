@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from harness.config.plugins import GIVEN
-from harness.tasks.data_prompts import Columns, Prompts
-from harness.tasks.data_source import HUB, Source
+from harness.tasks.data_prompts import Columns, PromptFormat
+from harness.tasks.data_source import HUB, DataSource
 from harness.tasks.rewards.text import exact
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
 from harness.tasks.text_task import TextTask
@@ -97,19 +97,21 @@ class DataTask(TextTask):
         return f"{self.data}: {len(training):,} problems to train on, {len(held_out):,} held out{without}"
 
     @property
-    def _source(self) -> Source:
+    def _source(self) -> DataSource:
         return self._at(self.data, self.split)
 
-    def _at(self, name: str, split: str) -> Source:
+    def _at(self, name: str, split: str) -> DataSource:
         """subset and revision are of `data`."""
-        return Source(name, self.subset, split, self.revision) if name == self.data else Source(name, split=split)
+        return (
+            DataSource(name, self.subset, split, self.revision) if name == self.data else DataSource(name, split=split)
+        )
 
     @property
-    def _prompts(self) -> Prompts:
+    def _prompts(self) -> PromptFormat:
         options = json.dumps(self.chat_options, sort_keys=True)
-        return Prompts(self.columns, self.template, self.system, self.chat, options, self.answer_pattern)
+        return PromptFormat(self.columns, self.template, self.system, self.chat, options, self.answer_pattern)
 
-    def _rows(self, source: Source) -> Rows:
+    def _rows(self, source: DataSource) -> Rows:
         limits = {"max_prompt_tokens": self.max_prompt_tokens, "drop_repeated": self.drop_repeated}
         return _read(source, source.stamp(), self.tokenizer, self._prompts, **limits)
 
@@ -129,10 +131,10 @@ class DataTask(TextTask):
 
 @lru_cache(maxsize=4)
 def _read(
-    source: Source,
+    source: DataSource,
     stamp: tuple[int, int] | None,
     tokenizer: Tokenizer,
-    prompts: Prompts,
+    prompts: PromptFormat,
     *,
     max_prompt_tokens: int,
     drop_repeated: bool,

@@ -22,7 +22,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptFormat:
     """How rows become prompts and answers.
 
     template: text around columns, as in `{prompt} Answer in words.`; system: the first message of a chat; chat: by the

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """The origin of rows. name: a file's, or hf:<org>/<name>; subset, split, revision: of a data set of the hub."""
 
     name: str

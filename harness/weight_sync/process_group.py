@@ -29,7 +29,7 @@ _CHECK_S = 0.5  # how often a wait checks whether the rendezvous was aborted
 _POLL_S = 1e-4  # how often a GPU, or the members that have come, are polled
 
 
-class Work(Protocol):
+class PendingWork(Protocol):
     """A collective that was handed to the group, and may not be done yet: torch.distributed's."""
 
     def wait(self, timeout: timedelta = ...) -> object:
@@ -65,19 +65,19 @@ class TransferGroup:
             self.close()
             raise TransferError(f"version {version} broke off: {error}") from error
 
-    def broadcast(self, data: torch.Tensor) -> Work:
+    def broadcast(self, data: torch.Tensor) -> PendingWork:
         """Broadcast from the sender to all others; `data` (on the group's device) is there once it was waited for."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = SOURCE, 0
         assert self._group is not None
-        return cast(Work, self._group.broadcast([data], options))
+        return cast(PendingWork, self._group.broadcast([data], options))
 
     def barrier(self) -> None:
         """Wait for all members to come here."""
         assert self._group is not None
-        self.wait(cast(Work, self._group.barrier(dist.BarrierOptions())))
+        self.wait(cast(PendingWork, self._group.barrier(dist.BarrierOptions())))
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: PendingWork) -> None:
         """Wait until it is done, fails (RuntimeError, torch's own), or the rendezvous is aborted (TransferError)."""
         if self.device.type == "cuda":
             checked = time.monotonic()
@@ -122,7 +122,7 @@ class BucketInFlight:
 
     group: TransferGroup
     tensors: list[torch.Tensor]
-    works: list[Work]
+    works: list[PendingWork]
 
     @classmethod
     def start(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:

@@ -18,7 +18,7 @@ from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, RooflineConfig
 from harness.config.compose import compose_job
 from harness.cost_model.cost import transfer_times
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
 from harness.protocols import Completion, PauseMode, Request
@@ -66,7 +66,13 @@ async def tokens(load_s: float, update: Update | None) -> tuple[int, float]:
     cost = costs()
     engines = [
         SimulatedRollout(
-            cost, Lengths(cost.lengths, seed), slots=SLOTS, group_size=GROUP, clock=clock, load_s=load_s, name=str(seed)
+            cost,
+            ResponseLengths(cost.lengths, seed),
+            slots=SLOTS,
+            group_size=GROUP,
+            clock=clock,
+            load_s=load_s,
+            name=str(seed),
         )
         for seed in range(ENGINES)
     ]

@@ -6,7 +6,7 @@ import numpy as np
 
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from harness.protocols import RolloutEngine, Sampling
 from tests.contract.engine_under_test import EngineUnderTest, Setting
 
@@ -33,7 +33,7 @@ COST = CostConfig(
 async def start(setting: Setting) -> RolloutEngine:
     return SimulatedRollout(
         COST,
-        Lengths(COST.lengths, setting.seed),
+        ResponseLengths(COST.lengths, setting.seed),
         slots=setting.slots,
         group_size=1,
         clock=setting.clock,

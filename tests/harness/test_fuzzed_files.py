@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.calibration.profile.rows import DeviceProfile, Row, read_profile, write_profile
+from harness.calibration.profile.rows import DeviceProfile, TimingRow, read_profile, write_profile
 from harness.calibration.runs import read_run
 from harness.checks.job import plan_job
 from harness.comparison.experiment import comparison_in
@@ -24,7 +24,7 @@ from harness.cost_model.lengths import read_trace
 from harness.report.page.document import document
 from harness.report.page.markdown import markdown
 from harness.studies.predictions.table import read_table, read_table_settings
-from harness.tasks.data_source import Source
+from harness.tasks.data_source import DataSource
 from tests.support.fabricated_cells import Made, make_run
 from tests.support.mutations import HOSTILE, spoilt, within
 
@@ -108,7 +108,7 @@ def test_results_folders_at_random_are_read_or_refused_in_a_line(tmp_path: Path)
 
 def test_tables_at_random_are_read_or_refused_in_a_line(tmp_path: Path) -> None:
     chance = random.Random(2)
-    rows = tuple(Row("decode", layers, 8, 64, 0, 0.01 * layers, 0.1) for layers in (1, 2))
+    rows = tuple(TimingRow("decode", layers, 8, 64, 0, 0.01 * layers, 0.1) for layers in (1, 2))
     profile = tmp_path / "profile.json"
     write_profile(profile, DeviceProfile(compose_job([]).model, "a cpu", "cpu", 1 << 30, 1, {"torch": "2"}, rows))
     problems, lengths = tmp_path / "problems.jsonl", tmp_path / "lengths.txt"
@@ -120,7 +120,7 @@ def test_tables_at_random_are_read_or_refused_in_a_line(tmp_path: Path) -> None:
         (table.with_suffix(".yaml"), read_table_settings, ConfigError),
         (EXPERIMENTS / "cost" / "tiny_cpu.yaml", lambda path: compose_job([f"cost={path}"]), ConfigError),
         (profile, read_profile, ConfigError),
-        (problems, lambda path: list(Source(str(path)).rows()), ValueError),
+        (problems, lambda path: list(DataSource(str(path)).rows()), ValueError),
         (lengths, read_trace, ValueError),  # of both the settings that name them tell
     ]
     refused = 0

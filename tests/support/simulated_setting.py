@@ -9,7 +9,7 @@ import numpy as np
 
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from harness.protocols import Completion, Request, RolloutEngine
 from harness.runtime.virtual_runtime import VirtualClock
 
@@ -33,7 +33,7 @@ COST = CostConfig(
 )
 
 
-class Given(Lengths):
+class Given(ResponseLengths):
     """Sample `i` has `values[i]` tokens."""
 
     def __init__(self, *values: int) -> None:

@@ -21,7 +21,7 @@ from engines.vllm.weights import ADAPTER, broadcast, gloo_group, shared_tensor
 
 
 @dataclass
-class Rendezvous(WeightTransferInitInfo):
+class WorkerRendezvous(WeightTransferInitInfo):
     """store: the file at which `size` CPU processes meet; None on a GPU, where memory is mapped."""
 
     store: str | None
@@ -41,17 +41,17 @@ class BucketInfo(WeightTransferUpdateInfo):
     handle: list[Any] | None
 
 
-class BucketTransfer(WeightTransferEngine[Rendezvous, BucketInfo]):
+class BucketTransfer(WeightTransferEngine[WorkerRendezvous, BucketInfo]):
     """Puts each bucket in place as it comes: the adapter lets nothing be generated before the last one. On a GPU vLLM's
     layerwise reload makes of a layer's weights what its kernels want, once all of them are there; on a CPU, whose
     layers compute with the plain weights, they are changed in place. Each of several workers gets all weights whole, of
     which the model's own loading takes its part."""
 
-    init_info_cls = Rendezvous
+    init_info_cls = WorkerRendezvous
     update_info_cls = BucketInfo
     _group: torch.distributed.ProcessGroup | None = None
 
-    def init_transfer_engine(self, init_info: Rendezvous) -> None:
+    def init_transfer_engine(self, init_info: WorkerRendezvous) -> None:
         """Join the adapter's Gloo group, if there is one."""
         if init_info.store is not None:
             rank = ADAPTER + 1 + get_tensor_model_parallel_rank()

@@ -23,7 +23,7 @@ _GRACE_S = 120.0
 
 
 @dataclass
-class Campaign:
+class ChaosCampaign:
     """skipped: seeds for which no time was left."""
 
     first: int
@@ -48,7 +48,7 @@ class Campaign:
         return [one for one in self.done if one.problems]
 
 
-def run_campaign(campaign: Campaign, limit_s: float, progress: Callable[[str], None] = lambda said: None) -> None:
+def run_campaign(campaign: ChaosCampaign, limit_s: float, progress: Callable[[str], None] = lambda said: None) -> None:
     """Plays its seeds; none is begun after `limit_s`. What is done is in it, also where this is interrupted."""
     started = time.monotonic()
     until = started + limit_s  # all processes of a machine read the same
@@ -77,7 +77,7 @@ def repeat_command(seed: int) -> str:
     return f"make chaos FIRST={seed} SEEDS=1"
 
 
-def write_campaign(campaign: Campaign, folder: Path) -> list[Path]:
+def write_campaign(campaign: ChaosCampaign, folder: Path) -> list[Path]:
     """simulated.json and simulated.md."""
     folder.mkdir(parents=True, exist_ok=True)
     struck = dict(campaign.struck.most_common())
@@ -96,7 +96,7 @@ def write_campaign(campaign: Campaign, folder: Path) -> list[Path]:
     return paths
 
 
-def page(campaign: Campaign) -> str:
+def page(campaign: ChaosCampaign) -> str:
     """A page of Markdown: a table of schedules, and each failure with the command that repeats it."""
     schedules: dict[str, list[Chaos]] = {}
     for one in campaign.done:
@@ -115,7 +115,7 @@ def page(campaign: Campaign) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(campaign: Campaign) -> str:
+def summary(campaign: ChaosCampaign) -> str:
     """One line on all runs."""
     left = f"; {campaign.skipped} seeds were not begun in time" if campaign.skipped else ""
     return (

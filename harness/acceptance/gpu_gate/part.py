@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Setting:
+class GateSetting:
     """folder: of the gate's results, for what a part leaves besides its checks."""
 
     kind: Literal["cpu", "cuda"]
@@ -41,7 +41,7 @@ class Setting:
         return self.kind == "cuda"
 
 
-def run_part(name: str, module: str, setting: Setting) -> PartResult:
+def run_part(name: str, module: str, setting: GateSetting) -> PartResult:
     """Run it here. Whatever ends it early is written down; its traceback goes where errors go."""
     start = time.monotonic()
     result = PartResult(name)
@@ -74,4 +74,4 @@ def _package_is_missing(error: Exception) -> bool:
 
 if __name__ == "__main__":
     _, part, path, kind, folder = sys.argv
-    run_part(part, path, Setting("cpu" if kind == "cpu" else "cuda", Path(folder)))
+    run_part(part, path, GateSetting("cpu" if kind == "cpu" else "cuda", Path(folder)))

@@ -25,7 +25,7 @@ _LAST_LINES = 3
 
 
 @dataclass(frozen=True)
-class Part:
+class GatePart:
     """module: has `run`; limit_s: its longest, on a GPU machine or on two cores."""
 
     name: str
@@ -34,7 +34,7 @@ class Part:
     limit_s: float
 
 
-def chosen(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
+def chosen(parts: Sequence[GatePart], names: Sequence[str]) -> list[GatePart]:
     """The named parts, in the order of the gate; all, where none is named. Raises ConfigError for one there is not."""
     known = [part.name for part in parts]
     for name in names:
@@ -44,7 +44,7 @@ def chosen(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
 
 
 def run_gate(
-    parts: Sequence[Part],
+    parts: Sequence[GatePart],
     kind: str,
     folder: Path,
     *,
@@ -68,7 +68,7 @@ def run_gate(
         yield _run(part, kind, folder)
 
 
-def _run(part: Part, kind: str, folder: Path) -> PartResult:
+def _run(part: GatePart, kind: str, folder: Path) -> PartResult:
     log, start = folder / f"{part.name}.log", time.monotonic()
     result_path(folder, part.name).unlink(missing_ok=True)
     command = [sys.executable, "-m", MODULE, part.name, part.module, kind, str(folder)]

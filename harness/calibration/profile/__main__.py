@@ -15,12 +15,12 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from harness.calibration.profile.record import record
-from harness.calibration.profile.rows import Row, TransferRow, write_profile
+from harness.calibration.profile.rows import TimingRow, TransferRow, write_profile
 from harness.config import ModelConfig, TrainingConfig
 from harness.config.files import checked_yaml
 
 
-def _print(row: Row | TransferRow) -> None:
+def _print(row: TimingRow | TransferRow) -> None:
     print(row, flush=True)
 
 

@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from harness.calibration.fitting import FittedCosts, Phase, fit, relative_error
-from harness.calibration.profile.rows import DeviceProfile, Row, TransferRow
+from harness.calibration.profile.rows import DeviceProfile, TimingRow, TransferRow
 from harness.config import BytesCost, CostConfig, DeviceConfig, JobConfig, ModelConfig, TransferCost
 from harness.config.fields import checked_name
 from harness.cost_model import shape
@@ -79,7 +79,7 @@ def fit_profile(profile: DeviceProfile, base: CostConfig, name: str) -> FittedCo
     return FittedCosts(cost, tuple(_at_depths(phase, profile) for phase in phases), unseen, base.name)
 
 
-def _decode(rows: Sequence[Row]) -> tuple[dict[str, float], Phase]:
+def _decode(rows: Sequence[TimingRow]) -> tuple[dict[str, float], Phase]:
     """A step is flat up to so many samples and grows from there: the number that explains the timings best."""
     seconds, samples = _seconds(rows), np.array([row.samples for row in rows], np.float64)
     cached = samples * np.array([row.length for row in rows], np.float64)
@@ -103,7 +103,7 @@ def _decode(rows: Sequence[Row]) -> tuple[dict[str, float], Phase]:
     return costs, Phase.of("decode", names, found, f"steps of 1 to {samples.max():.0f} samples")
 
 
-def _pass(rows: Sequence[Row], work: str, fixed: str | None) -> tuple[dict[str, float], Phase]:
+def _pass(rows: Sequence[TimingRow], work: str, fixed: str | None) -> tuple[dict[str, float], Phase]:
     """A forward or training pass: a fixed part, a part per token, a part per pair of tokens of a sample."""
     seconds, samples = _seconds(rows), np.array([row.samples for row in rows], np.float64)
     lengths = np.array([row.length for row in rows], np.float64)
@@ -132,7 +132,7 @@ def _copies(profile: DeviceProfile) -> tuple[dict[str, float], list[Phase]]:
     return costs, phases
 
 
-def _bytes(rows: Sequence[Row]) -> tuple[float, Phase]:
+def _bytes(rows: Sequence[TimingRow]) -> tuple[float, Phase]:
     """Seconds of a byte."""
     seconds, moved = _seconds(rows), np.array([row.bytes for row in rows], np.float64)
     found = fit(seconds, np.stack([np.ones(len(rows)), moved], axis=1), 1 / seconds)
@@ -181,7 +181,7 @@ def _at_depths(phase: Phase, profile: DeviceProfile) -> Phase:
     return replace(phase, timings=f"{phase.timings}; timed with {depths[0]} and {depths[1]} layers")
 
 
-def _seconds(rows: Sequence[Row]) -> np.ndarray:
+def _seconds(rows: Sequence[TimingRow]) -> np.ndarray:
     return np.array([row.seconds for row in rows], np.float64)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.torch.model import build_model
-from harness.calibration.profile.rows import DeviceProfile, Row, TransferRow
+from harness.calibration.profile.rows import DeviceProfile, TimingRow, TransferRow
 from harness.calibration.profile.timing import (
     Sizes,
     Stopwatch,
@@ -79,7 +79,7 @@ def record(
     depths: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ranks: Sequence[int] | None = None,
     bucket_bytes: int = 64 << 20,
-    progress: Callable[[Row | TransferRow], None] = lambda row: None,
+    progress: Callable[[TimingRow | TransferRow], None] = lambda row: None,
 ) -> DeviceProfile:
     """Time everything, weights drawn at random.
 
@@ -121,7 +121,7 @@ def _rows(
     grid: Grid,
     inference: tuple[int, ...],
     trained: tuple[int, ...],
-) -> Iterator[Row]:
+) -> Iterator[TimingRow]:
     yield from time_copies(grid.copies, watch)
     for layers in inference:
         made = _made(model, layers, watch.device)

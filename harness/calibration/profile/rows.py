@@ -21,7 +21,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True)
-class Row:
+class TimingRow:
     """One timing. samples of `length` tokens each (decode: in the cache); bytes that were moved; seconds: the median of
     several; spread: (third quartile - first) / median."""
 
@@ -68,10 +68,10 @@ class DeviceProfile:
     memory_bytes: int
     threads: int
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[TimingRow, ...]
     transfers: tuple[TransferRow, ...] = ()
 
-    def of(self, *phases: Phase) -> list[Row]:
+    def of(self, *phases: Phase) -> list[TimingRow]:
         """The rows of these phases, for all of the model's layers. Where fewer were measured, they are extrapolated."""
         return [row for phase in phases for row in deep([row for row in self.rows if row.phase == phase], self.model)]
 
@@ -80,13 +80,13 @@ class DeviceProfile:
         return sorted({row.layers for row in self.rows if row.phase == phase and row.layers})
 
 
-def deep(rows: Sequence[Row], model: ModelConfig) -> list[Row]:
+def deep(rows: Sequence[TimingRow], model: ModelConfig) -> list[TimingRow]:
     """Each row as it would be with all layers, by the line through the two depths at which it was measured.
 
     A decoder's layers are equal and run one after another, so all that a layer takes is linear in their number; what
     does not grow (embeddings, logits) is where the line begins. Rows of no layers (copies) stay as they are.
     """
-    alike: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
+    alike: dict[tuple[str, int, int], list[TimingRow]] = defaultdict(list)
     found = []
     for row in rows:
         if row.layers in (0, model.layers):
@@ -97,7 +97,7 @@ def deep(rows: Sequence[Row], model: ModelConfig) -> list[Row]:
         low, high = sorted(pair, key=lambda row: row.layers)
         times = (model.layers - low.layers) / (high.layers - low.layers)
         found.append(
-            Row(
+            TimingRow(
                 low.phase,
                 model.layers,
                 low.samples,

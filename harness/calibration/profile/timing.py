@@ -19,7 +19,7 @@ from engines.torch.fsdp import FSDPEngine, init_world
 from engines.torch.kv_slots import SlotModel
 from engines.torch.rollout import TorchRollout
 from engines.torch.scoring import TorchLogProb
-from harness.calibration.profile.rows import Row
+from harness.calibration.profile.rows import TimingRow
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Request, Sampling, TrainBatch
 from harness.runtime.runtime import RealClock
@@ -85,7 +85,7 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_decode(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch) -> Iterator[Row]:
+def time_decode(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch) -> Iterator[TimingRow]:
     """Steps of an engine that is full of samples with so many tokens each; sampling included."""
     for samples, length in sizes:
         steps = watch.calls + 1
@@ -94,21 +94,21 @@ def time_decode(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch) -> Itera
         engine.submit([Request(number, prompt) for number, prompt in enumerate(prompts)])
         engine.step()  # prefills
         seconds, spread = watch.time(engine.step)
-        yield Row("decode", model.config.num_hidden_layers, samples, length + steps // 2, 0, seconds, spread)
+        yield TimingRow("decode", model.config.num_hidden_layers, samples, length + steps // 2, 0, seconds, spread)
         asyncio.run(engine.close())
 
 
-def time_prefill(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch) -> Iterator[Row]:
+def time_prefill(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch) -> Iterator[TimingRow]:
     """Filling the slots of so many samples with so many tokens each."""
     for samples, length in sizes:
         model.config.max_position_embeddings = length
         cache = SlotModel(model, samples)
         contexts = [(slot, prompt.tolist()) for slot, prompt in enumerate(_tokens(model, samples, length))]
         seconds, spread = watch.time(lambda cache=cache, contexts=contexts: cache.prefill(contexts))  # type: ignore[misc]
-        yield Row("prefill", model.config.num_hidden_layers, samples, length, 0, seconds, spread)
+        yield TimingRow("prefill", model.config.num_hidden_layers, samples, length, 0, seconds, spread)
 
 
-def time_weights(model: PreTrainedModel, watch: Stopwatch) -> Iterator[Row]:
+def time_weights(model: PreTrainedModel, watch: Stopwatch) -> Iterator[TimingRow]:
     """New weights from the host's memory into an idle engine; and the engine's weights to the host, and back."""
     engine = _engine(model, 1, 32, 1, watch.device)
     there = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
@@ -121,7 +121,7 @@ def time_weights(model: PreTrainedModel, watch: Stopwatch) -> Iterator[Row]:
         }
         for phase, (work, before) in calls.items():
             seconds, spread = watch.time(work, before)
-            yield Row(phase, model.config.num_hidden_layers, 0, 0, size, seconds, spread)  # type: ignore[arg-type]
+            yield TimingRow(phase, model.config.num_hidden_layers, 0, 0, size, seconds, spread)  # type: ignore[arg-type]
         loop.run(engine.close())
 
 
@@ -137,7 +137,9 @@ def _tokens(model: PreTrainedModel, samples: int, length: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, model.config.vocab_size, (samples, length))
 
 
-def time_log_probs(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, training: TrainingConfig) -> Iterator[Row]:
+def time_log_probs(
+    model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, training: TrainingConfig
+) -> Iterator[TimingRow]:
     """Micro-batches of so many samples with so many tokens each, half of them the prompt's."""
     layers, vocabulary = model.config.num_hidden_layers, model.config.vocab_size
     engine = TorchLogProb(model, temperature=1.0, device=watch.device, training=training)
@@ -145,10 +147,12 @@ def time_log_probs(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, train
         for samples, length in sizes:
             batch = batch_of(samples, length, vocabulary)
             seconds, spread = watch.time(lambda batch=batch: loop.run(engine.log_probs(batch.prompts, batch.responses)))  # type: ignore[misc]
-            yield Row("log_prob", layers, samples, length, 0, seconds, spread)
+            yield TimingRow("log_prob", layers, samples, length, 0, seconds, spread)
 
 
-def time_training(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, training: TrainingConfig) -> Iterator[Row]:
+def time_training(
+    model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, training: TrainingConfig
+) -> Iterator[TimingRow]:
     """Micro-batches as of `time_log_probs`, on a training world of this process alone; then optimizer steps."""
     layers, vocabulary = model.config.num_hidden_layers, model.config.vocab_size
     with asyncio.Runner() as loop, world_of_one(watch.device) as mesh:
@@ -156,10 +160,10 @@ def time_training(model: PreTrainedModel, sizes: Sizes, watch: Stopwatch, traini
         for samples, length in sizes:
             batch = batch_of(samples, length, vocabulary)
             seconds, spread = watch.time(lambda batch=batch: loop.run(engine.accumulate(batch)))  # type: ignore[misc]
-            yield Row("train", layers, samples, length, 0, seconds, spread)
+            yield TimingRow("train", layers, samples, length, 0, seconds, spread)
         least = batch_of(*sizes[0], vocabulary)
         seconds, spread = watch.time(lambda: loop.run(engine.step()), before=lambda: loop.run(engine.accumulate(least)))
-        yield Row("optimizer", layers, 0, 0, 0, seconds, spread)
+        yield TimingRow("optimizer", layers, 0, 0, 0, seconds, spread)
 
 
 @contextmanager
@@ -191,12 +195,12 @@ def batch_of(samples: int, length: int, vocabulary: int) -> TrainBatch:
     )
 
 
-def time_copies(sizes: tuple[int, ...], watch: Stopwatch) -> Iterator[Row]:
+def time_copies(sizes: tuple[int, ...], watch: Stopwatch) -> Iterator[TimingRow]:
     """Copies of so many bytes, each way. The host's memory is pinned where the device is a GPU."""
     for size in sizes:
         here = torch.zeros(size, dtype=torch.uint8, pin_memory=watch.device.type == "cuda")
         there = torch.zeros(size, dtype=torch.uint8, device=watch.device)
         seconds, spread = watch.time(lambda here=here, there=there: here.copy_(there))  # type: ignore[misc]
-        yield Row("copy_to_host", 0, 0, 0, size, seconds, spread)
+        yield TimingRow("copy_to_host", 0, 0, 0, size, seconds, spread)
         seconds, spread = watch.time(lambda here=here, there=there: there.copy_(here))  # type: ignore[misc]
-        yield Row("copy_to_device", 0, 0, 0, size, seconds, spread)
+        yield TimingRow("copy_to_device", 0, 0, 0, size, seconds, spread)

@@ -36,7 +36,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Case:
+class TransferCase:
     """The transfers that are timed in one set of processes: each transport with each of the weights."""
 
     transports: tuple[TimedTransport, ...]
@@ -68,7 +68,9 @@ def time_transfers(
     devices for. Raises RuntimeError, naming the process, where one fails or does not answer in time."""
     for number in training_ranks(device.type) if ranks is None else ranks:
         weights = parts_of(model, _MOST_BYTES[device.type])
-        yield from _timed(Case(transports(device.type), number, device.type, weights, model.dtype, bucket_bytes))
+        yield from _timed(
+            TransferCase(transports(device.type), number, device.type, weights, model.dtype, bucket_bytes)
+        )
 
 
 def training_ranks(kind: str) -> tuple[int, ...]:
@@ -100,7 +102,7 @@ def parts_of(model: ModelConfig, most_bytes: int) -> tuple[Shapes, ...]:
 # -- in the process that times
 
 
-def _timed(case: Case) -> Iterator[TransferRow]:
+def _timed(case: TransferCase) -> Iterator[TransferRow]:
     context = multiprocessing.get_context("forkserver")  # one that has used CUDA cannot be forked itself
     context.set_forkserver_preload([__name__, "engines.torch.fsdp", "torch.distributed.tensor"])
     together = context.Barrier(case.ranks + 1)
@@ -131,7 +133,7 @@ def _timed(case: Case) -> Iterator[TransferRow]:
             process.join()
 
 
-def _row(case: Case, transport: TimedTransport, shapes: Shapes, moments: np.ndarray) -> TransferRow:
+def _row(case: TransferCase, transport: TimedTransport, shapes: Shapes, moments: np.ndarray) -> TransferRow:
     """moments: float64 [processes, rounds, 3], the receiver last: when it began, when it had sent or staged, when it
     was done. Seconds of one clock, which all processes of a machine share."""
     ranks, receiver = moments[:-1], moments[-1]
@@ -161,7 +163,7 @@ def _answer(pipe: Connection, name: str) -> Any:
 # -- in training ranks and the receiver
 
 
-def _take_part(case: Case, number: int, together: Any, pipe: Connection) -> None:
+def _take_part(case: TransferCase, number: int, together: Any, pipe: Connection) -> None:
     torch.set_num_threads(1)
     device = case.device(number)
     if device.type == "cuda":
@@ -173,7 +175,7 @@ def _take_part(case: Case, number: int, together: Any, pipe: Connection) -> None
         _train(case, number, device, together, pipe)
 
 
-def _train(case: Case, rank: int, device: torch.device, together: Any, pipe: Connection) -> None:
+def _train(case: TransferCase, rank: int, device: torch.device, together: Any, pipe: Connection) -> None:
     """Rank 0 offers; all send what is theirs of shards in float32, cast as they are gathered, as training ranks do."""
     from torch.distributed import TCPStore, destroy_process_group
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -201,7 +203,7 @@ def _train(case: Case, rank: int, device: torch.device, together: Any, pipe: Con
 
 
 def _sender(
-    case: Case, transport: TimedTransport, rank: int, plan: TransferPlan, device: torch.device, pipe: Connection
+    case: TransferCase, transport: TimedTransport, rank: int, plan: TransferPlan, device: torch.device, pipe: Connection
 ) -> Any:
     senders = sending_ranks(transport, case.ranks, len(plan.buckets))
     if rank > 0:
@@ -232,7 +234,7 @@ async def _send(
     return began_at, sent_at, time.perf_counter()
 
 
-def _receive(case: Case, device: torch.device, together: Any, pipe: Connection) -> None:
+def _receive(case: TransferCase, device: torch.device, together: Any, pipe: Connection) -> None:
     for _, shapes in case:
         receiver = pipe.recv().receiver(0, device)
         dtype = getattr(torch, case.dtype)

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from engines.simulated.decoding import decoded_s
 from harness.config import ConfigError, CostConfig, JobConfig, LengthsConfig
 from harness.cost_model.cost import DecodeCost
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
 from harness.cost_model.shape import forward_flops_per_token
@@ -112,7 +112,7 @@ def engines_of(row: Row, config: JobConfig) -> int:
 def drawn(lengths: LengthsConfig, config: JobConfig, batches: int) -> np.ndarray:
     """Lengths of the responses of the batches that figures are a mean over: int64 [batches, samples]."""
     algorithm = config.algorithm
-    return Lengths(lengths, 0, algorithm.group_size).batches(WARMUP, batches, algorithm.batch_samples)
+    return ResponseLengths(lengths, 0, algorithm.group_size).batches(WARMUP, batches, algorithm.batch_samples)
 
 
 def _tokens(anchor: Row, config: JobConfig, sync: Mapping[str, Scaling]) -> tuple[float, str]:

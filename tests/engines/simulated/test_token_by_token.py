@@ -16,7 +16,7 @@ from engines.simulated.decoding import Decoding
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.cost_model.cost import DecodeCost
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from harness.protocols import Completion, Request
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from tests.support.examples import examples
@@ -205,7 +205,7 @@ Decoded = dict[int, tuple[list[tuple[int, int]], float | None, float | None]]
 """Of each sample: runs (version, tokens), when it started and when it was finished."""
 
 
-def outcome_of_the_engine(case: Case, lengths: Lengths) -> tuple[Decoded, int]:
+def outcome_of_the_engine(case: Case, lengths: ResponseLengths) -> tuple[Decoded, int]:
     """And how often a sample was preempted."""
 
     async def main() -> tuple[list[Completion], int]:
@@ -242,7 +242,7 @@ def outcome_of_the_engine(case: Case, lengths: Lengths) -> tuple[Decoded, int]:
     return {c.sample_id: (runs(c), c.started_at, c.finished_at) for c in done}, preemptions
 
 
-def outcome_token_by_token(case: Case, lengths: Lengths) -> tuple[Decoded, int]:
+def outcome_token_by_token(case: Case, lengths: ResponseLengths) -> tuple[Decoded, int]:
     engine, now, version = TokenByToken(case.cost, slots=case.slots), 0.0, 0
     for action in case.actions:
         now = max(now, action.at)
@@ -270,7 +270,7 @@ def outcome_token_by_token(case: Case, lengths: Lengths) -> tuple[Decoded, int]:
 @settings(max_examples=examples(300))
 @given(st.integers(0, 2**32))
 def test_events_give_what_a_simulation_of_every_token_gives(seed: int) -> None:
-    case, lengths = random_case(seed), Lengths(UNIFORM, seed)
+    case, lengths = random_case(seed), ResponseLengths(UNIFORM, seed)
     found, preempted = outcome_of_the_engine(case, lengths)
     expected, expected_preempted = outcome_token_by_token(case, lengths)
     assert found.keys() == expected.keys() and preempted == expected_preempted

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.vllm.weights import ADAPTER, Bucket, GlooLink, broadcast, buckets, gloo_group
+from engines.vllm.weights import ADAPTER, GlooLink, PackedBucket, broadcast, buckets, gloo_group
 
 CPU = torch.device("cpu")
 WEIGHTS = {
@@ -19,7 +19,7 @@ WEIGHTS = {
 }
 
 
-def unpacked(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor]]:
+def unpacked(bucket: PackedBucket) -> Iterator[tuple[str, torch.Tensor]]:
     told = bucket.described()
     for name, kind, shape, start in zip(told["names"], told["dtypes"], told["shapes"], told["offsets"], strict=True):
         dtype = getattr(torch, kind)

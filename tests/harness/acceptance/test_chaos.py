@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.acceptance.chaos.campaign import Campaign, page, run_campaign
+from harness.acceptance.chaos.campaign import ChaosCampaign, page, run_campaign
 from harness.acceptance.chaos.processes import FaultyQueue, Process
 from harness.acceptance.chaos.simulated import Chaos, play
 from harness.cli.chaos import run
@@ -32,7 +32,7 @@ def test_a_seed_with_faults_keeps_its_promises_and_can_be_repeated(tmp_path: Pat
 
 @pytest.mark.slow
 def test_every_schedule_keeps_its_promises_whatever_happens(tmp_path: Path) -> None:
-    campaign = Campaign(first=1000, seeds=3 * len(SCHEDULES))
+    campaign = ChaosCampaign(first=1000, seeds=3 * len(SCHEDULES))
     run_campaign(campaign, limit_s=600)
     assert [(one.seed, one.problems) for one in campaign.failed] == [] and campaign.skipped == 0
     assert {"cut", "dies", "engine dies", "stands still", "loses weights"} < campaign.struck.keys()
@@ -40,14 +40,14 @@ def test_every_schedule_keeps_its_promises_whatever_happens(tmp_path: Path) -> N
 
 def test_a_seed_that_failed_is_named_with_the_command_that_repeats_it() -> None:
     failed = Chaos(7, "half_step", struck=Counter(cut=1), problems=["iteration 2 trained 3 samples of 8"])
-    text = page(Campaign(7, 1, done=[failed]))
+    text = page(ChaosCampaign(7, 1, done=[failed]))
     assert "make chaos FIRST=7 SEEDS=1" in text and "- iteration 2 trained 3 samples of 8" in text
 
 
 def test_a_machine_too_busy_to_end_what_was_begun_is_said_beside_what_did_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def half(campaign: Campaign, limit_s: float, told: object) -> None:
+    def half(campaign: ChaosCampaign, limit_s: float, told: object) -> None:
         campaign.done.append(Chaos(7, "half_step"))
         raise TimeoutError("waited 5520 s for simulated chaos")
 

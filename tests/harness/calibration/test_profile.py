@@ -17,7 +17,7 @@ from harness.calibration.profile.rows import (
     PHASES,
     DeviceProfile,
     Phase,
-    Row,
+    TimingRow,
     TransferRow,
     deep,
     read_profile,
@@ -73,11 +73,11 @@ def pass_s(per_token: float, per_pair: float, fixed: float, samples: int, length
 def profile_of(cost: CostConfig, noise: float = 0.0) -> DeviceProfile:
     """What a device with these costs would show."""
     random, grid = np.random.default_rng(0), grid_for(MODEL, "cuda")
-    rows: list[Row] = []
+    rows: list[TimingRow] = []
 
     def add(phase: Phase, seconds: float, samples: int = 0, length: int = 0, size: float = 0.0) -> None:
         taken = seconds * float(np.exp(noise * random.standard_normal()))
-        rows.append(Row(phase, MODEL.layers if not size else 0, samples, length, round(size), taken, 0.01))
+        rows.append(TimingRow(phase, MODEL.layers if not size else 0, samples, length, round(size), taken, 0.01))
 
     for sizes in grid.decode:
         add("decode", decode_s(cost, *sizes), *sizes)
@@ -129,8 +129,8 @@ def test_steps_that_grow_from_the_first_sample_have_no_floor() -> None:
 
 
 def test_fewer_layers_are_made_all_of_them_by_a_line() -> None:
-    rows = [Row("train", layers, 4, 128, layers * 10, 0.5 + 0.1 * layers, 0.0) for layers in (2, 4)]
-    rows.append(Row("copy_to_host", 0, 0, 0, 64, 1.0, 0.0))
+    rows = [TimingRow("train", layers, 4, 128, layers * 10, 0.5 + 0.1 * layers, 0.0) for layers in (2, 4)]
+    rows.append(TimingRow("copy_to_host", 0, 0, 0, 64, 1.0, 0.0))
 
     copies, full = deep(rows, replace(MODEL, layers=30))
 

@@ -20,7 +20,7 @@ from harness.cost_model.cost import (
     reload_s,
     transfer_times,
 )
-from harness.cost_model.lengths import Lengths, read_trace
+from harness.cost_model.lengths import ResponseLengths, read_trace
 from harness.cost_model.shape import parameters
 from harness.transfer_queue import Ragged
 
@@ -75,14 +75,14 @@ KINDS = [
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.integers(0, 2**63))
 def test_a_length_depends_on_seed_and_sample_only(ids: list[int], seed: int) -> None:
-    together = Lengths(LOGNORMAL, seed).of(np.array(ids))
-    alone = [int(Lengths(LOGNORMAL, seed).of(np.array([sample_id]))[0]) for sample_id in ids]
+    together = ResponseLengths(LOGNORMAL, seed).of(np.array(ids))
+    alone = [int(ResponseLengths(LOGNORMAL, seed).of(np.array([sample_id]))[0]) for sample_id in ids]
     assert together.tolist() == alone
     assert together.dtype == np.int64
 
 
 def test_seeds_and_samples_have_lengths_of_their_own() -> None:
-    one, other = Lengths(LOGNORMAL, 0).of(MANY), Lengths(LOGNORMAL, 1).of(MANY)
+    one, other = ResponseLengths(LOGNORMAL, 0).of(MANY), ResponseLengths(LOGNORMAL, 1).of(MANY)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.03
     assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.03
 
@@ -90,8 +90,8 @@ def test_seeds_and_samples_have_lengths_of_their_own() -> None:
 def test_samples_of_a_group_have_a_part_of_their_variance_in_common() -> None:
     """Of the logarithm's: and the samples together are distributed as without."""
     config = replace(LOGNORMAL, common=0.4, cap=10**9)
-    logs = np.log(Lengths(config, 0, group_size=8).of(MANY)).reshape(-1, 8)
-    alone = np.log(Lengths(replace(config, common=0.0), 0).of(MANY))
+    logs = np.log(ResponseLengths(config, 0, group_size=8).of(MANY)).reshape(-1, 8)
+    alone = np.log(ResponseLengths(replace(config, common=0.0), 0).of(MANY))
     assert np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] == pytest.approx(0.4, abs=0.04)
     assert logs.mean() == pytest.approx(alone.mean(), abs=0.02)
     assert logs.std() == pytest.approx(alone.std(), rel=0.03)
@@ -99,24 +99,24 @@ def test_samples_of_a_group_have_a_part_of_their_variance_in_common() -> None:
 
 @pytest.mark.parametrize("config", KINDS, ids=lambda config: config.kind)
 def test_every_kind_stays_between_one_token_and_the_cap(config: LengthsConfig) -> None:
-    lengths = Lengths(config, 3).of(MANY)
+    lengths = ResponseLengths(config, 3).of(MANY)
     assert lengths.min() >= 1 and lengths.max() <= config.cap
-    short = Lengths(replace(config, cap=2), 3).of(MANY)
+    short = ResponseLengths(replace(config, cap=2), 3).of(MANY)
     assert set(short.tolist()) <= {1, 2}
 
 
 def test_a_constant_length_is_the_mean_rounded() -> None:
-    assert set(Lengths(KINDS[0], 0).of(MANY).tolist()) == {7}
+    assert set(ResponseLengths(KINDS[0], 0).of(MANY).tolist()) == {7}
 
 
 def test_uniform_lengths_are_equally_likely_from_one_on() -> None:
-    values, counts = np.unique(Lengths(KINDS[1], 0).of(MANY), return_counts=True)
+    values, counts = np.unique(ResponseLengths(KINDS[1], 0).of(MANY), return_counts=True)
     assert values.tolist() == list(range(1, 11))
     assert counts == pytest.approx(5000, rel=0.06)
 
 
 def test_lognormal_lengths_have_the_mean_the_median_and_the_tail_of_the_distribution() -> None:
-    lengths = Lengths(LOGNORMAL, 0).of(MANY)
+    lengths = ResponseLengths(LOGNORMAL, 0).of(MANY)
     median = 200.0 * np.exp(-(0.7**2) / 2)
     assert lengths.mean() == pytest.approx(200.0, rel=0.02)
     assert np.median(lengths) == pytest.approx(median, rel=0.02)
@@ -126,7 +126,10 @@ def test_lognormal_lengths_have_the_mean_the_median_and_the_tail_of_the_distribu
 def test_a_trace_is_drawn_from_value_by_value(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("3\n50\n7000\n")
-    from_values, from_path = Lengths(KINDS[3], 0), Lengths(LengthsConfig(kind="trace", path=str(path), cap=6000), 0)
+    from_values, from_path = (
+        ResponseLengths(KINDS[3], 0),
+        ResponseLengths(LengthsConfig(kind="trace", path=str(path), cap=6000), 0),
+    )
     lengths = from_values.of(MANY)
     assert (from_path.of(MANY) == lengths).all()
     values, counts = np.unique(lengths, return_counts=True)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from harness.config import ConfigError, LengthsConfig
 from harness.config.compose import EXPERIMENTS
-from harness.cost_model.lengths import Lengths
+from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.shape import forward_flops_per_token
 from harness.studies.predictions.fit import (
     WorkloadFit,
@@ -42,7 +42,7 @@ def test_a_log_normal_has_the_mean_that_was_asked_for_under_its_cap(mean: float,
 
 
 def test_the_mean_under_a_cap_is_that_of_the_samples() -> None:
-    lengths = Lengths(LengthsConfig(kind="lognormal", mean=300.0, sigma=1.2, cap=900), 0).of(np.arange(200_000))
+    lengths = ResponseLengths(LengthsConfig(kind="lognormal", mean=300.0, sigma=1.2, cap=900), 0).of(np.arange(200_000))
     assert capped_mean(300.0, 1.2, 900) == pytest.approx(float(lengths.mean()), rel=0.01)
 
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import torch
 import transformers
 
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import exact_products, per_second, seconds_of
 from harness.acceptance.gpu_gate.results import Check, LeftOut
 from harness.calibration.profile.record import device_name
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """Checks of the device. Raises LeftOut where there is no GPU."""
     if setting.gpu and not torch.cuda.is_available():
         raise LeftOut("torch finds no GPU; DEVICE=cpu asks the cores")
@@ -49,7 +49,7 @@ def _devices(device: torch.device) -> str:
     return "; ".join(found)
 
 
-def _product(setting: Setting) -> Check:
+def _product(setting: GateSetting) -> Check:
     """Check a product of whole numbers, which float32 has exactly, against the CPU; and how fast products in half
     precision are."""
     device, size = setting.device, 8192 if setting.gpu else 768
@@ -60,7 +60,7 @@ def _product(setting: Setting) -> Check:
     return Check(f"products of {size} x {size}", per_second(2 * size**3, seconds, "FLOP"), right)
 
 
-def _bandwidths(setting: Setting) -> Iterator[Check]:
+def _bandwidths(setting: GateSetting) -> Iterator[Check]:
     device, size = setting.device, (1 << 30 if setting.gpu else 1 << 26)
     here = torch.ones(size, dtype=torch.uint8, pin_memory=setting.gpu)
     there, other = here.to(device), torch.zeros(size, dtype=torch.uint8, device=device)

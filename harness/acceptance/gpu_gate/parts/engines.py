@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engines import EMBEDDED, ENGINES
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.results import Check, LeftOut
 
 _LIMIT_S = 280.0
@@ -18,7 +18,7 @@ _LIMIT_S = 280.0
 _OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "DEVICE")
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """`make bench ENGINE=` for each whose environment `make setup-<engine>` has made."""
     others = [name for name in ENGINES if name != EMBEDDED]
     installed = [name for name in others if any(Path(f".venv-{name}").glob(".installed*"))]  # for CPUs, or CUDA
@@ -32,7 +32,7 @@ def run(setting: Setting) -> Iterator[Check]:
             yield Check(name, f"left out: not installed (make setup-{name})")
 
 
-def _job(engine: str, setting: Setting) -> Check:
+def _job(engine: str, setting: GateSetting) -> Check:
     kind = f"cluster.kind={'gpu' if setting.gpu else 'cpu'}"
     one = ["schedule=colocate_sync", "cluster.devices=1"]
     arguments = " ".join([*one, kind, "smoke=true", "save_weights=false", "iterations=3"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.results import Check
 from harness.checks.job import plan_job
 from harness.config import ConfigError
@@ -33,7 +33,7 @@ _LARGE = (
 _ALWAYS = ("iterations=3", "backend=real", "smoke=true", "save_weights=false", "force=true", "warmup_iterations=1")
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """Checks of jobs on all GPUs, with qwen0.5b and qwen7b; on cores with tiny, as if there were four: so training has
     two ranks."""
     from harness.driver.preload import PRELOAD
@@ -49,7 +49,7 @@ def run(setting: Setting) -> Iterator[Check]:
         server.close()
 
 
-def _job(schedule: str, model: tuple[str, ...], setting: Setting, server: object) -> Check:
+def _job(schedule: str, model: tuple[str, ...], setting: GateSetting, server: object) -> Check:
     from harness.config.compose import compose_job, make_schedule
     from harness.driver.run import run_seed
     from harness.runtime.interrupts import leaving_when_asked

@@ -17,7 +17,7 @@ import torch
 from engines.torch.model import build_model
 from engines.torch.sampling import draw, uniforms
 from engines.torch.scoring import TorchLogProb
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import SMALL, exact_products, random_rows
 from harness.acceptance.gpu_gate.results import Check
 from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
@@ -33,7 +33,7 @@ _LOG_PROB = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 _GRADIENT = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of its norm
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """Checks of draws, output layers, layouts and losses."""
     exact_products()
     device = setting.device

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, TINY
 from harness.acceptance.gpu_gate.results import Check
 from harness.calibration.profile.record import Grid, record
@@ -33,7 +33,7 @@ _GRIDS = {
 }
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """Checks that the profile could be recorded and costs fitted to it."""
     torch.set_num_threads(1)
     model = QWEN_HALF_B if setting.gpu else TINY
@@ -54,7 +54,7 @@ def run(setting: Setting) -> Iterator[Check]:
     yield _costs(replace(found, rows=tuple(found.rows)), setting)
 
 
-def _costs(found: DeviceProfile, setting: Setting) -> Check:
+def _costs(found: DeviceProfile, setting: GateSetting) -> Check:
     """Fitting needs more packages than timing does."""
     what = "costs fitted to them"
     try:

@@ -11,7 +11,7 @@ import torch
 
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, exact_products, per_second
 from harness.acceptance.gpu_gate.results import Check
 from harness.calibration.profile.timing import wait_for
@@ -22,7 +22,7 @@ from harness.runtime.runtime import RealClock
 _PROMPTS = 24
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """Checks of sampling, of sleeping, and of tokens a second."""
     exact_products()
     device = setting.device

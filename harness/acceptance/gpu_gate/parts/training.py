@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, TINY, exact_products, per_second, seconds_of
 from harness.acceptance.gpu_gate.results import Check
 from harness.calibration.profile.timing import batch_of, world_of_one
@@ -30,7 +30,7 @@ _PLAN_ERROR = 0.1
 _ALGORITHM = AlgorithmConfig("gate", 8, 8, 8, learning_rate=1e-4, correction="none")
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """Checks of gradients, steps and memory."""
     exact_products()
     with world_of_one(setting.device) as mesh:
@@ -63,7 +63,7 @@ def _gradient(mesh: DeviceMesh, device: torch.device) -> Check:
     return Check("a step's gradient", f"norm {norm:.6g}, in float64 {exact:.6g}, off by {error:.1e}", error < 1e-4)
 
 
-def _steps(mesh: DeviceMesh, setting: Setting, training: TrainingConfig) -> Check:
+def _steps(mesh: DeviceMesh, setting: GateSetting, training: TrainingConfig) -> Check:
     """Check steps in bfloat16, which FSDP2 shards on one rank too: praised tokens have to become likelier; then steps
     are timed."""
     device, model = setting.device, QWEN_HALF_B if setting.gpu else replace(SMALL, layers=2, dtype="bfloat16")

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_second, seconds_of
 from harness.acceptance.gpu_gate.results import Check
 from harness.calibration.profile.timing import wait_for
@@ -27,7 +27,7 @@ _VERSIONS = (1, 2, 3)  # the first is not timed
 _HOST = torch.device("cpu")
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """Sender and receiver have a GPU each where there are two, and one together where there is one."""
     gpus = torch.cuda.device_count() if setting.gpu else 0
     model = QWEN_HALF_B if setting.gpu else SMALL

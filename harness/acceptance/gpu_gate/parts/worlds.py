@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from engines.stores import listening_store
 from engines.torch.fsdp import init_world
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import per_second, seconds_of
 from harness.acceptance.gpu_gate.parts.processes import in_processes
 from harness.acceptance.gpu_gate.results import Check
@@ -32,7 +32,7 @@ class Found:
     broadcast_s: float
 
 
-def run(setting: Setting) -> Iterator[Check]:
+def run(setting: GateSetting) -> Iterator[Check]:
     """Checks of process groups of several sizes."""
     devices = torch.cuda.device_count() if setting.gpu else 2
     sizes = sorted({size for size in (1, 2, 4, 8) if size <= devices} | {devices})
@@ -40,7 +40,7 @@ def run(setting: Setting) -> Iterator[Check]:
         yield _world(setting, size)
 
 
-def _world(setting: Setting, size: int) -> Check:
+def _world(setting: GateSetting, size: int) -> Check:
     store = listening_store("127.0.0.1", size, _TIMEOUT_S)
     ranks: list[Found] = in_processes(
         _rank, [(rank, size, store.port, setting.kind) for rank in range(size)], 2 * _TIMEOUT_S

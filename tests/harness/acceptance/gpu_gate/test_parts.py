@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.acceptance.gpu_gate.gate import request
-from harness.acceptance.gpu_gate.part import Setting
+from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts import PARTS, engines
 from harness.acceptance.gpu_gate.results import LeftOut
 from harness.config import ConfigError
@@ -55,7 +55,7 @@ def test_the_gate_passes_where_only_torch_and_transformers_are(tmp_path: Path) -
 def test_engines_without_an_environment_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LeftOut, match="make setup-vllm"):
-        list(engines.run(Setting("cpu", tmp_path)))
+        list(engines.run(GateSetting("cpu", tmp_path)))
 
 
 @pytest.mark.slow
@@ -90,6 +90,6 @@ def test_a_job_of_another_engine_takes_nothing_from_the_command_that_began_the_g
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MAKEFLAGS", " -- PARTS=engines DEVICE=cpu")
     monkeypatch.setenv("DEVICE", "cpu")
-    checks = {check.what: check for check in engines.run(Setting("cpu", tmp_path))}
+    checks = {check.what: check for check in engines.run(GateSetting("cpu", tmp_path))}
     assert checks["vllm"].passed, checks["vllm"]
     assert "make setup-sglang" in checks["sglang"].found

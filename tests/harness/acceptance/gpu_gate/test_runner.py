@@ -11,7 +11,7 @@ import pytest
 
 from harness.acceptance.gpu_gate.report import REPORT, summary, write_report
 from harness.acceptance.gpu_gate.results import PartResult, passed, read_result
-from harness.acceptance.gpu_gate.runner import Part, chosen, run_gate
+from harness.acceptance.gpu_gate.runner import GatePart, chosen, run_gate
 from harness.config import ConfigError
 
 HEAD = "import os, sys, time\nfrom harness.acceptance.gpu_gate.results import Check, LeftOut\n\ndef run(setting):\n"
@@ -30,24 +30,24 @@ BODIES = {
 
 
 @pytest.fixture
-def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Part]:
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GatePart]:
     """Makes a part by the name of its body."""
     code = tmp_path / "code"
     code.mkdir()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(code), os.environ.get("PYTHONPATH", os.getcwd())]))
 
-    def make(name: str, limit_s: float = 60.0) -> Part:
+    def make(name: str, limit_s: float = 60.0) -> GatePart:
         (code / f"part_{name}.py").write_text(HEAD + BODIES[name])
-        return Part(name, name, f"part_{name}", limit_s)
+        return GatePart(name, name, f"part_{name}", limit_s)
 
     return make
 
 
-def run(folder: Path, *parts: Part, force: bool = False, seconds: float | None = None) -> dict[str, PartResult]:
+def run(folder: Path, *parts: GatePart, force: bool = False, seconds: float | None = None) -> dict[str, PartResult]:
     return {found.part: found for found in run_gate(parts, "cpu", folder, force=force, seconds=seconds)}
 
 
-def test_every_part_runs_whatever_became_of_those_before_it(part: Callable[..., Part], tmp_path: Path) -> None:
+def test_every_part_runs_whatever_became_of_those_before_it(part: Callable[..., GatePart], tmp_path: Path) -> None:
     names = ["crashes", "killed", "wrong", "raises", "absent", "unfit", "fine"]
     found = run(tmp_path, *map(part, names))
 
@@ -74,7 +74,7 @@ def test_every_part_runs_whatever_became_of_those_before_it(part: Callable[..., 
 
 
 def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
-    part: Callable[..., Part], tmp_path: Path
+    part: Callable[..., GatePart], tmp_path: Path
 ) -> None:
     found = run(tmp_path, part("hangs", limit_s=5.0), part("parent", limit_s=5.0), part("fine"))
     assert found["hangs"].status == "timed out" and "waiting for nobody" in found["hangs"].why
@@ -83,7 +83,7 @@ def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_second_call_goes_on_with_what_is_missing(part: Callable[..., Part], tmp_path: Path) -> None:
+def test_a_second_call_goes_on_with_what_is_missing(part: Callable[..., GatePart], tmp_path: Path) -> None:
     fine, wrong, unfit = part("fine"), part("wrong"), part("unfit")
     assert run(tmp_path, fine, wrong, seconds=59.0) == {}, "no part is begun that could last longer than is left"
     run(tmp_path, fine, wrong, unfit)
@@ -96,7 +96,7 @@ def test_a_second_call_goes_on_with_what_is_missing(part: Callable[..., Part], t
     assert run(tmp_path, fine, force=True)["fine"].checks[0].found == "anew"
 
 
-def test_a_part_whose_gate_was_interrupted_is_run_again(part: Callable[..., Part], tmp_path: Path) -> None:
+def test_a_part_whose_gate_was_interrupted_is_run_again(part: Callable[..., GatePart], tmp_path: Path) -> None:
     fine = part("fine")
     run(tmp_path, fine)
     path = tmp_path / "fine.json"
@@ -106,7 +106,7 @@ def test_a_part_whose_gate_was_interrupted_is_run_again(part: Callable[..., Part
     assert run(tmp_path, fine)["fine"].status == "passed"
 
 
-def test_parts_are_chosen_by_name_in_the_order_of_the_gate(part: Callable[..., Part]) -> None:
+def test_parts_are_chosen_by_name_in_the_order_of_the_gate(part: Callable[..., GatePart]) -> None:
     parts = [part("fine"), part("wrong"), part("unfit")]
     assert [each.name for each in chosen(parts, ["unfit", "fine"])] == ["fine", "unfit"]
     assert chosen(parts, []) == parts
