@@ -40,7 +40,8 @@ from harness.workers.readers import (
 )
 from harness.workers.replaying import RecordedReader
 from harness.workers.reward_pool import reward_scorer
-from harness.workers.rollout import RolloutRole
+from harness.workers.rollout import Ports, RolloutRole, RolloutSettings
+from harness.workers.rollout_feed import FeedOrder, Ordered, Recorded, TakingTurns
 from harness.workers.stages import (
     AdvantageStage,
     OldLogProbStage,
@@ -131,29 +132,32 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
     if environment is not None:
         limit = spec.engines.response_limit
         episodes = Episodes(environment, task, spec.clock, seed=spec.engines.seed, max_tokens=limit)
-    role = RolloutRole(
-        engine,
+    ports = Ports(
         spec.queue,
         spec.clock,
+        spec.engines.device,
+        turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
+        episodes=episodes,
+    )
+    settings = RolloutSettings(
         index=number,
-        device=spec.engines.device,
         group_size=algorithm.group_size,
-        numbering=Numbering(algorithm.batch_groups, algorithm.spare_groups),
         share=fair_share(algorithm, spec.engine_count),
         stream_share=fair_share(algorithm, spec.engine_count, batches=1 + spec.eta),
         keep_cache=spec.config.engine.keep_cache,
         shares_device=spec.colocated,
         keeps_weights=not spec.loads_after_each_batch,
         generate_s=spec.engines.generate_s,
-        turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
-        episodes=episodes,
         greedy=replace(sampling_of(spec.config, task), temperature=0.0, top_p=1.0)
         if algorithm.has_greedy_baseline
         else None,
-        refilled=spec.config.refills,
         sample_limit_s=spec.config.engine.sample_limit_s,
-        recorded=None if spec.replay is None else spec.replay.rollout(number),
+        numbering=Numbering(algorithm.batch_groups, algorithm.spare_groups),
     )
+    order: FeedOrder = TakingTurns() if spec.config.refills else Ordered()
+    if spec.replay is not None:
+        order = Recorded(spec.replay.rollout(number))
+    role = RolloutRole(engine, ports, settings, order)
     if spec.colocated:
         assert beside is not None
         role.receiver = spec.engines.local_receiver(beside.engine, spec.clock)

@@ -1,13 +1,17 @@
-"""When an engine generated, as spans."""
+"""When an engine generated, as spans, and when it holds its device for that."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+
 from harness.protocols import Clock, RolloutEngine, Span
+from harness.workers.turns import HeldTurn, Turns
 
 
 class GenerationSpans:
-    """Of the engine of this name: `open` when it may have begun, `close` when it stopped; `cut` in between, so that
-    what was done before is known. An engine that has nothing to do opens none."""
+    """Spans of the engine of this name: `open` when it may have begun, `close` when it stopped; `cut` in between, so
+    that what was done before is known. An engine that has nothing to do opens none."""
 
     def __init__(self, engine: RolloutEngine, clock: Clock, name: str) -> None:
         self._engine, self._clock, self._name = engine, clock, name
@@ -30,11 +34,88 @@ class GenerationSpans:
             self._spans.append(Span("rollout", self._name, "generate", start, self._since, version, version))
 
     def add(self, span: Span) -> None:
-        """Of something else that it did."""
+        """Add a span of something else that it did."""
         self._spans.append(span)
 
     def take(self) -> list[Span]:
-        """Those since the last call; one that is open is cut."""
+        """Spans since the last call; one that is open is cut."""
         self.cut()
         spans, self._spans = self._spans, []
         return spans
+
+
+class EngineOnDevice:
+    """An engine and its turns on a device: it holds the device from its first sample on until it is idle or paused, or
+    for a whole batch, from waking to sleeping."""
+
+    def __init__(self, engine: RolloutEngine, clock: Clock, turns: Turns, role: str, name: str) -> None:
+        self.engine, self._turns, self._role = engine, turns, role
+        self._turn = HeldTurn(turns, f"{role}.generate")
+        self.spans = GenerationSpans(engine, clock, name)
+        self.paused = False
+        self._whole_batch = False  # it holds the device to the end of a batch, idle or not
+
+    @property
+    def busy(self) -> int:
+        """Samples that the engine has."""
+        return self.engine.running + self.engine.waiting
+
+    def open_span(self) -> None:
+        """Note that it may have begun to generate; a paused one has not."""
+        if not self.paused:
+            self.spans.open()
+
+    async def take(self) -> None:
+        """Take the device before the engine gets samples, unless it is paused: then `go_on` takes it."""
+        if not self.paused:
+            await self._turn.take()
+        if self.paused:
+            await self._turn.give_back()
+
+    async def give_back_if_idle(self) -> None:
+        if not self.busy:
+            await self.give_back()
+
+    async def give_back(self) -> None:
+        """Give the device back, but in the middle of a whole batch."""
+        if not self._whole_batch:
+            await self._turn.give_back()
+
+    async def stopped(self) -> None:
+        """The engine was paused: the device is others', also in the middle of a whole batch."""
+        self.spans.close()
+        await self._turn.give_back()
+
+    async def go_on(self) -> None:
+        """Take the device and resume the engine."""
+        await self._turn.take()
+        await self.engine.resume()
+        self.paused = False
+
+    @asynccontextmanager
+    async def whole_batch(self, *, keep_weights: bool) -> AsyncIterator[None]:
+        """Holds the device from waking the engine to its sleep. keep_weights: while it sleeps."""
+        await self._turn.take()
+        self._whole_batch = True
+        try:
+            await self.engine.wake()
+            yield
+            await self.engine.sleep(keep_weights=keep_weights)
+        finally:
+            self._whole_batch = False
+            await self._turn.give_back()
+
+    @asynccontextmanager
+    async def borrowed(self) -> AsyncIterator[None]:
+        """Holds the device for other samples, and leaves it as it was."""
+        held = self._turn.held
+        await self._turn.take()
+        try:
+            yield
+        finally:
+            if not held:
+                await self._turn.give_back()
+
+    def turn(self, what: str) -> AbstractAsyncContextManager[None]:
+        """A turn on the device for something besides generating; none where it is held."""
+        return nullcontext() if self._turn.held else self._turns.turn(f"{self._role}.{what}")

@@ -26,9 +26,9 @@ from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.computing_role import ComputingRole, abandon
 from harness.workers.dataflow import iteration_of, partition_name, text_column, texts_of
 from harness.workers.dealing import DealtQueue
+from harness.workers.open_rows import rollout_columns
 from harness.workers.readers import RankQueue
 from harness.workers.reward_scorers import FailureLog, RewardScorer
-from harness.workers.rollout_columns import rollout_columns
 from harness.workers.turns import NO_TURNS, Turns
 
 

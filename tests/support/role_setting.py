@@ -17,7 +17,7 @@ from harness.tasks import TASKS, Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
 from harness.workers.dataflow import partition_name, queue_spec, text_column
 from harness.workers.episodes import Episodes
-from harness.workers.rollout import RolloutRole
+from harness.workers.rollout import Ports, RolloutRole, RolloutSettings
 from harness.workers.turns import NO_TURNS, Turns
 from schedules import Order
 
@@ -212,21 +212,16 @@ def rollout_role(
     episodes: Episodes | None = None,
     greedy: Sampling | None = None,
 ) -> RolloutRole:
-    return RolloutRole(
-        engine,
-        queue,
-        clock or TickingClock(),
+    settings = RolloutSettings(
         index=index,
-        device=CPU,
         group_size=GROUP,
         share=share,
         stream_share=stream_share,
         keep_cache=False,
         shares_device=shares_device,
-        turns=turns,
-        episodes=episodes,
         greedy=greedy,
     )
+    return RolloutRole(engine, Ports(queue, clock or TickingClock(), CPU, turns, episodes), settings)
 
 
 async def settle(turns: int = 50) -> None:

@@ -84,7 +84,8 @@ async def test_engines_start_alone_on_their_device_and_sleep_before_the_trainer_
         "the trainer loads",
     ], "version 0 comes from nobody else, so they keep it"
     assert made["rollout", 1].engine.number == 1
-    assert made["rollout", 0].shares_device and not made["rollout", 0].keeps_weights
+    settings = made["rollout", 0].settings
+    assert settings.shares_device and not settings.keeps_weights
 
 
 async def test_in_one_stage_the_trainer_is_first(monkeypatch: pytest.MonkeyPatch) -> None:

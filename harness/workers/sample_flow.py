@@ -1,0 +1,232 @@
+"""Samples on their way from the queue into one engine, from turn to turn, and back into the queue; and what stops and
+ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from harness.protocols import Clock, Completion, PauseMode, Request
+from harness.runtime.runtime import Waits
+from harness.tasks import Problem
+from harness.transfer_queue import Batch
+from harness.workers.dataflow import samples_in, texts_of
+from harness.workers.engine_samples import EngineSamples
+from harness.workers.episodes import Episodes
+from harness.workers.generating import EngineOnDevice
+from harness.workers.open_rows import OpenRows
+from harness.workers.replaying import ReplayedEngine
+
+_AGAIN_S = 5.0  # an engine may have been asked too early, or may have begun a sample anew
+_SAME_TIME_S = 1e-9
+
+
+class SampleLimit:
+    """Which samples of one engine have taken too long, from when it gets each until it is done, its turns included.
+    seconds: on the run's clock that each may take."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._due: dict[int, float] = {}
+        self._begun = asyncio.Event()
+
+    def begin(self, samples: Iterable[int]) -> None:
+        """They begin now, or begin again."""
+        self._due |= dict.fromkeys(samples, self._clock.now() + self._seconds)
+        self._begun.set()
+
+    def end(self, sample: int) -> None:
+        self._due.pop(sample, None)
+
+    async def overdue(self) -> list[int]:
+        """Waits until there are some. What does not end upon it is named again, some seconds later."""
+        while True:
+            while not self._due:
+                self._begun.clear()
+                await self._begun.wait()
+            now = self._clock.now()
+            late = [sample for sample, due in self._due.items() if due <= now + _SAME_TIME_S]
+            if late:
+                self._due |= dict.fromkeys(late, now + _AGAIN_S)
+                return late
+            # What begins meanwhile is due no earlier than in so many seconds.
+            await self._clock.sleep(min(min(self._due.values()) - now, self._seconds))
+
+
+class SampleFlow:
+    """Moves the samples of one engine. A feed brings them in (`take_in`); while the engine generates, three loops
+    (`start`) take them out, write them, and end those that take too long.
+
+    Twelve attributes: four parts that it moves samples between, and four events by which its loops wake each other.
+
+    episodes: of samples that play with an environment. While one waits for an answer it holds no slot, and while all do
+    the device is given back, unless a batch is generated as one. limit: None for samples that may take as long as they
+    like.
+    """
+
+    def __init__(
+        self,
+        on_device: EngineOnDevice,
+        samples: EngineSamples,
+        rows: OpenRows,
+        waits: Waits,
+        *,
+        episodes: Episodes | None,
+        limit: SampleLimit | None,
+    ) -> None:
+        self.on_device, self.engine, self.samples, self.rows, self._waits = (
+            on_device, on_device.engine, samples, rows, waits
+        )  # fmt: skip
+        self._episodes, self._limit = episodes, limit
+        self.room = asyncio.Event()
+        """Set when there may be a free slot."""
+        self.flowing = asyncio.Event()
+        """Set unless the engine is being drained: then it gets no new samples."""
+        self.going = asyncio.Event()
+        """Set unless the engine is paused, or its samples are taken back."""
+        self._taken = asyncio.Event()  # set when something came out of the engine
+        self._ended = asyncio.Event()  # set when a sample of several turns is over
+        self.flowing.set()
+        self.going.set()
+
+    def start(self, loops: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """Its loops, which go on until they are cancelled."""
+        parts = {"drain": self._drain(loops), "write": self.rows.write(), "limit": self._end_stragglers()}
+        return [loops.create_task(loop, name=f"{self._waits.owner}.{name}") for name, loop in parts.items()]
+
+    def free(self, most: int) -> int:
+        """Samples that it may get now, where it may have `most` at a time."""
+        if self.samples.taking_back:
+            return 0
+        busy = self.on_device.busy
+        return min(self.engine.slots - busy, most - self.samples.counted(busy))
+
+    async def take_in(self, batch: Batch) -> None:
+        """Bring the samples of these rows into the engine, once it takes something."""
+        samples, prompts = samples_in(batch).tolist(), batch.ragged("prompt").rows()
+        self.rows.take(batch)
+        if self._episodes is not None:
+            for sample, prompt, answer in zip(samples, prompts, texts_of(batch.ragged("answer")), strict=True):
+                self._episodes.begin(sample, Problem(prompt, answer))
+        await self.on_device.take()
+        while not self.flowing.is_set():
+            await self.on_device.give_back_if_idle()
+            with self._waits("feed", "the engine to go on"):
+                await self.flowing.wait()
+            await self.on_device.take()
+        self._submit([self.samples.request(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)])
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        self.samples.submitted(requests)
+        self.engine.submit(requests)
+        if self._limit is not None:
+            self._limit.begin(request.sample_id for request in requests if request.partial is None)
+        self.on_device.open_span()
+
+    async def _drain(self, loops: asyncio.TaskGroup) -> None:
+        """Consumes finished samples as the engine streams them out; unblocks the feed (slots), `begin_again` and
+        `OpenRows.write`, and starts a `_play` in `loops` for each that may have another turn."""
+        while True:
+            with self._waits("drain", "the engine to finish samples"):
+                finished = self.samples.finished(await self.engine.finished())
+            if self._episodes is not None:
+                for turn in finished:
+                    loops.create_task(self._play(self._episodes, turn), name=f"{self._waits.owner}.play")
+            if not self.on_device.busy:
+                self.on_device.spans.close()
+            self.room.set()
+            if self._episodes is None:
+                self._complete(finished)
+            self._taken.set()
+            await self.on_device.give_back_if_idle()
+
+    async def _play(self, episodes: Episodes, turn: Completion) -> None:
+        """Consumes one turn of a sample; produces its next one for the engine, or the sample. Waits for its
+        environment, at most as long as that says."""
+        sample, following = turn.sample_id, await episodes.follow(turn)
+        if isinstance(following, Request):
+            await self.on_device.take()
+            if self.samples.begins_again(sample):
+                await episodes.begin_again(sample)
+                following = Request(sample, following.prompt)
+            self._submit([self.samples.request(sample, following.prompt, following.partial)])
+        else:
+            self._complete([following])
+            self.samples.ended(sample)
+            self.room.set()
+            self._ended.set()
+
+    def _complete(self, samples: Sequence[Completion]) -> None:
+        """They are done, and go to the queue."""
+        self.rows.finish(samples)
+        if self._limit is not None:
+            for sample in samples:
+                self._limit.end(sample.sample_id)
+
+    async def _end_stragglers(self) -> None:
+        """Asks engine and environment to end what takes longer than the limit. Unblocked by the clock; while the engine
+        is paused it waits."""
+        while self._limit is not None:
+            late = await self._limit.overdue()
+            with self._waits("limit", "the engine to go on"):
+                await self.going.wait()
+            await self.engine.cut([sample for sample in late if sample in self.samples])
+            if self._episodes is not None:
+                self._episodes.cut(late)
+
+    async def drained(self) -> None:
+        """Wait for the last turn of all samples of several turns that the engine has had. New ones stay in `take_in`.
+        Unblocked by `_play`."""
+        if self._episodes is None:
+            return
+        self.flowing.clear()
+        while self.samples.playing:  # the engine's own counts miss a turn that has ended and is not here yet
+            self._ended.clear()
+            await self._ended.wait()
+
+    async def begin_again(self) -> None:
+        """Consumes what the engine gave up; hands it the same samples again, to start after the pause. Those between
+        two turns follow in `_play`. Unblocked by `_drain`."""
+        while not self.samples.all_taken_back(self.on_device.busy):
+            self._taken.clear()
+            await self._taken.wait()
+        again = self.samples.given_up()
+        if self._episodes is not None:
+            await asyncio.gather(*(self._episodes.begin_again(request.sample_id) for request in again))
+        self.samples.taking_back = False
+        self._submit(again)
+        self.room.set()
+
+
+class Pause:
+    """Stops an engine and the samples that flow through it, and lets them go on."""
+
+    def __init__(self, flow: SampleFlow, waits: Waits) -> None:
+        self._flow, self._on_device, self._waits = flow, flow.on_device, waits
+
+    async def stop(self, mode: PauseMode) -> None:
+        """Between two tokens (keep: running samples stay; abort: they begin again with `go_on`), or once the running
+        ones are done (wait), to the last of their turns."""
+        flow, engine = self._flow, self._flow.engine
+        with self._waits("pause", "running samples to end" if mode == "wait" else "the engine to stop"):
+            if mode == "wait":
+                await flow.drained()
+            if isinstance(engine, ReplayedEngine):
+                await engine.caught_up()
+            flow.samples.taking_back = mode == "abort"
+            if mode != "wait":
+                flow.going.clear()
+            await engine.pause(mode)
+            self._on_device.paused = True
+            flow.going.clear()
+            if mode == "abort":
+                await flow.begin_again()
+        await self._on_device.stopped()
+
+    async def go_on(self) -> None:
+        """Resume, once the device is free."""
+        await self._on_device.go_on()
+        self._flow.going.set()
+        self._flow.flowing.set()
+        self._on_device.open_span()
+        await self._on_device.give_back_if_idle()
