@@ -44,7 +44,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
         return 0
     with ExitStack() as stack:
         if server is None and to_do and plan.backend != "virtual" and cluster_address() is None:
-            from harness.driver.preload import PRELOAD
+            from harness.driver import PRELOAD
             from harness.runtime.local_runtime import launch_server
 
             server = stack.enter_context(closing(launch_server(PRELOAD)))  # it imports while this process does

@@ -14,7 +14,7 @@ from typing import Self
 from harness.campaigns.process import RunProcess
 from harness.cli.console import PlainTextConsole
 from harness.cli.main import answered
-from harness.driver.preload import PRELOAD
+from harness.driver import PRELOAD
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import spare_imports
 from harness.runtime.local_runtime import launch_server, server_environment

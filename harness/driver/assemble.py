@@ -1,4 +1,4 @@
-"""Assembles a job: starts every role around one queue, and makes the fronts that a schedule calls (driver/job.py).
+"""Assembles a job: starts every role around one queue, and makes the fronts that a schedule calls (`RunningJob`).
 
     schedule     admit(below)     generate, stream    process, stream          train(i)            publish(v)
                       |                  |                   |                    |                    |
@@ -19,22 +19,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement, host_roles
-from harness.driver.already_done import AlreadyDone
 from harness.driver.backends import Backend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
 from harness.driver.checkpointing import Checkpoints, at_once
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.filtering import RefilledPrompts, WholeRunPool, refusals_of
-from harness.driver.job import RunningJob
 from harness.driver.observer import Observer
-from harness.driver.pools import RolloutPool, StagePool, TrainerPool
+from harness.driver.pools import AlreadyDone, RolloutPool, StagePool, TrainerPool
 from harness.driver.prompts import PromptSource
 from harness.driver.published_weights import PublishedWeights
 from harness.driver.restarts import EngineRestarts, WorkerRestarts, lacks_samples
@@ -47,7 +45,7 @@ from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
-from harness.workers.dataflow import queue_spec
+from harness.workers.dataflow import JobShape, queue_spec
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training_state import RememberingRole
@@ -57,6 +55,25 @@ from schedules.capacity import Capacity
 
 STAGES = ("reference", "actor_fwd", "critic", "reward", "advantages")
 _BEFORE_KEPT = ("reward", "filter")
+
+
+@dataclass(frozen=True)
+class RunningJob:
+    """The job as a schedule sees it: `schedules.protocol.Job`, by shape. Nothing in it knows which schedule calls."""
+
+    iterations: int
+    batch: int
+    prompts: PromptSource
+    rollout: RolloutPool
+    device_stages: Sequence[StagePool]
+    host_stages: Sequence[StagePool]
+    trainer: TrainerPool
+    weights: PublishedWeights
+    already: AlreadyDone = field(default_factory=AlreadyDone)
+
+    @property
+    def stages(self) -> Sequence[StagePool]:
+        return (*self.host_stages, *self.device_stages)
 
 
 @dataclass(frozen=True)
@@ -104,18 +121,20 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
     counts = worker_counts(backend.engines, placement, host_roles(config.algorithm))
     queue = backend.runtime.start_queue(
         queue_spec(
-            list(placement.devices),
-            training_ranks=-(-counts["actor"] // config.training.tensor_parallel),
-            capacity_rows=capacity_rows(config, schedule),
-            order=schedule.order,
-            score_extras=bool(extra_metrics(backend.engines.task)),
-            environment=environment_of(backend.engines.task) is not None,
-            advantages_read=columns_compared(config.algorithm),
-            batches_compared=needs_whole_batch(config.algorithm),
-            filter_reads=_filter_reads(run, backend),
-            drops_stragglers=config.engine.on_straggler == "drop",
-            critic_ranks=-(-counts.get("critic", 1) // config.training.tensor_parallel),
-            beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
+            JobShape(
+                list(placement.devices),
+                training_ranks=-(-counts["actor"] // config.training.tensor_parallel),
+                capacity_rows=capacity_rows(config, schedule),
+                order=schedule.order,
+                score_extras=bool(extra_metrics(backend.engines.task)),
+                environment=environment_of(backend.engines.task) is not None,
+                advantages_read=columns_compared(config.algorithm),
+                batches_compared=needs_whole_batch(config.algorithm),
+                filter_reads=_filter_reads(run, backend),
+                drops_stragglers=config.engine.on_straggler == "drop",
+                critic_ranks=-(-counts.get("critic", 1) // config.training.tensor_parallel),
+                beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
+            )
         ),
         run.checkpoints,
     )

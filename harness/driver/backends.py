@@ -14,9 +14,9 @@ from harness.checks.job import JobPlan
 from harness.config import JobConfig, ModelConfig
 from harness.cost_model.job_cost import simulated_cost
 from harness.cost_model.transfer import sender_links
+from harness.driver import PRELOAD
 from harness.driver.checkpoint_files import Checkpoint
 from harness.driver.engine_factories import EngineFactory, RealEngines, SimulatedEngines
-from harness.driver.preload import PRELOAD
 from harness.driver.replay import Replay
 from harness.driver.restarts import Restarts
 from harness.protocols import Clock

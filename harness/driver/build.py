@@ -89,7 +89,7 @@ class WorkerSpec:
         return min(algorithm.batch_samples, rows)
 
 
-Beside = ActorRole | None
+ColocatedTrainer = ActorRole | None
 """The training rank of the same worker, if there is one. One of a simulated world stands for all ranks."""
 
 
@@ -124,7 +124,7 @@ def _engine(number: int, spec: WorkerSpec) -> RolloutEngine:
     return HeldEngine(engine) if spec.config.eval.every else engine
 
 
-def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
+def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RolloutRole:
     algorithm, turns = spec.config.algorithm, spec.turns_of("rollout", number)
     engine = spec.started[number] if number in spec.started else _engine(number, spec)
     task = spec.engines.task
@@ -164,7 +164,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: Beside) -> RolloutRole:
     return role
 
 
-def _reward(number: int, spec: WorkerSpec, beside: Beside) -> RewardStage:
+def _reward(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RewardStage:
     algorithm, sample_s = spec.config.algorithm, spec.engines.reward_s_per_sample
     rows = algorithm.group_size if sample_s else algorithm.batch_samples  # what takes time is handed on early
     task, name, chosen = spec.engines.task, str(number), spec.config.task
@@ -173,7 +173,7 @@ def _reward(number: int, spec: WorkerSpec, beside: Beside) -> RewardStage:
     return RewardStage(task, scorer, reward=reward, sample_s=sample_s, name=name, rows=rows, minimum=1, **spec.stage)
 
 
-def _filter(number: int, spec: WorkerSpec, beside: Beside) -> FilterStage:
+def _filter(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> FilterStage:
     algorithm = spec.config.algorithm
     return FilterStage(
         judge=spec.engines.judge(),
@@ -185,7 +185,7 @@ def _filter(number: int, spec: WorkerSpec, beside: Beside) -> FilterStage:
     )
 
 
-def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage:
+def _advantages(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> AdvantageStage:
     algorithm, longest = spec.config.algorithm, spec.engines.response_limit
     by_token = token_advantages_of(algorithm)
     return AdvantageStage(
@@ -201,14 +201,14 @@ def _advantages(number: int, spec: WorkerSpec, beside: Beside) -> AdvantageStage
     )
 
 
-def _reference(number: int, spec: WorkerSpec, beside: Beside) -> ReferenceStage:
+def _reference(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ReferenceStage:
     stage = _scoring("reference", number, spec, beside)
     if beside is None:
         return ReferenceStage(spec.engines.log_prob("reference", spec.clock), **stage)
     return ReferenceStage(spec.engines.reference(beside.engine, spec.clock), **stage)
 
 
-def _actor_fwd(number: int, spec: WorkerSpec, beside: Beside) -> OldLogProbStage | TrainersLogProbStage:
+def _actor_fwd(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> OldLogProbStage | TrainersLogProbStage:
     stage = _scoring("actor_fwd", number, spec, beside)
     stage["gradient_squares"] = spec.config.algorithm.has_token_baseline
     if beside is None:
@@ -216,29 +216,29 @@ def _actor_fwd(number: int, spec: WorkerSpec, beside: Beside) -> OldLogProbStage
     return TrainersLogProbStage(spec.engines.scorer(beside.engine, spec.clock), lambda: beside.version, **stage)
 
 
-def _scoring(role: str, number: int, spec: WorkerSpec, beside: Beside) -> dict[str, Any]:
+def _scoring(role: str, number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> dict[str, Any]:
     """Arguments of a stage that scores. In order it waits for whole micro-batches, so that they hold the same rows
-    whatever the timing; else for a complete group. Beside a training rank it reads that rank's share, and computes when
-    the world does."""
+    whatever the timing; else for a complete group. Beside a training rank it reads that rank's share, and
+    computes when the world does."""
     rows = spec.micro_batch(role)
     minimum = rows if spec.order == "fifo" else spec.config.algorithm.group_size
     stage = {"name": str(number), "rows": rows, "minimum": minimum, **spec.stage}
     if beside is None:
         return stage | {"turns": spec.turns_of(role, number)}
-    together, ranks = spec.engines.ranks_together, spec.engines.training_ranks
+    tensor_parallel, ranks = spec.engines.ranks_together, spec.engines.training_ranks
     queue: RankQueue | DealtQueue
     if spec.order != "fifo" and ranks > 1:
         group_size = spec.config.algorithm.group_size
         queue = DealtQueue(
-            spec.queue, WorldScatter(), rank=number, ranks=ranks, group_size=group_size, together=together
+            spec.queue, WorldScatter(), rank=number, ranks=ranks, group_size=group_size, together=tensor_parallel
         )
     else:
-        group = tensor_parallel_group(together) if together > 1 else None
-        queue = RankQueue(spec.queue, rank=number // together, group=group)
+        group = tensor_parallel_group(tensor_parallel) if tensor_parallel > 1 else None
+        queue = RankQueue(spec.queue, rank=number // tensor_parallel, group=group)
     return stage | {"turns": beside.turns, "queue": queue, "ahead": spec.order == "fifo"}
 
 
-def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
+def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole:
     engine = spec.engines.trainer(number, spec.clock)
     reader = _in_order("actor", "actor", number, spec) if spec.order == "fifo" else _as_completed(number, spec)
     turns = spec.engines.world_turns("actor", number, spec.turns_of("actor", number), spec.turn_timeout_s)
@@ -258,9 +258,9 @@ def _actor(number: int, spec: WorkerSpec, beside: Beside) -> ActorRole:
     return role
 
 
-def _critic(number: int, spec: WorkerSpec, beside: Beside) -> CriticRole:
+def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRole:
     """Its two loops take turns, also where no other role is on its device."""
-    engines, algorithm, together = spec.engines, spec.config.algorithm, spec.engines.ranks_together
+    engines, algorithm, tensor_parallel = spec.engines, spec.config.algorithm, spec.engines.ranks_together
     engine = engines.critic(number, None if beside is None else beside.engine, spec.clock)
     if beside is not None:
         turns = beside.turns
@@ -269,7 +269,7 @@ def _critic(number: int, spec: WorkerSpec, beside: Beside) -> CriticRole:
         if device is NO_TURNS:
             device = DeviceTurns(f"the device of critic[{number}]", limit_s=spec.turn_timeout_s)
         turns = engines.world_turns("critic", number, device, spec.turn_timeout_s)
-    group = tensor_parallel_group(together) if together > 1 else None
+    group = tensor_parallel_group(tensor_parallel) if tensor_parallel > 1 else None
     rows, steps = spec.micro_batch("critic"), algorithm.steps_per_version
     updates = Updates(
         rows=algorithm.batch_samples // engines.critic_ranks // algorithm.mini_batches,
@@ -285,7 +285,7 @@ def _critic(number: int, spec: WorkerSpec, beside: Beside) -> CriticRole:
         name=str(number),
         rows=rows,
         minimum=rows,
-        queue=RankQueue(spec.queue, rank=number // together, group=group),
+        queue=RankQueue(spec.queue, rank=number // tensor_parallel, group=group),
         clock=spec.clock,
         turns=turns,
         ahead=True,
@@ -308,16 +308,18 @@ def _updates(engine: Any, spec: WorkerSpec) -> Updates:
 
 def _in_order(role: str, task: str, number: int, spec: WorkerSpec) -> MicroBatchReader:
     """What a role trains on, by its task of the queue. Of ranks that share layers the first reads, for all of them."""
-    together = spec.engines.ranks_together
-    reader = FifoReader(spec.queue, rank=number // together, rows=spec.micro_batch(role), task=task)
-    if together == 1:
+    tensor_parallel = spec.engines.ranks_together
+    reader = FifoReader(spec.queue, rank=number // tensor_parallel, rows=spec.micro_batch(role), task=task)
+    if tensor_parallel == 1:
         return reader
-    return TensorParallelReader(reader if number % together == 0 else None, tensor_parallel_group(together))
+    return TensorParallelReader(
+        reader if number % tensor_parallel == 0 else None, tensor_parallel_group(tensor_parallel)
+    )
 
 
 def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     """Of several ranks the first reads the queue, for all of them."""
-    algorithm, ranks, together = spec.config.algorithm, spec.engines.training_ranks, spec.engines.ranks_together
+    algorithm, ranks, tensor_parallel = spec.config.algorithm, spec.engines.training_ranks, spec.engines.ranks_together
     rows = min(algorithm.batch_samples, ranks * spec.micro_batch("actor"))
     group_size = algorithm.group_size
     reader: MicroBatchReader = CompletionReader(
@@ -329,13 +331,13 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     )
     if spec.replay is not None:
         reader = RecordedReader(spec.queue, spec.replay.batches, group_size=group_size)
-    if ranks * together == 1:
+    if ranks * tensor_parallel == 1:
         return reader
     own = reader if number == 0 else None
-    return DealtReader(own, WorldScatter(), ranks=ranks, group_size=group_size, together=together)
+    return DealtReader(own, WorldScatter(), ranks=ranks, group_size=group_size, together=tensor_parallel)
 
 
-_BUILD: dict[str, Callable[[int, WorkerSpec, Beside], Any]] = {
+_BUILD: dict[str, Callable[[int, WorkerSpec, ColocatedTrainer], Any]] = {
     "rollout": _rollout,
     "reward": _reward,
     "filter": _filter,

@@ -106,7 +106,7 @@ class Checkpoints:
         return self._begun is not None and version < self._last and self._leave()
 
     async def leave(self) -> NoReturn:
-        """3, with nothing beside it. Raises LeftAtCheckpoint."""
+        """Stop at the checkpoint whose queue was just saved, once it is on the disk. Raises LeftAtCheckpoint."""
         assert self._begun is not None, "asked where it is"
         version = self._begun.version
         self.complete()

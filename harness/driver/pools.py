@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from harness.driver.already_done import AlreadyDone
 from harness.driver.observer import Observer
 from harness.driver.restarts import WorkerRestarts
 from harness.protocols import Span
@@ -18,6 +18,18 @@ from harness.workers.rollout import RolloutRole
 from harness.workers.stages import Stage
 from harness.workers.training import TrainReport, one_report_per_group
 from schedules.protocol import PauseMode
+
+
+@dataclass
+class AlreadyDone:
+    """What of a job was done before it went on from a checkpoint.
+
+    A schedule that goes on from version `done` begins at its beginning all the same: so it comes to know what it
+    knew. What it asks for that is of iterations before `done` was done, and is answered at once. brought: the newest
+    version of these that it has brought to all engines."""
+
+    done: int = 0
+    brought: int = 0
 
 
 class SpanSource(Protocol):
@@ -137,7 +149,7 @@ class RolloutPool(Pool[RolloutRole]):
 
     @property
     def ready(self) -> list[Handle[RolloutRole]]:
-        """Those of them that have loaded what they were sent as they came back."""
+        """Engines whose weights are current, also after a restart."""
         behind = self.fleet.membership.behind
         return [worker for worker in self.workers if worker.name not in behind]
 
@@ -306,20 +318,20 @@ class RolloutPool(Pool[RolloutRole]):
 
 
 class TrainerPool:
-    """The training world, and the critic's, which learns from the same batches; `together` neighbouring ranks train on
-    the same micro-batches."""
+    """The training world, and the critic's, which learns from the same batches; `tensor_parallel` neighbouring ranks
+    train on the same micro-batches."""
 
     def __init__(
         self,
         ranks: Sequence[Handle[ActorRole]],
         observer: Observer,
-        together: int = 1,
+        tensor_parallel: int = 1,
         already: AlreadyDone | None = None,
         trained: Callable[[Sequence[TrainReport]], None] = lambda reports: None,
         critics: Sequence[Handle[CriticRole]] = (),
     ) -> None:
         """trained: is told as well."""
-        self.ranks, self.observer, self.together, self.trained = ranks, observer, together, trained
+        self.ranks, self.observer, self.tensor_parallel, self.trained = ranks, observer, tensor_parallel, trained
         self.critics = critics
         self._already = already or AlreadyDone()
 
@@ -330,7 +342,7 @@ class TrainerPool:
         async with asyncio.TaskGroup() as asked:
             actors = asked.create_task(ask_all(self.ranks, lambda actor: actor.train(iteration, first)))
             critics = asked.create_task(ask_all(self.critics, lambda critic: critic.train(iteration)))
-        each, of_values = (one_report_per_group(asked.result(), self.together) for asked in (actors, critics))
+        each, of_values = (one_report_per_group(asked.result(), self.tensor_parallel) for asked in (actors, critics))
         self.observer.trained(iteration, each, of_values)
         self.trained(each)
         self.observer.doing("actor", "waiting")

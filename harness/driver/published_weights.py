@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-from harness.driver.already_done import AlreadyDone
 from harness.driver.checkpoint_files import Cut
 from harness.driver.checkpointing import Checkpoints
 from harness.driver.evaluation import Evaluation
 from harness.driver.observer import Observer
-from harness.driver.pools import Pool, RolloutPool
+from harness.driver.pools import AlreadyDone, Pool, RolloutPool
 from harness.runtime.runtime import retrieved
 from harness.transfer_queue import TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
@@ -46,18 +46,22 @@ class PublishedWeights:
     async def publish(self, version: int) -> None:
         if self._brought_before(version):
             return
-        await self._close(version, "publishing", self._publish(version))
+        async with self._end_of_iteration(version, "publishing"):
+            await self.coordinator.distribute(version)
+            await self._evaluate(version)
 
     async def start_transfer(self, version: int) -> None:
         if version <= self._already.done:
             return
-        await self._close(version, "handing over", self.coordinator.start_transfer(version))
+        async with self._end_of_iteration(version, "handing over"):
+            await self.coordinator.start_transfer(version)
 
     async def mark_version(self, version: int) -> None:
         """The trained weights are called `version` now, and go to no engine."""
         if self._brought_before(version):
             return
-        await self._close(version, "marking")
+        async with self._end_of_iteration(version, "marking", travels=False):
+            pass
 
     def _brought_before(self, version: int) -> bool:
         """Before the run went on from a checkpoint."""
@@ -87,10 +91,6 @@ class PublishedWeights:
             if held and version >= self._already.done:
                 await self._evaluate(version)
 
-    async def _publish(self, version: int) -> None:
-        await self.coordinator.distribute(version)
-        await self._evaluate(version)
-
     async def evaluate_first(self) -> None:
         """The weights to start with, before the schedule."""
         await self._evaluate(0)
@@ -112,28 +112,28 @@ class PublishedWeights:
             await self.evaluation.evaluate(version)
             self.observer.doing("evaluation", f"evaluated version {version}")
 
-    async def _close(self, version: int, what: str, *transfer: Coroutine[Any, Any, None]) -> None:
-        """Ends the iteration that made `version`, when its transfer has got as far as the trainer has to wait."""
+    @asynccontextmanager
+    async def _end_of_iteration(self, version: int, what: str, *, travels: bool = True) -> AsyncIterator[None]:
+        """Ends the iteration that made `version`, around its transfer as far as the trainer has to wait for it. First
+        workers hand in their spans, the queue forgets what was trained, and a checkpoint is begun that is due; then the
+        iteration is written down beside the next one. travels: to engines, so that a checkpoint may be made of it."""
         self.observer.doing("actor", f"{what} version {version}")
         for pool in self.pools:
             pool.ask_spans()
         checkpoints = self.checkpoints
         leaving = checkpoints is not None and checkpoints.leaving(version)
-        due = checkpoints is not None and not leaving and bool(transfer) and checkpoints.due(version)
+        due = checkpoints is not None and not leaving and travels and checkpoints.due(version)
         queue = asyncio.gather(self.queue.describe(), self._forget_finished())
         copying = asyncio.create_task(self._begin_checkpoint(version, queue)) if due else None
         try:
             if leaving:
-                await self._leave(queue, transfer)
+                await self._leave(queue)
             await asyncio.sleep(0)  # the queue is asked before it gets anything of the next iteration
-            for part in transfer:
-                await part
+            yield
             if copying is not None:
                 await copying
             await self.recorded()
         except BaseException:
-            for part in transfer:  # which may not have begun
-                part.close()
             queue.cancel()
             if copying is not None:
                 copying.cancel()
@@ -146,11 +146,9 @@ class PublishedWeights:
         self._recording.add_done_callback(retrieved)  # a run may end before anybody waits for it
         self.observer.doing("actor", "waiting")
 
-    async def _leave(self, queue: Awaitable[Any], transfer: Sequence[Coroutine[Any, Any, None]]) -> None:
+    async def _leave(self, queue: Awaitable[Any]) -> None:
         """At the checkpoint that waits for the queue: what was done since is not published. Raises LeftAtCheckpoint."""
         assert self.checkpoints is not None
-        for part in transfer:
-            part.close()
         await self.recorded()
         await queue
         await self.checkpoints.leave()

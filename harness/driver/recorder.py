@@ -63,7 +63,7 @@ class _Admitted:
 
 
 class Recorder:
-    """`harness.driver.job.Observer`. One iteration is closed when the version it made has been published."""
+    """`harness.driver.observer.Observer`. One iteration is closed when the version it made has been published."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ MEMBERSHIP = "membership.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
+class WorkerLoss:
     """Roles without which an attempt could not go on. noticed: a reading of time.monotonic."""
 
     why: str
@@ -94,20 +94,20 @@ def run_seed(
         except Exception as failure:
             if loss is not None and isinstance(failure, ConfigError):  # what a cluster has left may be too little
                 raise GivenUp(f"{loss.why}; {failure}; checkpoints are kept: the same command goes on") from failure
-            loss = _loss(failure, config, restarts)
+            loss = _worker_loss(failure, config, restarts)
             if leave.asked:
                 raise Left(f"after {loss.why}, with what was saved before") from failure
             server = None if server is not None and server.has_ended() else server
 
 
-def _loss(failure: Exception, config: JobConfig, restarts: Restarts) -> Loss:
+def _worker_loss(failure: Exception, config: JobConfig, restarts: Restarts) -> WorkerLoss:
     """After which all go back to the last checkpoint. Raises the failure where they cannot."""
     death = next((part for part in parts_of(failure) if isinstance(part, WorkerDied | EngineDied | LostEngine)), None)
     if death is None or isinstance(death, GivenUp) or not restarts.limit:
         raise failure
     if not config.checkpoint.every:
         raise WorkerDied(f"{death}; nothing was saved: checkpoint.every=10 would have let the run go on") from failure
-    loss = Loss(how(death), roles_in(str(death)), time.monotonic())
+    loss = WorkerLoss(how(death), roles_in(str(death)), time.monotonic())
     if not restarts.allow(loss.roles):
         raise GivenUp(f"{death}; {restarts.used_up}") from failure
     restarts.count(loss.roles)
@@ -123,7 +123,7 @@ def _attempt(
     leave: LeaveRequest,
     server: ForkServer | None,
     restarts: Restarts,
-    loss: Loss | None,
+    loss: WorkerLoss | None,
 ) -> Path:
     """From the newest checkpoint on, where there is one. loss: what ended the attempt before; then there has to be."""
     identity = RunIdentity(
@@ -214,7 +214,7 @@ def _manifest(
     return manifest
 
 
-def _went_back(session: Session, loss: Loss, version: int) -> None:
+def _went_back(session: Session, loss: WorkerLoss, version: int) -> None:
     """It is noted in the time of the run, which goes on where the checkpoint was made."""
     at, took = round(session.clock.now(), 3), round(time.monotonic() - loss.noticed, 3)
     session.recorder.restarted(Restart(loss.roles, loss.why, f"all went back to version {version}", at, took))

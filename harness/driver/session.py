@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -14,21 +14,29 @@ from harness.checks.job import plan_job
 from harness.config import JobConfig, RooflineConfig
 from harness.config.compose import EXPERIMENTS, make_schedule, read_settings
 from harness.config.machine import Machine, gpu_kind
-from harness.config.placement import host_roles
+from harness.config.placement import Placement, host_roles
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
-from harness.driver.checkpoint_files import Cut
+from harness.driver.checkpoint_files import QUEUE, Checkpoint, Cut
+from harness.driver.finished_rows import Finished, finished_rows
 from harness.driver.recorder import Recorder, Work
 from harness.driver.restarts import GivenUp, Restarts
-from harness.driver.resume import go_on_from
 from harness.driver.sample_decoders import RunLengthDecoder, SampleDecoder, TokenDecoder
-from harness.driver.worker_places import worker_places
 from harness.metrics.arrivals import FORMAT, RunOf
-from harness.metrics.timeline import Timeline
+from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Clock
 from harness.runtime.heartbeats import Beating, Heartbeats, QueueBeat
 from harness.runtime.interrupts import run_in
-from harness.runtime.runtime import Handle, Progress, RealClock, WaitingRole, WorkerDied, parts_of, watch_progress
+from harness.runtime.runtime import (
+    Handle,
+    Progress,
+    RealClock,
+    WaitingRole,
+    WorkerDied,
+    ask_all,
+    parts_of,
+    watch_progress,
+)
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, infrequent_gc
 from harness.runtime.worker_client import RemoteRole
 from harness.tasks import environment_of, extra_metrics, make_task
@@ -58,6 +66,25 @@ def _work(run: RunSpec) -> Work | None:
     )
     epochs = config.algorithm.epochs * (1 + config.algorithm.has_critic)
     return None if peak is None else Work(run.model, scorings, peak, epochs)
+
+
+def worker_places(
+    placement: Placement, *, pooled: bool, host: Sequence[str], per_engine: int = 1
+) -> dict[tuple[str, str], Place]:
+    """Where each worker computes, for the timeline: (role, worker) -> its pool and devices. A simulated (`pooled`) role
+    is one worker that stands for all its devices, save rollout, whose engines each have `per_engine` of their own.
+    host: the roles there."""
+    found: dict[tuple[str, str], Place] = {}
+    for pool, devices in placement.pools.items():
+        names = tuple(f"device {device}" for device in devices)
+        for role in (role for role, its in placement.devices.items() if its == devices):
+            if pooled and role != "rollout":
+                found[role, "0"] = Place(pool, names)
+            else:
+                size = per_engine if role == "rollout" else 1
+                parts = [names[start : start + size] for start in range(0, len(names), size)]
+                found |= {(role, str(number)): Place(pool, part) for number, part in enumerate(parts)}
+    return found | {(role, "0"): Place(f"host {role}", (f"host {role}",)) for role in host}
 
 
 class Session:
@@ -262,6 +289,38 @@ class Session:
                 await work
                 for guard in guards:
                     guard.cancel()
+
+
+async def go_on_from(
+    checkpoint: Checkpoint, run: RunSpec, assembly: Assembly, start_clocks: Callable[[float], Awaitable[None]]
+) -> None:
+    """Trainers are as they were, every engine and scorer has their weights, and the queue what was in flight: of that
+    what rollout had finished, and prompts of the rest. Clocks start when all has been read."""
+    cut, job = checkpoint.cut, assembly.job
+    for world, ranks in assembly.worlds.items():
+        folder = str(checkpoint.folder / world)
+        await ask_all(ranks, lambda rank, folder=folder: rank.load_state(folder, cut.version))  # type: ignore[misc]
+    admitted = job.prompts.recall(cut.prompts, {one.group: one.at for one in cut.admitted}, cut.refused)
+    limit_of = None if run.schedule.order == "fifo" else run.schedule.capacity(job).limit
+    algorithm, prompts = run.config.algorithm, job.prompts
+    finished = finished_rows(
+        checkpoint.folder / QUEUE,
+        admitted.keys(),
+        algorithm.group_size,
+        limit_of,
+        prompts.first_sample if run.config.refills else None,
+    )
+    await start_clocks(_newest(cut, finished))
+    await assembly.coordinator.distribute(cut.version)
+    await assembly.coordinator.fleet.all_back()  # a schedule may deal its engines out as it begins
+    if cut.kl_coefficient is not None:
+        await assembly.advantages.role.go_on_with(cut.kl_coefficient)
+    await prompts.restore(cut.prompts.partitions, admitted, finished)
+
+
+def _newest(cut: Cut, finished: Mapping[str, Finished]) -> float:
+    """Time of the newest that is kept: what was done after it is lost, and does not count."""
+    return max([cut.at, *(refusal.at for refusal in cut.refused), *(kept.newest for kept in finished.values())])
 
 
 def kind_of(role: str) -> str:

@@ -115,86 +115,92 @@ def iteration_of(partition: str) -> int:
     return int(iteration)
 
 
-def queue_spec(
-    roles: Collection[str],
-    *,
-    training_ranks: int,
-    capacity_rows: int,
-    order: Order = "fifo",
-    score_extras: bool = False,
-    beside_actor: Collection[str] = (),
-    environment: bool = False,
-    advantages_read: Sequence[str] = (),
-    batches_compared: bool = False,
-    filter_reads: Sequence[str] | None = None,
-    drops_stragglers: bool = False,
-    critic_ranks: int = 1,
-) -> QueueSpec:
-    """The queue of a job that has these roles (of placement.DEVICE_ROLES; reward and advantages are always there).
+@dataclass(frozen=True)
+class JobShape:
+    """What the queue of a job depends on, a field for each.
 
-    order "fifo": forward passes and training take rows first in, first out; then a micro-batch holds the same rows
-    whatever the timing, and the same seed gives the same bits. order "completion": forward passes take whatever is
-    ready, training takes groups in the order in which they became ready, of whatever batch; of several ranks the first
-    one reads for all (harness/workers/dealing.py). Any other order is a policy of the queue by its name or import path,
-    which training follows instead. Rewards are per sample, so they always take whatever is ready. score_extras: whether
-    scores have extra values. beside_actor: roles (of "reference" and "actor_fwd") that share the training world: each
-    of its ranks reads a share of every micro-batch. environment: whether rollout plays with one, which reads what
-    rewards read.
-    advantages_read: what advantages are made of besides rewards. batches_compared: whether they take batches whole, and
-    in order. filter_reads: what the filter is made of besides rewards; None: there is none. With one, a group goes to
-    no role after it before it is `kept`; until then its rows may begin again, and rollout, rewards and filter wait for
-    them. drops_stragglers: so may they where a sample of a group took too long. critic_ranks: of the critic's world,
-    each of which reads its share, when it scores and when it trains.
+    roles: of placement.DEVICE_ROLES; reward and advantages are always there. training_ranks, critic_ranks: of worlds
+    each of which reads its share. capacity_rows: the queue's cap, in samples.
     """
-    if order != "fifo":
-        training_ranks = 1
-    forward, training = ("fifo", "fifo") if order == "fifo" else ("ready", order)
+
+    roles: Collection[str]
+    training_ranks: int
+    capacity_rows: int
+    order: Order = "fifo"
+    """"fifo": forward passes and training take rows first in, first out; then a micro-batch holds the same rows
+    whatever the timing, and the same seed gives the same bits. "completion": forward passes take whatever is ready,
+    training takes groups in the order in which they became ready, of whatever batch; of several ranks the first one
+    reads for all (harness/workers/dealing.py). Any other order is a policy of the queue by its name or import path,
+    which training follows instead. Rewards are per sample, so they always take whatever is ready."""
+    score_extras: bool = False
+    """Whether scores have extra values."""
+    beside_actor: Collection[str] = ()
+    """Roles (of "reference" and "actor_fwd") that share the training world: each of its ranks reads a share of every
+    micro-batch."""
+    environment: bool = False
+    """Whether rollout plays with one, which reads what rewards read."""
+    advantages_read: Sequence[str] = ()
+    """What advantages are made of besides rewards."""
+    batches_compared: bool = False
+    """Whether advantages take batches whole, and in order."""
+    filter_reads: Sequence[str] | None = None
+    """What the filter is made of besides rewards; None: there is none. With one, a group goes to no role after it
+    before it is `kept`; until then its rows may begin again, and rollout, rewards and filter wait for them."""
+    drops_stragglers: bool = False
+    """Whether rows may begin again, too, where a sample of a group took too long."""
+    critic_ranks: int = 1
+
+
+def queue_spec(shape: JobShape) -> QueueSpec:
+    """The columns and tasks of a job's queue."""
+    training_ranks = shape.training_ranks if shape.order == "fifo" else 1
+    forward, training = ("fifo", "fifo") if shape.order == "fifo" else ("ready", shape.order)
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
     for of_rewards in ("answer", "environment_reward"):
         trained.remove(of_rewards)
 
     def scored(role: str) -> TaskSpec:
-        ranks = training_ranks if role in beside_actor else 1
+        ranks = training_ranks if role in shape.beside_actor else 1
         return TaskSpec(("prompt", "response"), policy=forward, ranks=ranks, whole_groups=True)
 
     tasks = {
         "rollout": TaskSpec(
-            ("prompt", "answer") if environment else ("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)
+            ("prompt", "answer") if shape.environment else ("prompt",), whole_groups=True, writes=tuple(ROLLOUT_COLUMNS)
         ),
         "reward": TaskSpec(("prompt", "answer", *SCORED), policy="ready", writes=("reward",)),
         "advantages": TaskSpec(
-            ("reward", *advantages_read),
-            policy="fifo" if batches_compared else "ready",
+            ("reward", *shape.advantages_read),
+            policy="fifo" if shape.batches_compared else "ready",
             whole_groups=True,
             writes=("advantage",),
         ),
     }
-    if "gradient_squares" in advantages_read:
+    if "gradient_squares" in shape.advantages_read:
         columns |= SQUARE_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
-    if "ref_log_probs" in advantages_read:
+    if "ref_log_probs" in shape.advantages_read:
         columns |= REWARD_KL_COLUMNS
         trained += REWARD_KL_COLUMNS
-    if "reference" in roles:
+    if "reference" in shape.roles:
         columns |= REFERENCE_COLUMNS
         trained += REFERENCE_COLUMNS
         tasks["reference"] = scored("reference")
-    if "actor_fwd" in roles:
+    if "actor_fwd" in shape.roles:
         columns |= OLD_COLUMNS
         trained += OLD_COLUMNS
         tasks["actor_fwd"] = scored("actor_fwd")
-    if score_extras:
+    if shape.score_extras:
         columns |= EXTRA_COLUMNS
         trained += EXTRA_COLUMNS
-    if "critic" in roles:
+    if "critic" in shape.roles:
         columns |= VALUE_COLUMNS | RETURN_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
-        tasks["critic"] = TaskSpec(("prompt", "response"), policy=forward, ranks=critic_ranks, whole_groups=True)
-        tasks[CRITIC_TRAINING] = TaskSpec(OF_VALUES, policy=training, ranks=critic_ranks, whole_groups=True)
+        tasks["critic"] = TaskSpec(("prompt", "response"), policy=forward, ranks=shape.critic_ranks, whole_groups=True)
+        tasks[CRITIC_TRAINING] = TaskSpec(OF_VALUES, policy=training, ranks=shape.critic_ranks, whole_groups=True)
     tasks["actor"] = TaskSpec(tuple(trained), policy=training, ranks=training_ranks, whole_groups=True)
-    if filter_reads is not None or drops_stragglers:
+    if shape.filter_reads is not None or shape.drops_stragglers:
         columns |= FILTER_COLUMNS
-        tasks = _refilled(tasks, filter_reads, drops_stragglers)
-    return QueueSpec(columns, tasks, capacity_rows)
+        tasks = _refilled(tasks, shape.filter_reads, shape.drops_stragglers)
+    return QueueSpec(columns, tasks, shape.capacity_rows)
 
 
 VERDICTS = "verdicts"

@@ -15,7 +15,7 @@ from harness.config import ModelConfig
 from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling
 from harness.tasks import TASKS, Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
-from harness.workers.dataflow import partition_name, queue_spec, text_column
+from harness.workers.dataflow import JobShape, partition_name, queue_spec, text_column
 from harness.workers.episodes import Episodes
 from harness.workers.rollout import Ports, RolloutRole, RolloutSettings
 from harness.workers.turns import NO_TURNS, Turns
@@ -56,7 +56,7 @@ class CountingQueue(LocalQueue):
     ) -> None:
         rows = ROWS * partitions
         super().__init__(
-            queue_spec(list(roles), training_ranks=training_ranks, capacity_rows=rows, order=order, **spec)
+            queue_spec(JobShape(list(roles), training_ranks=training_ranks, capacity_rows=rows, order=order, **spec))
         )
         self.responses: list[list[int]] = []
         self.versions: dict[int, list[int]] = {}

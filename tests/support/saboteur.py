@@ -21,7 +21,7 @@ from rich.console import Console
 import harness.driver.run
 from harness.cli import bench
 from harness.cli.main import RESULTS
-from harness.driver.preload import PRELOAD
+from harness.driver import PRELOAD
 from harness.driver.session import Session
 from harness.runtime.local_runtime import launch_server
 from harness.service.fleet_app import ServiceClient

@@ -11,7 +11,7 @@ from harness.driver.prompts import PromptSource
 from harness.tasks import TASKS
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue
-from harness.workers.dataflow import queue_spec
+from harness.workers.dataflow import JobShape, queue_spec
 from tests.support.unnoticed import none_unnoticed
 
 SEED, BATCH, N = 5, 4, 2
@@ -45,7 +45,7 @@ class Heard:
 
 
 def source(*, iterations: int = 3, batches_in_queue: int = 3) -> tuple[PromptSource, LocalQueue, Heard]:
-    queue = LocalQueue(queue_spec([], training_ranks=1, capacity_rows=BATCH * N * batches_in_queue))
+    queue = LocalQueue(queue_spec(JobShape([], training_ranks=1, capacity_rows=BATCH * N * batches_in_queue)))
     heard = Heard()
     prompts = PromptSource(
         TASKS["reverse"](),

@@ -21,7 +21,7 @@ from harness.driver.evaluation import Evaluated
 from harness.driver.progress import ProgressDisplay
 from harness.driver.recorder import Recorder, Work
 from harness.driver.sample_decoders import RunLengthDecoder, TokenDecoder
-from harness.driver.worker_places import worker_places
+from harness.driver.session import worker_places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, read_growing

@@ -35,7 +35,7 @@ from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend
-from harness.workers.dataflow import REWARD_COLUMNS, ROLLOUT_COLUMNS, partition_name, queue_spec
+from harness.workers.dataflow import REWARD_COLUMNS, ROLLOUT_COLUMNS, JobShape, partition_name, queue_spec
 from tests.support.examples import examples
 from tests.support.local_queue import virtual
 from tests.support.project import ROOT
@@ -166,7 +166,7 @@ def test_two_workers_of_a_data_loader_get_each_batch_once(start: str) -> None:
 
 async def test_rows_carry_the_policy_versions_that_sampled_them() -> None:
     """TransferQueue 0.1.11 kept none. Here they are a column like any other, one for each token."""
-    queue = LocalQueue(queue_spec(["rollout", "actor"], training_ranks=1, capacity_rows=4))
+    queue = LocalQueue(queue_spec(JobShape(["rollout", "actor"], training_ranks=1, capacity_rows=4)))
     name = partition_name(3)
     await queue.create_partition(name, range(4), group_size=2)
     prompts = Ragged.from_rows([np.arange(3)] * 4, np.int64)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from harness.workers.dataflow import CRITIC_TRAINING, OF_VALUES, iteration_of, partition_name, queue_spec
+from harness.workers.dataflow import CRITIC_TRAINING, OF_VALUES, JobShape, iteration_of, partition_name, queue_spec
 
 ROLES = ["rollout", "reference", "actor_fwd", "actor"]
 
 
 def test_first_in_first_out_makes_every_forward_pass_and_the_training_wait_their_turn() -> None:
-    tasks = queue_spec(ROLES, training_ranks=2, capacity_rows=8).tasks
+    tasks = queue_spec(JobShape(ROLES, training_ranks=2, capacity_rows=8)).tasks
     assert {name: task.policy for name, task in tasks.items()} == {
         "rollout": "fifo",
         "reward": "ready",
@@ -22,7 +22,7 @@ def test_first_in_first_out_makes_every_forward_pass_and_the_training_wait_their
 
 
 def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> None:
-    tasks = queue_spec(ROLES, training_ranks=1, capacity_rows=8, order="completion").tasks
+    tasks = queue_spec(JobShape(ROLES, training_ranks=1, capacity_rows=8, order="completion")).tasks
     assert {name: task.policy for name, task in tasks.items()} == {
         "rollout": "fifo",
         "reward": "ready",
@@ -35,7 +35,7 @@ def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> N
 
 def test_roles_beside_the_actor_read_by_its_ranks() -> None:
     def ranks(*beside_actor: str) -> list[int]:
-        tasks = queue_spec(ROLES, training_ranks=4, capacity_rows=8, beside_actor=beside_actor).tasks
+        tasks = queue_spec(JobShape(ROLES, training_ranks=4, capacity_rows=8, beside_actor=beside_actor)).tasks
         return [tasks[role].ranks for role in ("reference", "actor_fwd", "actor", "reward")]
 
     assert ranks() == [1, 1, 4, 1]
@@ -44,7 +44,13 @@ def test_roles_beside_the_actor_read_by_its_ranks() -> None:
 
 def test_a_critic_reads_rows_twice_and_advantages_are_of_tokens() -> None:
     spec = queue_spec(
-        [*ROLES, "critic"], training_ranks=2, capacity_rows=8, critic_ranks=4, advantages_read=("loss_mask", "values")
+        JobShape(
+            [*ROLES, "critic"],
+            training_ranks=2,
+            capacity_rows=8,
+            critic_ranks=4,
+            advantages_read=("loss_mask", "values"),
+        )
     )
     assert [spec.tasks[task].ranks for task in ("actor", "critic", CRITIC_TRAINING)] == [2, 4, 4]
     assert spec.tasks[CRITIC_TRAINING].columns == OF_VALUES and spec.columns["advantage"].ragged
@@ -52,13 +58,13 @@ def test_a_critic_reads_rows_twice_and_advantages_are_of_tokens() -> None:
 
 def test_a_token_baseline_reads_what_actor_fwd_writes_and_the_actor_does_not() -> None:
     read = ("loss_mask", "gradient_squares")
-    spec = queue_spec([*ROLES, "actor_fwd"], training_ranks=1, capacity_rows=8, advantages_read=read)
+    spec = queue_spec(JobShape([*ROLES, "actor_fwd"], training_ranks=1, capacity_rows=8, advantages_read=read))
     assert spec.tasks["advantages"].columns == ("reward", *read) and spec.columns["advantage"].ragged
     assert "gradient_squares" not in spec.tasks["actor"].columns and "returns" not in spec.columns
 
 
 def test_in_order_of_completion_the_queue_has_one_reader_however_many_train() -> None:
-    tasks = queue_spec(ROLES, training_ranks=2, capacity_rows=8, order="completion", beside_actor=ROLES).tasks
+    tasks = queue_spec(JobShape(ROLES, training_ranks=2, capacity_rows=8, order="completion", beside_actor=ROLES)).tasks
     assert {task.ranks for task in tasks.values()} == {1}
 
 

@@ -36,7 +36,7 @@ _ALWAYS = ("iterations=3", "backend=real", "smoke=true", "save_weights=false", "
 def run(setting: GateSetting) -> Iterator[Check]:
     """Checks of jobs on all GPUs, with qwen0.5b and qwen7b; on cores with tiny, as if there were four: so training has
     two ranks."""
-    from harness.driver.preload import PRELOAD
+    from harness.driver import PRELOAD
     from harness.runtime.local_runtime import launch_server
 
     models = [("model=qwen0.5b", *_LARGE), ("model=qwen7b", *_LARGE)] if setting.gpu else [_SMALL]
