@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 RUN = "CADENCE_RUN"
-"""In the environment of a process: which run it is of."""
+"""Environment variable that says which run a process is of."""
 
 
 def run_in(logs: Path) -> str:

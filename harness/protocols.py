@@ -29,7 +29,7 @@ many as it may have; failed, a step of its environment raised an error or took t
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 """The column `finish_reason` holds the place in here."""
 TRUNCATED = (FINISH_REASONS.index("length"), FINISH_REASONS.index("cut"))
-"""Of samples that might have gone on."""
+"""Finish reasons of samples that might have gone on."""
 
 
 class Clock(Protocol):

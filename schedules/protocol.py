@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 PauseMode = Literal["keep", "wait", "abort"]
-"""What becomes of samples under way when engines stop for new weights: they stay where they are, and go on under the
-new ones; they end first, under the old ones; or they are given up, and begin again under the new ones."""
+"""The fate of samples under way when engines stop for new weights: they stay where they are, and go on under the new
+ones; they end first, under the old ones; or they are given up, and begin again under the new ones."""
 
 
 class Prompts(Protocol):

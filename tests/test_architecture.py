@@ -320,13 +320,11 @@ def undocumented(file: str) -> set[str]:
 
 
 def without_subject(file: str) -> set[str]:
-    nodes = [node for node in ast.walk(tree(file)) if isinstance(node, Documented)]
-    starts = {node: re.match(r"\W*([\w-]+)", ast.get_docstring(node) or "") for node in nodes}
-    return {
-        f"line {getattr(node, 'lineno', 1)}: {start[1]}"
-        for node, start in starts.items()
-        if start and start[1].lower() in NO_SUBJECT
-    }
+    """Docstrings that begin so, those below assignments too."""
+    alone = [node.value for node in ast.walk(tree(file)) if isinstance(node, ast.Expr)]
+    texts = [node for node in alone if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    starts = [(text.lineno, re.match(r"\W*([\w-]+)", str(text.value))) for text in texts]
+    return {f"line {line}: {start[1]}" for line, start in starts if start and start[1].lower() in NO_SUBJECT}
 
 
 def test_what_is_public_has_a_docstring() -> None:

@@ -140,7 +140,7 @@ async def both(post: asyncio.Task[None], other: asyncio.Task[Any]) -> None:
 
 
 _MEMORY = ("kv_cache", "weights")
-"""What a sleeping server gives back, by the server's names."""
+"""The memory that a sleeping server gives back, by the server's names."""
 
 
 class ServerControl:

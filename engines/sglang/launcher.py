@@ -32,7 +32,7 @@ _IMPORTED = (
     "rotate_input_ids_cpu",
     "verify_tree_greedy_cpu",
 )
-"""What SGLang imports by name and plain decoding never calls."""
+"""Functions that SGLang imports by name and plain decoding never calls."""
 
 _LIBRARIES: list[torch.library.Library] = []
 """Operators live as long as the library that defined them."""

@@ -36,7 +36,7 @@ _SPARE_TOKENS = 8
 
 
 _CPU_CACHE_TOKENS = 1 << 16
-"""At most, where no plan of memory says more."""
+"""Tokens of the cache at most, where no plan of memory says more."""
 
 
 _KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")

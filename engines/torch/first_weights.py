@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Part = tuple[slice, ...]
-"""Of a tensor, for each of its dimensions, what is wanted."""
+"""A slice for each dimension of a tensor."""
 
 
 class FirstWeights(Protocol):

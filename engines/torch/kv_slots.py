@@ -64,7 +64,8 @@ class LayerAttention:
 
 
 Attention = Callable[[LayerAttention, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""What a pass does in each layer: query [N, heads, dim], key and value [N, kv_heads, dim] -> [N, heads * dim]."""
+"""The attention of a pass in each layer: query [N, heads, dim], key and value [N, kv_heads, dim] -> [N, heads *
+dim]."""
 
 
 def _round_up(number: int, multiple: int) -> int:

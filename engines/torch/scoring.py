@@ -98,7 +98,8 @@ class TokenScorer(ScoringModel):
 
 
 VALUE_HEAD = "score"
-"""Of a model of values, in place of the output layer: as transformers names it in models that classify tokens."""
+"""The head of a model of values, in place of the output layer: as transformers names it in models that classify
+tokens."""
 
 
 class ValueScorer(ScoringModel):
@@ -117,7 +118,7 @@ class ValueScorer(ScoringModel):
 
 
 AtTokens = Callable[[Ragged, Ragged], tuple[torch.Tensor, ...]]
-"""As `ScoringModel.at_tokens`."""
+"""The type of `ScoringModel.at_tokens`."""
 
 
 def score_parts(at_tokens: AtTokens, prompts: Ragged, responses: Ragged, parts: Sequence[Part]) -> list[Ragged]:

@@ -284,7 +284,7 @@ class VLLMRollout:
 
 
 FIRST_LABEL = "default"
-"""What vLLM calls the weights that it was started with."""
+"""vLLM's name of the weights that it was started with."""
 
 
 def parameters(sample: RunningSample, seed: int) -> SamplingParams:

@@ -30,7 +30,7 @@ BACKEND = "cadence"
 
 
 ADAPTER = 0
-"""Its rank in the group of a link; those of vLLM's workers follow."""
+"""The adapter's rank in the group of a link; those of vLLM's workers follow."""
 
 
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
@@ -54,7 +54,7 @@ class VLLMWeightSender:
         self._expected = ExpectedWeights(model, f"engine {name}")
         self._link: GlooLink | CudaLink | None = None
         self.incomplete: str | None = None
-        """What there is to say where vLLM got a part of a set, and not the rest; None where it has a whole one."""
+        """The message where vLLM got a part of a set, and not the rest; None where it has a whole one."""
 
     async def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Send all weights, and have vLLM use and count them as `version`. Where the iterable raises before a bucket is

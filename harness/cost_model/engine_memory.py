@@ -11,7 +11,7 @@ PREFILL_TOKENS = 8192
 """Most tokens of a prefill pass (engines/torch/kv_slots.py; vLLM's default is the same)."""
 
 DRAW_BYTES = 20
-"""For each logit of a decode step: float32 logits, log-probabilities and probabilities, and their sum in float64
+"""Bytes for each logit of a decode step: float32 logits, log-probabilities and probabilities, and their sum in float64
 (engines/torch/sampling.py)."""
 
 

@@ -20,7 +20,7 @@ from harness.cost_model.shape import (
 GIB = 1 << 30
 
 STATE_BYTES = 16
-"""Per parameter: weights, gradients and both moments of AdamW, in float32."""
+"""Bytes per parameter: weights, gradients and both moments of AdamW, in float32."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ reduce, step: of a micro-batch, the moments of harness/cost_model/training_memor
 TRAINING: tuple[Phase, ...] = ("loss", "backward", "reduce", "step")
 
 USABLE = 0.9
-"""Of a device's memory. The rest is the driver's and the libraries', and lost between blocks: assumed, not measured."""
+"""Share of a device's memory that a job may use. The rest is the driver's and the libraries', and lost between blocks:
+assumed, not measured."""
 
 _ENGINE_BUCKET = 64 << 20
 """`weight_bucket_bytes` of vLLM and SGLang, where nobody set it."""

@@ -8,8 +8,8 @@ from harness.checks.layout import device_roles
 from harness.checks.settle import Draft
 
 DEVICES = 16
-"""Of a simulated job that does not say: two nodes of eight, the fewest on which models of 32 billion parameters train
-beside their rollout on devices of 80 GB."""
+"""Devices of a simulated job that names none: two nodes of eight, the fewest on which models of 32 billion parameters
+train beside their rollout on devices of 80 GB."""
 
 SAMPLES, TRIALS = 25_000, 6
 """The effort of a plan that nobody asked for by itself."""

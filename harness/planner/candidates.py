@@ -20,7 +20,7 @@ PARALLEL = (1, 2, 4, 8)
 MICRO_GROUPS = (1, 2, 4, 8)
 
 STALENESS = (0.5, 1.0, 2.0, 4.0)
-"""Of a schedule that takes `max_staleness`."""
+"""Values tried for a schedule that takes `max_staleness`."""
 
 SCORING = (0.25, 0.5, 1.0)
 """Devices of a pool for scoring, for each of the actor's."""

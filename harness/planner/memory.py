@@ -88,8 +88,8 @@ def every_schedule(arguments: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 COLUMNS = ("schedule", "devices", "weights", "rollout", "training", "a real run", "chosen")
-"""Of a table with a row for each schedule. weights: masters and copies on a device, GiB, rollout's / training's, or of
-the pool that they share; rollout, training: the most that lies on a device, GiB, and when."""
+"""Columns of a table with a row for each schedule. weights: masters and copies on a device, GiB, rollout's /
+training's, or of the pool that they share; rollout, training: the most that lies on a device, GiB, and when."""
 
 
 def merged(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

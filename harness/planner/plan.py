@@ -31,12 +31,13 @@ DEFAULTS = {
     "algorithm.batch_groups": "512",
     "algorithm.group_size": "16",
 }
-"""What is planned where nothing else is said: a batch as published runs have it (verl's fully asynchronous recipe)."""
+"""Settings of a plan where nothing else is said: a batch as published runs have it (verl's fully asynchronous
+recipe)."""
 
 EFFORT = Effort(samples=85_000, trials=12)
 
 ITERATIONS = 20
-"""Of the run that is proposed: enough to be in a steady state for most of it."""
+"""Iterations of the run that is proposed: enough to be in a steady state for most of it."""
 
 _PROCESSES = 2
 

@@ -47,7 +47,7 @@ _TENSORS = "application/octet-stream"
 _LARGEST_JSON, _LARGEST_COLUMNS, _LARGEST_WEIGHTS = 4 << 20, 1 << 30, 1 << 40  # bytes; the last go into a file
 _CONTENT = {"content": {_TENSORS: {"schema": {"type": "string", "format": "binary"}}}}
 _BODY = {"requestBody": {"required": True, **_CONTENT}}
-"""For the description: FastAPI does not see a body that is read as it comes."""
+"""The request's body in the service's description: FastAPI does not see one that is read as it comes."""
 _ROWS: dict[int | str, dict[str, Any]] = {
     200: {
         **_CONTENT,

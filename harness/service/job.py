@@ -66,7 +66,7 @@ class ServedJob:
         self.admitted = 0
         """Groups below may be given to engines."""
         self.lags = Counter[int]()
-        """Of the rows that were given to the trainer: how many had which lag."""
+        """Rows that were given to the trainer, counted by their lag."""
         self.loaded = self.generated = self.trained = 0
         """Rows."""
         self.weights = WeightFiles(folder)

@@ -15,7 +15,7 @@ GENERATE, TRAIN = "rollout", "train"
 """The two tasks that every job has: engines read the first, the trainer the second."""
 
 TRAINER = "trainer"
-"""Its name among those of the engines."""
+"""The trainer's name among those of the engines."""
 
 LONGEST_WAIT_S = 60.0
 MOST_ENGINES = 4096

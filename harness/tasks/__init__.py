@@ -36,7 +36,7 @@ TASKS: dict[str, Callable[..., Task]] = {
 
 
 SLOW_TASKS = ("reasoning_gym",)
-"""Those whose own scoring may take its time."""
+"""Tasks whose own scoring may take its time."""
 
 
 def make_task(config: JobConfig) -> Task:

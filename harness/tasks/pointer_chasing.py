@@ -15,7 +15,7 @@ from harness.tasks.text_task import TextTask
 ASK = "+"
 """Begins a turn that asks for a letter."""
 NOTHING = "-"
-"""What is found where there is no such letter."""
+"""The answer where there is no such letter."""
 
 
 @dataclass

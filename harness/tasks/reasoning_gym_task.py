@@ -14,7 +14,7 @@ from harness.tasks.text_task import TextTask
 from harness.tasks.tries import Tries
 
 _ITEMS = 1 << 31
-"""Of a data set: the library makes each when it is asked for."""
+"""Items of a data set: the library makes each when it is asked for."""
 ANSWER_TAG = "</answer>"
 
 

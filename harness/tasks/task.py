@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 EXTRA_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
-"""What may name an extra value of a score, and so the metric `custom/<name>`."""
+"""Names of extra values of a score, and so of the metric `custom/<name>`."""
 _TOKENS = re.compile(r"<(\d+) tokens>")
 HELD_OUT_SEED = (1 << 64) - 1
-"""Of problems that are made up: no run draws its own by it."""
+"""Seed of held-out problems that are made up: no run draws its own by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Task(Protocol):
 
 
 MEMBERS = tuple(name for name in vars(Task) if not name.startswith("_"))
-"""What a task has."""
+"""Members of a task."""
 
 
 def sample_of(task: Task, prompt: np.ndarray, response: np.ndarray, answer: str) -> Sample:

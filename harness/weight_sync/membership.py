@@ -246,7 +246,7 @@ class Fleet(Generic[Engine_co]):
         self._numbers: dict[str, int] = {}  # of each engine's process
         self._lost = asyncio.Event()  # some were; then there is a new one
         self.replace: Replace | None = None
-        """Where engines can be started again."""
+        """Starts an engine again; None where that cannot be."""
         self.welcome: Callable[[Handle[Engine_co]], Awaitable[None]] = _nobody
         """Called for one that was, and works from now on."""
         for engine in engines:

@@ -20,7 +20,7 @@ Role = TypeVar("Role")
 Sender = Handle[SendingWorker]
 Receiver = Handle[ReceivingWorker]
 OnDeath = Callable[[], Awaitable[None]]
-"""What is done at once where one end of a transfer dies."""
+"""The action taken at once where one end of a transfer dies."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ from harness.metrics.atomic_files import write_text
 from harness.runtime.parallel import parallel_as_completed
 
 _GRACE_S = 120.0
-"""That a seed may take beyond the limit: then what waits for it says so."""
+"""Seconds that a seed may take beyond the limit: then what waits for it says so."""
 
 
 @dataclass

@@ -54,7 +54,7 @@ class Process:
     def __init__(self, name: str, random: Random) -> None:
         self.name, self.died = name, ""
         self.torn_transfers = 0
-        """So many of the next weights that are sent here break off, before anything came or in the middle."""
+        """Number of the next transfers to here that break off, before anything came or in the middle."""
         self._random = random
         self._running = asyncio.Event()
         self._running.set()

@@ -37,7 +37,7 @@ What = Literal["SIGKILL", "SIGSTOP", "damage", "full disk", "torn", "delayed", "
 ITERATIONS = 12
 _ATTEMPTS = 4
 _ATTEMPT_S = 240.0
-"""That one may take; longer is a hang, which is what is looked for."""
+"""Seconds that an attempt may take; longer is a hang, which is what is looked for."""
 _GONE_S = 20.0
 _POLL_S = 0.02
 _JOB = (
@@ -46,7 +46,7 @@ _JOB = (
     "cluster.stall_timeout_s=120"
 ).split()
 _DEVICES = {"colocate_sync": 2, "half_step": 4, "delayed_update": 3, "fully_async": 3}
-"""Of schedules that do not do with two, or have two engines."""
+"""Devices of schedules that do not do with two, or have two engines."""
 ROLES = ("driver", "fork server", "queue", "host", "device")
 
 

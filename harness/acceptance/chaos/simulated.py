@@ -82,7 +82,7 @@ class _CountingLoop(VirtualLoop):
         super().__init__()
         self.turns, self.limit = 0, limit
         self.planned: list[tuple[int, Callable[[], None]]] = []
-        """By turn."""
+        """Actions by the turn at which they happen."""
 
     def _run_once(self) -> None:
         self.turns += 1

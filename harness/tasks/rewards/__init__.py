@@ -9,7 +9,7 @@ REWARDS = {
     "length": "harness.tasks.rewards.text:length",
     "code": "harness.tasks.rewards.code:code",
 }
-"""Where each of them is: none is imported before it is used."""
+"""Import path of each reward: none is imported before it is used."""
 
 QUICK = ("exact", "numeric", "length")
-"""Those that take microseconds whatever the response: they need no process of their own."""
+"""Rewards that take microseconds whatever the response: they need no process of their own."""

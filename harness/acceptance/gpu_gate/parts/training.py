@@ -25,7 +25,8 @@ from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
 
 _PLAN_ERROR = 0.1
-"""Of the peak. On a CPU torch counts no memory; tests hold the plan against a count of their own there."""
+"""Allowed error of the plan, a share of the peak. On a CPU torch counts no memory; tests hold the plan against a count
+of their own there."""
 
 _ALGORITHM = AlgorithmConfig("gate", 8, 8, 8, learning_rate=1e-4, correction="none")
 
