@@ -251,7 +251,7 @@ class RefilledPrompts(PromptSource):
 
     def _tell_refused(self, refusal: Refusal) -> None:
         first = self.first_sample(refusal.place)
-        self.dealer.told(first, [math.nan if reward is None else reward for reward in refusal.rewards])
+        self.dealer.record_rewards(first, [math.nan if reward is None else reward for reward in refusal.rewards])
         self.observer.dropped(range(first, first + self.group_size), refusal.reason)
         if self._since is not None:
             self._since.append(refusal)

@@ -115,7 +115,7 @@ class PromptSource:
             told = zip(rows.rows.tolist(), rows.reward.tolist(), strict=True)
             for first, group in groupby(told, key=lambda one: one[0] - one[0] % n):
                 compared = [baselines[first]] if first in baselines else []
-                self.dealer.told(first, [*compared, *(reward for _, reward in group)])
+                self.dealer.record_rewards(first, [*compared, *(reward for _, reward in group)])
 
     def state(self, in_flight: Collection[int]) -> PromptState:
         """in_flight: groups that are neither trained nor dropped."""

@@ -24,7 +24,7 @@ class DataBuffer(Protocol):
     def take(self, task: Task, group: int, seed: int) -> Problem:
         """The problem of a group; `task.problem(group, seed)` is what it would get without a buffer."""
 
-    def told(self, problem: Problem, group: int, rewards: Sequence[float]) -> None:
+    def record_rewards(self, problem: Problem, group: int, rewards: Sequence[float]) -> None:
         """The group was trained, or refused by a filter: the rewards of its samples."""
 
     def state(self) -> Mapping[str, Any]:
@@ -34,7 +34,7 @@ class DataBuffer(Protocol):
         """Go on from what `state` gave."""
 
 
-_METHODS = ("take", "told", "state", "load")
+_METHODS = ("take", "record_rewards", "state", "load")
 
 
 def buffer_of(path: str, options: Mapping[str, Any], saved: str | None) -> DataBuffer:
@@ -100,10 +100,10 @@ class Dealer:
         self._out[first_sample] = _Out(problem, group)
         return problem
 
-    def told(self, first_sample: int, rewards: Sequence[float]) -> None:
+    def record_rewards(self, first_sample: int, rewards: Sequence[float]) -> None:
         """Tell the buffer the rewards of a group that was trained, or refused."""
         if self.buffer is not None and (out := self._out.pop(first_sample, None)) is not None:
-            self.buffer.told(out.problem, out.group, rewards)
+            self.buffer.record_rewards(out.problem, out.group, rewards)
 
     def forget(self, first_sample: int) -> None:
         """Forget a group that was dropped, and whose rewards nobody knows."""

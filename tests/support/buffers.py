@@ -20,7 +20,7 @@ class Remembering:
         self.taken.append(group)
         return replace(task.problem(group, seed), answer=str(len(self.taken) - 1))
 
-    def told(self, problem: Problem, group: int, rewards: Sequence[float]) -> None:
+    def record_rewards(self, problem: Problem, group: int, rewards: Sequence[float]) -> None:
         self.told_of.append((group, problem.answer))
 
     def state(self) -> Mapping[str, Any]:

@@ -72,7 +72,7 @@ def test_a_buffer_hears_what_became_of_its_problems_and_goes_on_from_a_file(lab:
     assert buffer is not None
     taken = [buffer.take(task, group, 0) for group in range(4)]
     for group, rewards in ((0, [1.0, 0.0]), (1, [1.0, 1.0]), (2, [0.0, 0.0]), (3, [0.0, 1.0])):
-        buffer.told(taken[group], group, rewards)
+        buffer.record_rewards(taken[group], group, rewards)
     (lab / "saved.json").write_text(json.dumps(buffer.state()))
     again = make_buffer(compose_job([*BUFFER, "task.buffer_state=saved.json"]))
     assert again is not None
@@ -94,7 +94,7 @@ def test_a_buffer_hears_what_became_of_its_problems_and_goes_on_from_a_file(lab:
         (["algorithm.filter=variance"], "algorithm.filter=variance is unknown; choose 'none', 'zero_variance'"),
         ([*FILTERED, "algorithm.options.least=1"], "algorithm.options.least is no option of clip or group or my_lab"),
         (["task.buffer=my_lab.filters:middling"], "is no class; make it a frozen dataclass"),
-        (["task.buffer=my_lab.schedules:Pairs"], "lacks take, told, state, load; write what"),
+        (["task.buffer=my_lab.schedules:Pairs"], "lacks take, record_rewards, state, load; write what"),
         ([*BUFFER, "task.buffer_options.most=1"], "task.buffer_options.most is no option of my_lab.buffers:Again"),
         ([*BUFFER, "task.buffer_state=nope.json"], "task.buffer_state=nope.json cannot be loaded: FileNotFoundError"),
         (["task.buffer_state=nope.json"], "task.buffer_state=nope.json is of no buffer; set task.buffer, too"),
