@@ -1,4 +1,5 @@
-# The user's commands. Settings: make bench SCHEDULE=colocate_sync MODEL=tiny SEEDS=3 ITERATIONS=60 ARGS="engine.slots=32"
+# Sets up environments, and calls cadence in them: make bench SCHEDULE=colocate_sync SEEDS=3 ARGS="engine.slots=32". What
+# commands there are, and what each takes, stands in harness/cli/commands.py. Below are goals that are make's own.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -19,92 +20,52 @@ ORACLE := .venv-oracle
 SITE := .venv-site
 # A process a core. A file's tests stay in one of them, so that what its fixtures set up is set up once.
 PYTEST := $(PY) -m pytest -n logical --maxprocesses=4 --dist loadfile --no-loadscope-reorder
-# A run whose engine is vLLM uses vLLM's environment, which has everything else too.
-BENCH := $(if $(filter vllm,$(ENGINE)),$(VLLM),$(VENV))
 
-SETTINGS = $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(MODEL),model="$(MODEL)") $(if $(ENGINE),engine=$(ENGINE)) \
-	$(if $(TASK),task=$(TASK)) $(if $(BACKEND),backend=$(BACKEND)) $(if $(SEEDS),seeds=$(SEEDS)) \
-	$(if $(ITERATIONS),iterations=$(ITERATIONS)) $(if $(DEVICES),cluster.devices=$(DEVICES)) \
-	$(if $(COST),cost=$(COST)) $(if $(DEVICE),device=$(DEVICE)) \
-	$(if $(EXPERIMENT),experiment=$(EXPERIMENT)) $(if $(FORCE),force=true) $(ARGS)
-
-# What each goal takes, so that a misspelt variable runs no other experiment than was meant. ARGS=, WHEELS= and PYTHON= go anywhere.
-JOB := SCHEDULE MODEL ENGINE TASK BACKEND SEEDS ITERATIONS DEVICES COST DEVICE EXPERIMENT FORCE
-TAKES.bench := $(JOB) DRY
-TAKES.compare := $(JOB) SCHEDULES DRY
-TAKES.sweep := $(JOB) DRY
-TAKES.matrix := $(JOB) SCHEDULES STALENESS CORRECTIONS DRY
-TAKES.speedrun := SCHEDULE ENGINE DEVICES TRACK KEY VERIFY DRY
-TAKES.report := EXPERIMENT
-TAKES.diff := BEFORE AFTER
-TAKES.mlflow-sync := EXPERIMENT
-TAKES.doctor := $(JOB)
-TAKES.plan := $(JOB)
-TAKES.predict := $(JOB) TABLE GIVEN
-TAKES.paper := PAPER
-TAKES.calibrate := $(JOB) RUN NAME
-TAKES.profile := $(JOB) NAME PROFILE
-TAKES.gate-gpu := DEVICE PARTS FORCE MINUTES
-TAKES.chaos := FIRST SEEDS LIMIT REAL
-TAKES.sample := FOLDER
-TAKES.ui := PORT
-TAKES.serve := PORT HOST CERTIFICATE KEY
-TAKES.test-engine := ENGINE
-TAKES.test-schedule := SCHEDULE
-GIVEN_HERE := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-GOALS := $(or $(MAKECMDGOALS),help)
-UNKNOWN := $(filter-out ARGS WHEELS PYTHON $(foreach goal,$(GOALS),$(TAKES.$(goal))),$(GIVEN_HERE))
+OWN := help setup setup-vllm setup-sglang lint test tests test-slow test-cluster test-engine test-schedule test-vllm \
+	test-sglang test-oracle test-redis perf perf-queue site clean
+# All other goals are cadence's. It gets the variables of make's command line, and refuses those that it does not know.
+COMMANDS := $(filter-out $(OWN) .%,$(MAKECMDGOALS))
+GIVEN := $(filter-out ARGS WHEELS PYTHON,$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
+VARIABLES = $(foreach name,$(GIVEN),'$(name)=$(subst ','\'',$($(name)))')
+TAKES := $(if $(filter test-engine,$(MAKECMDGOALS)),ENGINE) $(if $(filter test-schedule,$(MAKECMDGOALS)),SCHEDULE)
+UNKNOWN := $(if $(COMMANDS),,$(filter-out $(TAKES),$(GIVEN)))
 ifneq ($(UNKNOWN),)
-$(error make $(GOALS) does not take $(patsubst %,%=,$(UNKNOWN)); it takes $(patsubst %,%=,$(foreach goal,$(GOALS),$(TAKES.$(goal))) ARGS))
+$(error make $(or $(MAKECMDGOALS),help) does not take $(UNKNOWN:%=%=); it takes $(patsubst %,%=,$(TAKES) ARGS))
 endif
-# make's own conditions take any text for yes.
-override FORCE := $(filter-out 0 false no,$(FORCE))
-override DRY := $(filter-out 0 false no,$(DRY))
 
-.PHONY: help setup setup-vllm test-vllm setup-sglang test-sglang test-engine test-schedule bench compare sweep matrix speedrun report diff list doctor ui serve mlflow-sync table memory agentic paper plan scaling calibrate profile gate-gpu chaos sample predict test tests test-slow test-cluster test-redis test-oracle lint perf perf-queue site clean
+# A run whose engine is vLLM uses vLLM's environment, which has everything else too; SGLang's has its server alone.
+RUN := $(if $(filter bench compare sweep matrix speedrun test-engine,$(MAKECMDGOALS)),$(foreach name,$(filter ENGINE engine,$(GIVEN)),$($(name))))
+BENCH := $(if $(filter vllm,$(RUN)),$(VLLM),$(VENV))
+
+.PHONY: $(OWN) $(COMMANDS)
 
 help:
-	@echo "make bench   run a job: SCHEDULE= MODEL= TASK= ENGINE= SEEDS= ITERATIONS= DEVICES= DEVICE= FORCE=1 DRY=1 ARGS=\"setting=value\""
-	@echo "make compare schedules side by side, with a report: SCHEDULES=all|a,b SEEDS=3 DRY=1, and what bench takes (docs/comparison.md)"
-	@echo "make sweep   the same along settings with several values: ARGS=\"schedule.max_staleness=0,1,2\" DRY=1"
-	@echo "make report  one page of what an experiment found, for a browser, and in Markdown: EXPERIMENT= (docs/report.md)"
-	@echo "make diff    what changed from one experiment, or commit, to another, and how surely: BEFORE= AFTER= (docs/comparison.md)"
-	@echo "make matrix  staleness x correction x schedule, with a heat map: SEEDS=3 SCHEDULES= STALENESS=0,1,2,4 CORRECTIONS=clip,decoupled_4@2e-4 DRY=1"
-	@echo "make speedrun  a frozen job to its target, for the record book: SCHEDULE= ENGINE= DEVICES= TRACK= KEY= DRY=1; VERIFY=<record> (docs/speedrun.md)"
-	@echo "make list    what can be chosen"
-	@echo "make table   every schedule under twelve conditions on the virtual clock, into docs/schedule_table.md"
-	@echo "make memory  what lies on the devices of five machines under every schedule, into docs/gpu_memory.md"
-	@echo "make agentic  every schedule with turns and slow tools on the virtual clock, into docs/agentic.md"
-	@echo "make plan    the fastest split and layout of every schedule (simulated): MODEL= DEVICES= SCHEDULE= DEVICE= ARGS="
-	@echo "make scaling every schedule planned for 32 to 1,024 devices, into docs/scaling.md"
-	@echo "make predict     a published table's asynchronous rows from the others: TABLE=<csv> GIVEN=train|sync (docs/simulator.md)"
-	@echo "make paper   a published experiment beside ours: PAPER=<name>|all (docs/papers.md)"
-	@echo "make calibrate   costs from real runs, for COST=: RUN=results/bench/<cell>/seed=0 NAME=mine (docs/calibration.md)"
-	@echo "make profile     costs from times of the engines on this machine's device: MODEL=tiny NAME=mine PROFILE=<json>"
-	@echo "make gate-gpu    everything that only a machine shows: DEVICE=cpu|gpu PARTS=a,b FORCE=1 MINUTES=10 (docs/gpu.md)"
-	@echo "make chaos   random faults over runs of every schedule, and what is promised of them: SEEDS=800 FIRST=0 LIMIT=1800 (s) REAL=30 (docs/chaos.md)"
-	@echo "make sample  a small model with a tokenizer, and problems for it, to try text with: FOLDER=my (docs/data.md)"
-	@echo "make doctor  is this machine fit, and what does each missing thing mean; with MODEL= SCHEDULE= DEVICES= DEVICE= what lies on each device (docs/gpu.md)"
-	@echo "make ui      MLflow on what was written (PORT=5000); mlflow-sync: what it lacks, from the files (EXPERIMENT=)"
-	@echo "make serve   rows and weights of a job over HTTP, for a trainer and engines of your own: PORT=8767 HOST= CERTIFICATE= KEY= (docs/service.md)"
-	@echo "make test    lint, types and tests; test-slow: those that take minutes each"
-	@echo "make perf    benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
-	@echo "make test-cluster  runs across three hosts in network namespaces, as root (docs/clusters.md)"
-	@echo "make test-redis   the queue over a real Redis server"
-	@echo "make test-oracle  losses, advantages and estimators against verl's and TRL's functions of the same meaning"
-	@echo "make test-engine ENGINE=my_module:MyEngine   the contract of rollout engines, for your own (docs/adding_an_engine.md)"
-	@echo "make test-schedule SCHEDULE=my_module:Mine   everything that is promised of schedules, for your own (docs/tutorial.md)"
-	@echo "make site    these pages as a site, into results/site"
-	@echo "make setup-vllm   an environment for ENGINE=vllm; test-vllm: the engine's tests, against vLLM itself"
-	@echo "make setup-sglang the server's environment for ENGINE=sglang; test-sglang: the engine's tests, against a server"
-	@echo "    all three: CUDA's builds where NVIDIA's driver is, else those for CPUs; WHEELS=cpu|cuda says otherwise (docs/gpu.md)"
+	@echo "make <command>, each also cadence <command> in .venv/bin; options are variables: make bench SCHEDULE=half_step SEEDS=3 DRY=1"
+	@echo "settings stand in ARGS: make bench ARGS=\"schedule.max_staleness=2\"; make bench ARGS=--help lists its options (docs/usage.md)"
+	@$(PYTHON) -m harness.cli.commands
+	@echo "make's own:"
+	@echo "  setup        .venv, as every command does that lacks it; setup-vllm, setup-sglang: for ENGINE=vllm, ENGINE=sglang"
+	@echo "               CUDA's builds where NVIDIA's driver is, else those for CPUs; WHEELS=cpu|cuda says otherwise (docs/gpu.md)"
+	@echo "  test         lint, types and tests; test-slow: those that take minutes each"
+	@echo "  test-vllm, test-sglang, test-redis, test-oracle: against the engines, a Redis server, verl's and TRL's functions"
+	@echo "  test-cluster runs across three hosts in network namespaces, as root (docs/clusters.md)"
+	@echo "  test-engine  ENGINE=my_module:MyEngine: the contract of rollout engines, for your own (docs/adding_an_engine.md)"
+	@echo "  test-schedule  SCHEDULE=my_module:Mine: everything that is promised of schedules, for your own (docs/tutorial.md)"
+	@echo "  perf         benchmarks of the harness itself; perf-queue: the queue beside its peer (ARGS=--quick)"
+	@echo "  site         these pages as a site, into results/site"
+	@echo "  clean        removes every environment"
+
+$(COMMANDS): $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(RUN)),$(SGLANG)/$(INSTALLED))
+	@$(BENCH)/bin/python -m harness $@ $(VARIABLES) $(ARGS)
 
 setup: $(STAMP)
 
-# Before anything is installed: torch alone takes minutes.
+# Before anything is installed, for torch alone takes minutes: a Python that will do, and nothing misspelt.
 define supported
 	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))" || { \
 		echo "$(PYTHON) is $$($(PYTHON) --version 2>&1), and Cadence needs Python 3.11 or 3.12: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(foreach command,$(COMMANDS),@$(PYTHON) -m harness.cli.commands $(command) $(VARIABLES)
+	)
 endef
 
 # Other indexes than PyPI may have torch for CPUs under the same version, and pip prefers it. Torch cannot be imported yet.
@@ -159,84 +120,6 @@ $(SGLANG)/$(INSTALLED): $(PINS) .ci/constraints-sglang$(CUDA).txt
 	$(call install,$(SGLANG),.ci/constraints-sglang$(CUDA).txt)
 	@$(SGLANG)/bin/python -m compileall -q -j 2 -x py312 $(SGLANG)/lib
 	@touch $@
-
-bench: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
-	@$(BENCH)/bin/python -m harness bench $(if $(DRY),dry=true) $(SETTINGS)
-
-compare: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
-	@$(BENCH)/bin/python -m harness compare $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(DRY),dry=true) $(SETTINGS)
-
-sweep: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
-	@$(BENCH)/bin/python -m harness sweep $(if $(DRY),dry=true) $(SETTINGS)
-
-matrix: $(STAMP)
-	@$(PY) -m harness matrix $(if $(SCHEDULES),schedules=$(SCHEDULES)) $(if $(STALENESS),staleness=$(STALENESS)) \
-		$(if $(CORRECTIONS),corrections=$(CORRECTIONS)) $(if $(DRY),dry=true) $(SETTINGS)
-
-speedrun: $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(ENGINE)),$(SGLANG)/$(INSTALLED))
-	@$(BENCH)/bin/python -m harness speedrun $(if $(SCHEDULE),schedule=$(SCHEDULE)) $(if $(ENGINE),engine=$(ENGINE)) \
-		$(if $(DEVICES),cluster.devices=$(DEVICES)) $(if $(TRACK),track=$(TRACK)) $(if $(KEY),key="$(KEY)") \
-		$(if $(VERIFY),verify="$(VERIFY)") $(if $(DRY),dry=true) $(ARGS)
-
-report: $(STAMP)
-	@$(PY) -m harness report $(if $(EXPERIMENT),experiment=$(EXPERIMENT))
-
-diff: $(STAMP)
-	@$(PY) -m harness diff $(BEFORE) $(AFTER)
-
-list: $(STAMP)
-	@$(PY) -m harness list
-
-doctor: $(STAMP)
-	@$(PY) -m harness doctor $(SETTINGS)
-
-table: $(STAMP)
-	@$(PY) -m harness table
-
-memory: $(STAMP)
-	@$(PY) -m harness memory
-
-agentic: $(STAMP)
-	@$(PY) -m harness agentic
-
-plan: $(STAMP)
-	@OMP_NUM_THREADS=1 $(PY) -m harness plan $(SETTINGS)
-
-scaling: $(STAMP)
-	@OMP_NUM_THREADS=1 $(PY) -m harness scaling
-
-predict: $(STAMP)
-	@$(PY) -m harness predict $(if $(TABLE),table=$(TABLE)) $(if $(GIVEN),given=$(GIVEN)) $(SETTINGS)
-
-paper: $(STAMP)
-	@OMP_NUM_THREADS=1 $(PY) -m harness paper $(if $(PAPER),paper=$(PAPER)) $(ARGS)
-
-calibrate: $(STAMP)
-	@$(PY) -m harness calibrate $(foreach run,$(RUN),run=$(run)) $(if $(NAME),name=$(NAME)) $(SETTINGS)
-
-profile: $(STAMP)
-	@$(PY) -m harness profile $(if $(NAME),name=$(NAME)) $(if $(PROFILE),profile=$(PROFILE)) $(SETTINGS)
-
-gate-gpu: $(STAMP)
-	@$(PY) -m harness gate-gpu $(if $(DEVICE),device=$(DEVICE)) $(if $(PARTS),parts=$(PARTS)) \
-		$(if $(FORCE),force=true) $(if $(MINUTES),minutes=$(MINUTES))
-
-chaos: $(STAMP)
-	@OMP_NUM_THREADS=1 $(PY) -m harness chaos $(if $(FIRST),first=$(FIRST)) $(if $(SEEDS),seeds=$(SEEDS)) \
-		$(if $(LIMIT),limit=$(LIMIT)) $(if $(REAL),real=$(REAL))
-
-sample: $(STAMP)
-	@$(PY) -m harness sample $(if $(FOLDER),folder="$(FOLDER)")
-
-ui: $(STAMP)
-	@$(PY) -m harness ui $(if $(PORT),port=$(PORT))
-
-serve: $(STAMP)
-	@$(PY) -m harness serve $(if $(PORT),port=$(PORT)) $(if $(HOST),host=$(HOST)) \
-		$(if $(CERTIFICATE),certificate="$(CERTIFICATE)") $(if $(KEY),key="$(KEY)")
-
-mlflow-sync: $(STAMP)
-	@$(PY) -m harness mlflow-sync $(if $(EXPERIMENT),experiment=$(EXPERIMENT))
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

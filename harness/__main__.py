@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
+from harness.cli.commands import COMMANDS
 from harness.cli.main import main
 from harness.runtime.interrupts import spare_imports
 
@@ -12,6 +14,8 @@ from harness.runtime.interrupts import spare_imports
 def script() -> NoReturn:
     """Run the command of `sys.argv` and exit with its status."""
     spare_imports()
+    if len(sys.argv) > 1 and sys.argv[1] in COMMANDS and COMMANDS[sys.argv[1]].one_thread:
+        os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded
     sys.exit(main(sys.argv[1:]))
 
 

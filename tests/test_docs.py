@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.project import ROOT
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "harness/transfer_queue/README.md"]
+from tests.support.project import PAGES, ROOT
 
 RECIPES = ROOT / "docs/clusters.md"
 

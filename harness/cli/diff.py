@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.cli.arguments import last_values, own_arguments
 from harness.config import ConfigError
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     experiment, smoke runs aside, as a gate's are. Returns 1 where a result got worse, or a ledger does not close."""
     from harness.comparison.changes import changes_between
 
-    if len(arguments) != 2:
+    own, others = own_arguments(arguments, "before", "after")
+    both = [*last_values(own).values(), *others]
+    if len(both) != 2:
         raise ConfigError("diff takes two: cadence diff <before> <after>, experiments, folders, or commits")
-    before, after = (_cells(named, results) for named in arguments)
+    before, after = (_cells(named, results) for named in both)
     changes = changes_between(before, after)
     _print(changes, console)
     return 1 if changes.worse or not changes.conservation.passed else 0

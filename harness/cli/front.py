@@ -1,30 +1,44 @@
-"""`cadence --help`, `--version` and `--print-completion`: what there is before a command."""
+"""From words to settings, as argparse reads them; `cadence --help`, `--version` and `--print-completion`: what there is
+before a command."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from cadence import __version__
-from harness.cli.options import Parser, add_options
+from harness.cli.commands import COMMANDS, as_options, overview
+from harness.config import ConfigError
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
-def front(arguments: Sequence[str], commands: Mapping[str, str]) -> int:
-    """Print what was asked for. commands: what each does. Raises ConfigError for what is no option."""
-    parser = whole_parser(commands)
+class Parser(argparse.ArgumentParser):
+    """Raises ConfigError where others end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}; {self.prog} --help lists what it takes")
+
+
+def front(arguments: Sequence[str]) -> int:
+    """Print what was asked for. Raises ConfigError for what is no option."""
+    parser = whole_parser()
     shell = parser.parse_args(arguments).print_completion
     if shell is None:
         parser.error("which command?")
-    print(completion(commands, shell))
+    print(completion(shell))
     return 0
 
 
-def whole_parser(commands: Mapping[str, str], complete: Callable[[str], object] | None = None) -> Parser:
+def whole_parser(complete: Callable[[str], object] | None = None) -> Parser:
+    """complete: as in `_add_options`; where it is given the parser is a shell's, and has no help."""
+    what = "The same RL post-training job of a language model under interchangeable schedules, measured."
     parser = Parser(
         prog="cadence",
         usage="cadence <command> [options] [setting=value ...]",
-        description="The same RL post-training job of a language model under interchangeable schedules, measured.",
+        description=f"{what}\n\n{overview()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="cadence <command> --help lists its options; every setting of a job stands in experiments/.",
         allow_abbrev=False,
     )
@@ -32,18 +46,63 @@ def whole_parser(commands: Mapping[str, str], complete: Callable[[str], object] 
     parser.add_argument(
         "--print-completion", choices=SHELLS, help='for your shell: eval "$(cadence --print-completion bash)"'
     )
-    of_commands = parser.add_subparsers(title="commands", metavar="<command>", required=False)
-    for name, what in commands.items():
-        add_options(of_commands.add_parser(name, help=what), name, complete)
+    listed = argparse.SUPPRESS if complete is None else None  # as argparse lists them, which knows no groups
+    of_commands = parser.add_subparsers(required=False, help=listed)
+    for name, command in COMMANDS.items():
+        _add_options(of_commands.add_parser(name, help=command.help), name, complete)
     return parser
 
 
-def completion(commands: Mapping[str, str], shell: str) -> str:
+def completion(shell: str) -> str:
     """A script that completes commands, options, and the choices that have files."""
     import shtab
 
     from harness.config.compose import choices
 
-    parser = whole_parser(commands, lambda group: shtab.cmd(f"echo {' '.join(choices(group))}"))
+    parser = whole_parser(lambda group: shtab.cmd(f"echo {' '.join(choices(group))}"))
     script: str = shtab.complete(parser, shell)
     return script
+
+
+def settings_of(name: str, words: Sequence[str]) -> list[str]:
+    """Return the settings that options, make's variables and settings are, those of options first, then others as they
+    were given. Raises ConfigError for an option or a variable that the command does not take, SystemExit after its
+    help."""
+    command = COMMANDS[name]
+    variables = " ".join(f"{option.variable}=" for option in command.options)
+    parser = Parser(
+        prog=f"cadence {name}",
+        description=f"{command.help[0].upper()}{command.help[1:]}.",
+        usage=f"cadence {name} [options] [setting=value ...]",
+        epilog=f"The same of make: make {name} {variables}" if variables else None,
+        allow_abbrev=False,
+    )
+    _add_options(parser, name)
+    try:
+        given, settings = parser.parse_known_args(as_options(name, words))
+    except ValueError as refused:
+        raise ConfigError(str(refused)) from refused
+    for unknown in settings:
+        if unknown.startswith("-"):
+            parser.error(f"unknown option {unknown}")
+    found = []
+    for option in command.options:
+        value = getattr(given, option.flag.replace("-", "_"))
+        if option.value is None:
+            found += [option.setting] * bool(value)
+        else:
+            found += [f"{option.setting}={each}" for each in value or ()]
+    return found + settings
+
+
+def _add_options(
+    parser: argparse.ArgumentParser, command: str, complete: Callable[[str], object] | None = None
+) -> None:
+    """complete: how a shell completes the choices of a group, as shtab has it."""
+    for option in COMMANDS[command].options:
+        if option.value is None:
+            parser.add_argument(f"--{option.flag}", action="store_true", help=option.help)
+            continue
+        action = parser.add_argument(f"--{option.flag}", action="append", metavar=option.value, help=option.help)
+        if complete is not None and option.group is not None:
+            action.complete = complete(option.group)  # type: ignore[attr-defined]

@@ -9,8 +9,19 @@ from typing import Any
 
 from harness.config import JobConfig
 
-_VARIABLES = {"cluster.devices": "DEVICES", "device": "DEVICE", "model": "MODEL", "schedule": "SCHEDULE"}
-"""Settings that the Makefile has a variable for."""
+VARIABLES = {
+    "schedule": "SCHEDULE",
+    "model": "MODEL",
+    "cluster.devices": "DEVICES",
+    "device": "DEVICE",
+    "cost": "COST",
+    "engine": "ENGINE",
+    "task": "TASK",
+    "backend": "BACKEND",
+    "iterations": "ITERATIONS",
+    "seeds": "SEEDS",
+}
+"""Settings that commands which are printed give by make's variable."""
 
 
 def changed(config: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
@@ -27,8 +38,8 @@ def changed(config: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
 
 def as_arguments(settings: Mapping[str, Any]) -> str:
     """As given to make: `DEVICES=8 ARGS="training.layout=packed"`."""
-    variables = [f"{_VARIABLES[path]}={value}" for path, value in settings.items() if path in _VARIABLES]
-    others = [f"{path}={_text(value)}" for path, value in settings.items() if path not in _VARIABLES]
+    variables = [f"{VARIABLES[path]}={value}" for path, value in settings.items() if path in VARIABLES]
+    others = [f"{path}={_text(value)}" for path, value in settings.items() if path not in VARIABLES]
     return " ".join([*variables, *([f'ARGS="{" ".join(others)}"'] if others else [])])
 
 

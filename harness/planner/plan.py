@@ -9,6 +9,7 @@ from functools import cached_property
 
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig
+from harness.config.changes import VARIABLES
 from harness.config.compose import compose_job
 from harness.planner.candidates import STALENESS, Candidate
 from harness.planner.explore import Effort, Exploration, TrialResult, explore
@@ -54,20 +55,6 @@ _GIVEN = frozenset(
     }
 )
 """Costs that are given are those of one layout: no other is searched."""
-
-VARIABLES = {
-    "schedule": "SCHEDULE",
-    "model": "MODEL",
-    "cluster.devices": "DEVICES",
-    "device": "DEVICE",
-    "cost": "COST",
-    "engine": "ENGINE",
-    "task": "TASK",
-    "backend": "BACKEND",
-    "iterations": "ITERATIONS",
-    "seeds": "SEEDS",
-}
-"""Settings that the Makefile has a variable for."""
 
 _Task = tuple[JobConfig, frozenset[str], int, Effort]
 

@@ -18,6 +18,7 @@ from harness.checks import job as checks
 from harness.checks.defaults import fit_to_gpus
 from harness.checks.job import JobPlan, plan_job
 from harness.checks.layout import device_roles
+from harness.cli.front import settings_of
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
@@ -36,7 +37,7 @@ from harness.planner.explore import (
     window,
 )
 from harness.planner.period import period
-from harness.planner.plan import VARIABLES, Choice, bench_command, fixed_by, make_plan
+from harness.planner.plan import Choice, bench_command, fixed_by, make_plan
 from harness.planner.search import Prospect, front, search
 from harness.planner.work import LengthSamples, least_work, likely_work
 from harness.transfer_queue import Ragged
@@ -170,9 +171,7 @@ def door_of_a_real_run(choice: Choice, settings: Sequence[str], monkeypatch: pyt
     """What `make bench` says there to the command that the plan prints."""
     monkeypatch.setattr(checks, "check_environment", lambda config: None)  # what is installed here
     words = shlex.split(bench_command(choice, settings))
-    names = {variable: name for name, variable in VARIABLES.items()}
-    arguments = shlex.split(words[-1].removeprefix("ARGS="))
-    arguments += [f"{names[word.partition('=')[0]]}={word.partition('=')[2]}" for word in words[2:-1]]
+    arguments = settings_of("bench", [*words[2:-1], *shlex.split(words[-1].removeprefix("ARGS="))])
     job = compose_job(arguments)
     machine = Machine(8, job.cluster.devices, int(job.device.memory_bytes), nodes=-(-job.cluster.devices // 8))
     config = fit_to_gpus(job, make_schedule(job), names_of(arguments), machine).config

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from harness.checks.settle import Draft, SettledJob, settle
+from harness.cli.front import settings_of
 from harness.cli.plan import write_plan
 from harness.cli.steps import Steps
 from harness.config import ConfigError, JobConfig
@@ -218,12 +219,8 @@ def refuse_to_plan(draft: Draft, why: str) -> NoReturn:
 
 def from_command(command: str) -> JobConfig:
     """The job of a `make bench` command, as the Makefile passes it on."""
-    names = {"SCHEDULE": "schedule", "MODEL": "model", "DEVICES": "cluster.devices", "ITERATIONS": "iterations"}
-    settings: list[str] = []
-    for word in shlex.split(command)[2:]:
-        name, _, value = word.partition("=")
-        settings += value.split() if name == "ARGS" else [f"{names[name]}={value}"]
-    return compose_job([*settings, "backend=virtual"])
+    *words, given = shlex.split(command)[2:]
+    return compose_job([*settings_of("bench", [*words, *given.removeprefix("ARGS=").split()]), "backend=virtual"])
 
 
 @pytest.mark.parametrize("schedule", ["fully_async", "half_step", "colocate_sync"])

@@ -1,0 +1,241 @@
+"""Every command, in groups, and what it takes: as options, `--schedule fully_async`, or as make's variables,
+`SCHEDULE=fully_async`, beside settings of its job, `schedule.max_staleness=1`. All of them become settings.
+
+Needs the standard library only, so that `make help` is answered, and a misspelt variable refused, before anything is
+installed: `python -m harness.cli.commands [command VARIABLE=value ...]`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Option:
+    """`--flag VALUE` for `setting=VALUE`; or, of one that takes no value, `--flag` for the whole `setting`."""
+
+    flag: str
+    setting: str
+    help: str
+    value: str | None = None
+    """What its value is called in the help."""
+    group: str | None = None
+    """The group of settings of which it is a choice."""
+    several: bool = False
+    """Whether it may be given several times: values of a variable have spaces between them."""
+
+    @property
+    def variable(self) -> str:
+        """Name of make's variable for it."""
+        return (self.flag if self.value is not None else self.setting.partition("=")[0]).upper()
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the help says, and the options. one_thread: its processes have a core each, and torch one thread in each."""
+
+    help: str
+    options: tuple[Option, ...] = ()
+    one_thread: bool = False
+
+
+def _plain(setting: str, help: str, value: str) -> Option:
+    """A setting by its own name."""
+    return Option(setting, setting, help, value)
+
+
+def _choice(group: str, help: str) -> Option:
+    return Option(group, group, f"of experiments/{group}/, {help}", "NAME", group)
+
+
+_FORCE = Option("force", "force=true", "also what is done already")
+_DRY = Option("dry-run", "dry=true", "say what would be run, and run nothing")
+_EXPERIMENT = _plain("experiment", "a folder in the results", "NAME")
+_SEEDS = _plain("seeds", "seeds, from 0 on", "N")
+_DEVICE = _choice("device", "instead of this machine's")
+_SCHEDULE = _choice("schedule", "or an import path of your own, my_lab.schedules:Mine")
+_ENGINE = _choice("engine", "or an import path of your own")
+_DEVICES = Option("devices", "cluster.devices", "of all roles together", "N")
+_OF_A_JOB = (
+    _choice("model", "or a folder, or hf:<org>/<name>"),
+    _ENGINE,
+    _choice("task", "or an import path of your own"),
+    _plain("backend", "real, virtual or paced; by default what this machine can do", "NAME"),
+    _SEEDS,
+    _plain("iterations", "batches to train", "N"),
+    _DEVICES,
+    _choice("cost", "or a file: what simulated work costs"),
+    _DEVICE,
+    _EXPERIMENT,
+    _FORCE,
+)
+_JOB = (_SCHEDULE, *_OF_A_JOB)
+_COSTS = _plain("name", "of the costs", "NAME")
+_SCHEDULES = _plain("schedules", "all, or names with commas", "NAMES")
+
+GROUPS: dict[str, dict[str, Command]] = {
+    "run": {
+        "bench": Command("run a job", (*_JOB, _DRY)),
+        "compare": Command("schedules side by side on the same devices", (_SCHEDULES, *_OF_A_JOB, _DRY)),
+        "sweep": Command("the same along settings with several values", (*_JOB, _DRY)),
+        "matrix": Command(
+            "staleness x off-policy correction x schedule",
+            (
+                _SCHEDULES,
+                _plain("staleness", "numbers with commas", "NUMBERS"),
+                _plain("corrections", "names with commas, each at a rate behind @ if you like", "NAMES"),
+                *_OF_A_JOB,
+                _DRY,
+            ),
+        ),
+        "paper": Command(
+            "a published experiment beside what the same schedules do here",
+            (_plain("paper", "a name, or all", "NAME"),),
+            one_thread=True,
+        ),
+        "speedrun": Command(
+            "how soon a schedule gets a frozen job to its target: a record, and the book of all",
+            (
+                _SCHEDULE,
+                _ENGINE,
+                _DEVICES,
+                _plain("track", "of experiments/speedrun/: the frozen job", "NAME"),
+                _plain("key", "a private key of SSH's, to sign the record with", "FILE"),
+                _plain("verify", "a record to check instead", "FOLDER"),
+                _DRY,
+            ),
+        ),
+    },
+    "look at what came out": {
+        "report": Command("one page of what an experiment found", (_EXPERIMENT,)),
+        "diff": Command(
+            "what changed from one experiment, or commit, to another, and how surely",
+            (
+                _plain("before", "an experiment, a folder of runs, or a commit", "NAME"),
+                _plain("after", "another", "NAME"),
+            ),
+        ),
+        "ui": Command("MLflow on what was written", (_plain("port", "on loopback", "N"),)),
+        "mlflow-sync": Command("bring MLflow up to date from the files", (_EXPERIMENT,)),
+    },
+    "simulate and plan": {
+        "plan": Command("the fastest split and layout of every schedule, simulated", _JOB, one_thread=True),
+        "predict": Command(
+            "a published table's asynchronous rows from its synchronous ones",
+            (
+                _plain("table", "a published table", "CSV"),
+                _plain("given", "train, or sync: what may be read of it", "ROWS"),
+                *_JOB,
+            ),
+        ),
+        "calibrate": Command(
+            "costs from finished real runs",
+            (
+                Option("run", "run", "the folder of a finished run; several may be given", "FOLDER", several=True),
+                _COSTS,
+                *_JOB,
+            ),
+        ),
+        "profile": Command(
+            "costs from times of the engines on this machine's device",
+            (_COSTS, _plain("profile", "times that were measured before", "JSON"), *_JOB),
+        ),
+        "table": Command("every schedule under twelve conditions, simulated, into docs/schedule_table.md"),
+        "memory": Command("what lies on the devices of five machines under every schedule, into docs/gpu_memory.md"),
+        "agentic": Command("every schedule with turns and slow tools, simulated, into docs/agentic.md"),
+        "scaling": Command("every schedule planned for 32 to 1,024 devices, into docs/scaling.md", one_thread=True),
+    },
+    "this machine, and what there is": {
+        "list": Command("what can be chosen"),
+        "doctor": Command("is this machine fit", _JOB),
+        "sample": Command(
+            "a small model with a tokenizer, and problems for it, to try text with",
+            (_plain("folder", "where to", "FOLDER"),),
+        ),
+        "serve": Command(
+            "rows and weights of a job over HTTP, for a trainer and engines of your own",
+            (
+                _plain("port", "8767, unless given; 0: a free one", "N"),
+                _plain("host", "an address of this machine that others reach; TLS only", "ADDRESS"),
+                _plain("certificate", "of TLS", "PEM"),
+                _plain("key", "of the certificate", "PEM"),
+            ),
+        ),
+        "chaos": Command(
+            "random faults over runs of every schedule, and what is promised of them afterwards",
+            (
+                _plain("first", "the first seed", "N"),
+                _SEEDS,
+                _plain("limit", "seconds", "S"),
+                _plain("real", "faults of real runs", "N"),
+            ),
+            one_thread=True,
+        ),
+        "gate-gpu": Command(
+            "everything that only a machine shows, part by part: kernels, groups, transports, whole jobs",
+            (
+                _plain("device", "cpu or gpu", "NAME"),
+                _plain("parts", "names with commas", "NAMES"),
+                _FORCE,
+                _plain("minutes", "that each part may take", "N"),
+            ),
+        ),
+    },
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+"""Every command: function `run` of the module of its name in this folder, which is loaded when it is called."""
+
+_VARIABLE = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
+_NO = ("", "0", "false", "no")
+
+
+def overview() -> str:
+    """Return every command with what it does, in groups."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = []
+    for group, commands in GROUPS.items():
+        lines += [f"{group}:", *(f"  {name:<{width}}{command.help}" for name, command in commands.items())]
+    return "\n".join(lines)
+
+
+def check_command(name: str) -> None:
+    """Raise ValueError, which lists all, for what is no command."""
+    if name not in COMMANDS:
+        given = f"{name} is no command; " if name else ""
+        raise ValueError(f"{given}use cadence <command> [options] [setting=value ...]\n{overview()}")
+
+
+def as_options(name: str, words: Sequence[str]) -> list[str]:
+    """Return the words with make's variables spelt as options: `SEEDS=3` is `--seeds=3`, and nothing where it has no
+    value, or a switch is off. Raises ValueError for a variable that the command does not take."""
+    known = {option.variable: option for option in COMMANDS[name].options}
+    spelt: list[str] = []
+    for word in words:
+        given = _VARIABLE.fullmatch(word)
+        if given is None:
+            spelt.append(word)
+            continue
+        variable, value = given.groups()
+        if variable not in known:
+            takes = " ".join(f"{one}=" for one in (*known, "ARGS"))
+            raise ValueError(f"{name} does not take {variable}=; it takes {takes} (cadence {name} --help)")
+        option = known[variable]
+        if option.value is None:
+            spelt += [f"--{option.flag}"] * (value not in _NO)
+        else:
+            spelt += [f"--{option.flag}={one}" for one in (value.split() if option.several else [value]) if one]
+    return spelt
+
+
+if __name__ == "__main__":
+    try:
+        if len(sys.argv) > 1:
+            check_command(sys.argv[1])
+            as_options(sys.argv[1], sys.argv[2:])
+        else:
+            print(overview())
+    except ValueError as refused:
+        sys.exit(str(refused))
